@@ -1,0 +1,134 @@
+// cache.h — AdaptiveKVCache: keys and values of many sequences in three tiers, and exact attention over all of them.
+//
+//   auto cache = tierkv::AdaptiveKVCache::create(config).value();
+//   auto seq = cache->add_sequence().value();
+//   cache->append(seq, layer, keys, values);           // any number of tokens, f32, f16 or bf16 rows
+//   cache->attention(seq, layer, queries, out);        // one softmax over sinks, archive, warm and hot
+//
+// Life of a token: docs/life_of_a_token.md. Every call that can fail says why and changes nothing when it does.
+//
+// Threads: calls on different sequences may run at the same time from any number of threads; so may add_sequence, fork, remove
+// and the statistics. Calls on one sequence are serialised inside. Views from hot_view() are the exception: see there.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tierkv/config.h"
+#include "tierkv/stats.h"
+#include "tierkv/status.h"
+
+namespace tierkv {
+
+using SeqId = uint64_t;
+
+enum class DType : uint8_t { f32 = 0, f16 = 1, bf16 = 2 };
+
+// Rows of the caller's: element (token t, head h, channel c) is data[t*token_stride + h*head_stride + c].
+// Strides are in elements; channels are contiguous.
+struct RowsView {
+  const void* data = nullptr;
+  DType type = DType::f32;
+  uint32_t tokens = 0;
+  uint32_t heads = 0;
+  uint32_t head_dim = 0;
+  ptrdiff_t token_stride = 0;
+  ptrdiff_t head_stride = 0;
+
+  // The plain layout [tokens][heads][head_dim].
+  static RowsView dense(const void* data, DType type, uint32_t tokens, uint32_t heads, uint32_t head_dim) {
+    return {data, type, tokens, heads, head_dim, static_cast<ptrdiff_t>(heads) * head_dim, head_dim};
+  }
+  static RowsView f32(const float* data, uint32_t tokens, uint32_t heads, uint32_t head_dim) {
+    return dense(data, DType::f32, tokens, heads, head_dim);
+  }
+};
+
+struct AttentionOptions {
+  bool causal = true;             // query i sees positions <= its own
+  float scale = 0.0f;             // 0: 1/sqrt(head_dim)
+  float softcap = 0.0f;           // s -> softcap*tanh(s/softcap); 0: none
+  int64_t first_position = -1;    // position of the first query; -1: the queries are the newest tokens
+  const float* sink_logits = nullptr;  // one extra logit per query head that takes mass and gives nothing (gpt-oss); or null
+  bool observe = true;            // let the eviction policy learn from this call
+  MassReport* mass = nullptr;     // filled when given
+};
+
+// The hot rows of one KV head, zero-copy: 16-bit floats of CacheConfig::hot_type, row-major, oldest first.
+// Valid until the next call that changes the sequence.
+struct HotView {
+  const uint16_t* keys = nullptr;
+  const uint16_t* values = nullptr;
+  uint32_t rows = 0;
+  uint32_t head_dim = 0;
+  uint32_t first_position = 0;
+};
+
+class AdaptiveKVCache {
+ public:
+  static Result<std::unique_ptr<AdaptiveKVCache>> create(const CacheConfig& config);
+  ~AdaptiveKVCache();
+  AdaptiveKVCache(const AdaptiveKVCache&) = delete;
+  AdaptiveKVCache& operator=(const AdaptiveKVCache&) = delete;
+
+  const CacheConfig& config() const;
+
+  // --- sequences
+  Result<SeqId> add_sequence();
+  // A copy that shares every block until one of the two changes it.
+  Result<SeqId> fork(SeqId seq);
+  Status remove(SeqId seq);
+  std::vector<SeqId> sequences() const;
+
+  // --- tokens
+  // Appends the next tokens of one layer; positions go on from length(seq, layer).
+  Status append(SeqId seq, uint32_t layer, const RowsView& keys, const RowsView& values);
+  // out is [tokens][query heads][head_dim], f32.
+  Status attention(SeqId seq, uint32_t layer, const RowsView& queries, float* out, const AttentionOptions& options = {});
+  // Rows at positions, as the cache would use them; keys and values are [positions][kv heads][head_dim], either may be null.
+  Status get(SeqId seq, uint32_t layer, std::span<const uint32_t> positions, float* keys, float* values) const;
+  // Forgets every position >= length in every layer.
+  Status truncate(SeqId seq, uint32_t length);
+  // Keeps at most `tokens` tokens in every layer by the configured policy (per layer budgets where it has them).
+  Status evict(SeqId seq, uint32_t tokens);
+  // Graduates every full block that is due and gives free memory back to the system.
+  Status flush();
+
+  // Positions appended so far (evicted ones included). Without a layer: the smallest over layers.
+  Result<uint32_t> length(SeqId seq) const;
+  Result<uint32_t> length(SeqId seq, uint32_t layer) const;
+  // Live tokens of one KV head in ascending order of position.
+  Result<std::vector<uint32_t>> positions(SeqId seq, uint32_t layer, uint32_t kv_head) const;
+  Result<HotView> hot_view(SeqId seq, uint32_t layer, uint32_t kv_head) const;
+
+  // --- statistics
+  MemoryStats memory_usage() const;
+  Result<MemoryStats> memory_usage(SeqId seq) const;
+  QualityMetrics quality_metrics() const;
+  // Recomputes every block's checksum: data_loss names the first that does not match.
+  Status verify(SeqId seq) const;
+
+  // --- adaptation (document 000): below target hot x1.2 and archive bits +1 (max 4); comfortably above it hot x0.9 (min 32) and
+  // bits -1 (min 2). Running sequences follow as they grow.
+  Status adapt_thresholds(const QualityFeedback& feedback);
+  std::vector<LayerThresholds> thresholds() const;
+  Status save_thresholds(const std::string& path) const;
+  Status load_thresholds(const std::string& path);
+
+  // --- snapshots: one sequence, resumed bit for bit. See docs/block_format.md.
+  Status save(SeqId seq, const std::string& path) const;
+  Result<SeqId> load(const std::string& path);
+  Result<std::vector<std::byte>> freeze(SeqId seq) const;
+  Result<SeqId> unfreeze(std::span<const std::byte> bytes);
+
+ private:
+  struct Impl;
+  explicit AdaptiveKVCache(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tierkv

@@ -1,0 +1,74 @@
+// stats.h — what the cache says about itself: resident bytes by tier, and quality as fed back by the caller.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace tierkv {
+
+enum class Tier : uint8_t { sink = 0, hot = 1, warm = 2, archive = 3 };
+inline constexpr int kNumTiers = 4;
+const char* tier_name(Tier tier);
+
+struct TierMemory {
+  uint64_t tokens = 0;          // live rows, summed over layers and KV heads
+  uint64_t payload_bytes = 0;   // live codes, scales, means: what the rows themselves need
+  uint64_t overhead_bytes = 0;  // headers, alignment, capacity not filled yet, rows that are dead but still held
+  uint64_t bytes() const { return payload_bytes + overhead_bytes; }
+  // Bits per stored key or value element, everything counted.
+  double bits_per_value(uint32_t head_dim) const {
+    return tokens ? 8.0 * static_cast<double>(bytes()) / (2.0 * static_cast<double>(tokens) * head_dim) : 0.0;
+  }
+};
+
+// Blocks that several sequences share are counted once in the cache's total, and in full in each sequence's own figure.
+struct MemoryStats {
+  TierMemory tier[kNumTiers];
+  uint64_t bookkeeping_bytes = 0;  // block tables, positions, eviction statistics, sequence records
+  uint64_t free_bytes = 0;         // held from the operating system, ready for reuse (whole-cache figure only)
+  uint64_t total_bytes = 0;        // everything above: what the cache has mapped
+  uint64_t peak_bytes = 0;         // highest total so far (whole-cache figure only)
+  uint64_t budget_bytes = 0;       // 0: no budget
+  uint64_t fp16_bytes = 0;         // what the same live tokens would take as plain FP16
+  const TierMemory& operator[](Tier t) const { return tier[static_cast<int>(t)]; }
+  TierMemory& operator[](Tier t) { return tier[static_cast<int>(t)]; }
+  double compression() const { return total_bytes ? static_cast<double>(fp16_bytes) / static_cast<double>(total_bytes) : 0.0; }
+};
+
+// One measurement of how good the compressed cache is: 1 is as good as FP16 (say, exp(-KL) or top-1 agreement).
+struct QualityFeedback {
+  double score = 1.0;
+};
+
+struct QualityMetrics {
+  uint64_t samples = 0;        // ever
+  double mean = 0.0;           // of the last 1000
+  double recent_mean = 0.0;    // of the last 100, which the rule looks at
+  double target = 0.97;
+  uint64_t adaptations = 0;    // how often the rule changed a threshold
+};
+
+// What adaptation moves. One per layer.
+struct LayerThresholds {
+  uint32_t hot = 0;
+  uint32_t warm = 0;
+  uint32_t archive_bits = 0;
+  bool operator==(const LayerThresholds&) const = default;
+};
+
+// Attention mass, when asked for: softmax weight summed over the call's queries and the query heads of a KV head.
+struct BlockMass {
+  uint32_t kv_head = 0;
+  Tier tier = Tier::hot;
+  uint32_t first_position = 0;
+  uint32_t rows = 0;
+  double mass = 0.0;
+};
+struct MassReport {
+  bool want_tokens = false;        // set before the call to fill `tokens` too
+  std::vector<BlockMass> blocks;   // in order of head, then position
+  std::vector<float> tokens;       // [kv_head][position]; 0 for what was evicted or masked
+};
+
+}  // namespace tierkv

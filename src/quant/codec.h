@@ -1,0 +1,112 @@
+// codec.h — one side (keys or values) of one block: rows of one KV head <-> packed bytes, and attention on those bytes.
+//
+// A Codec is made for a spec, a side and a block shape, holds what it can precompute, and is immutable afterwards.
+// It turns `shape.tokens` rows of `shape.head_dim` floats into exactly bytes() bytes.
+//
+// Frames: a rotated codec stores its rows in another orthonormal frame. Rotating the query instead of every key leaves scores
+// unchanged, and sums of values are rotated back once per output row, so scores() takes queries in frame() and
+// accumulate() adds in frame(): the attention loop transforms each query once per frame, not once per block.
+// Frame::block is for codecs whose query transform depends on the block (a block-relative RoPE frame): they get the plain
+// query and transform it themselves.
+//
+// Threads:  every method is const and may run on many threads at once; scratch is the caller's Workspace.
+// Errors:   encode() refuses non-finite rows and rows its metadata cannot represent, and writes nothing then;
+//           validate() refuses bytes that encode() could not have written in a way that would poison attention.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tierkv/status.h"
+
+namespace tierkv::quant {
+
+enum class Side : uint8_t { key = 0, value = 1 };
+
+enum class Frame : uint8_t { plain = 0, hadamard = 1, block = 2 };
+
+struct BlockShape {
+  uint32_t tokens = 0;    // rows a full block holds, 1..256
+  uint32_t head_dim = 0;  // 32..256, a multiple of 16
+  bool operator==(const BlockShape&) const = default;
+};
+
+// Calibration tables of one (layer, KV head), owned by the cache; a codec that needs them refuses to work without.
+class CodecTables;
+
+// What a codec may need to know about a block beside its rows.
+struct BlockContext {
+  uint32_t layer = 0;
+  uint32_t kv_head = 0;
+  uint32_t first_position = 0;          // of row 0
+  const uint32_t* positions = nullptr;  // of each row when they are not consecutive, else null
+  const CodecTables* tables = nullptr;
+};
+
+// Scratch that grows to what the codecs of a thread need and is reused; nothing in it outlives a call.
+struct Workspace {
+  std::vector<float> a, b, c;
+};
+
+// Which codec, exactly: what is stored on disk beside a block. Modifiers in text: "kivi2-g64+s8+clip".
+struct CodecSpec {
+  enum Flag : uint16_t {
+    hadamard = 1,  // "+had"    rotate before quantization (rot* has it built in)
+    scale8 = 2,    // "+s8"     8-bit coded scales
+    scale4 = 4,    // "+s4"     4-bit coded scales
+    clip = 8,      // "+clip"   error-minimising clipping of each group
+    center = 16,   // "+center" remove each channel's mean over the block first (keys; exact in the scores)
+  };
+  uint16_t id = 0;     // registry row
+  uint8_t bits = 0;    // per code; 0 where the row has one width
+  uint8_t reserved = 0;
+  uint16_t group = 0;  // values that share a scale; 0: the row's default
+  uint16_t flags = 0;
+  bool operator==(const CodecSpec&) const = default;
+};
+static_assert(sizeof(CodecSpec) == 8, "stored on disk");
+
+class Codec {
+ public:
+  virtual ~Codec() = default;
+
+  const CodecSpec& spec() const { return spec_; }
+  Side side() const { return side_; }
+  const BlockShape& shape() const { return shape_; }
+  size_t bytes() const { return bytes_; }
+  Frame frame() const { return frame_; }
+
+  // rows: shape.tokens x shape.head_dim, row-major, plain frame. out: exactly bytes() bytes, all of them written.
+  virtual Status encode(const float* rows, const BlockContext& ctx, std::span<std::byte> out) const = 0;
+
+  // Rows first..first+count-1 in the plain frame, row-major.
+  virtual void decode(std::span<const std::byte> in, const BlockContext& ctx, uint32_t first, uint32_t count, float* out) const = 0;
+
+  // Keys: out[i*stride + t] = dot(queries[i], row t) for t < rows. queries: count x head_dim, in frame().
+  virtual void scores(std::span<const std::byte> in, const BlockContext& ctx, const float* queries, uint32_t count, uint32_t rows,
+                      float* out, size_t stride, Workspace& ws) const = 0;
+
+  // Values: acc[i] += sum over t < rows of weights[i*stride + t] * row t. acc: count x head_dim, in frame().
+  virtual void accumulate(std::span<const std::byte> in, const BlockContext& ctx, const float* weights, size_t stride,
+                          uint32_t count, uint32_t rows, float* acc, Workspace& ws) const = 0;
+
+  // For bytes from outside: every scale and mean finite, every code in range.
+  virtual Status validate(std::span<const std::byte> in) const = 0;
+
+ protected:
+  Codec(CodecSpec spec, Side side, BlockShape shape, Frame frame) : spec_(spec), side_(side), shape_(shape), frame_(frame) {}
+  size_t bytes_ = 0;  // set by the constructor of the codec
+
+ private:
+  CodecSpec spec_;
+  Side side_;
+  BlockShape shape_;
+  Frame frame_;
+};
+
+}  // namespace tierkv::quant
