@@ -125,8 +125,9 @@ class AdaptiveKVCache {
   Result<std::vector<std::byte>> freeze(SeqId seq) const;
   Result<SeqId> unfreeze(std::span<const std::byte> bytes);
 
+  struct Impl;  // src/cache/impl.h
+
  private:
-  struct Impl;
   explicit AdaptiveKVCache(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

@@ -1,0 +1,73 @@
+// attention.h — exact attention of some query rows over an ordered list of block views: one online softmax, packed codes read in place.
+//
+// Each view yields scores for every query row, the running (max, sum, output) state of a row absorbs them, and the outputs of rotated
+// codecs are summed in their own frame and rotated back once. What is materialised: scores of one view, never keys or values.
+//
+// Numbers:  scores and sums in f32; the error against a double-precision softmax over the decoded rows is tested below 1e-4 relative.
+// Threads:  attend() is a pure function of its arguments and its Scratch; run it on as many threads as there are scratches.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "quant/codec.h"
+
+namespace tierkv::attn {
+
+// A row that was evicted keeps its slot until its block is merged; its position says so.
+inline constexpr uint32_t kDeadPosition = 0xFFFFFFFFu;
+
+// Views longer than this are cut by whoever makes them: scores of one view live in L1.
+inline constexpr uint32_t kMaxViewRows = 256;
+
+struct BlockView {
+  const quant::Codec* key_codec = nullptr;
+  const quant::Codec* value_codec = nullptr;
+  std::span<const std::byte> keys;
+  std::span<const std::byte> values;
+  quant::BlockContext ctx;  // positions are ctx.first_position + row, or ctx.positions[row] (ascending but for dead rows)
+  uint32_t rows = 0;        // <= kMaxViewRows
+
+  uint32_t position(uint32_t row) const { return ctx.positions ? ctx.positions[row] : ctx.first_position + row; }
+};
+
+struct AttendParams {
+  uint32_t head_dim = 0;
+  float scale = 1.0f;
+  float softcap = 0.0f;  // 0: none
+  bool causal = true;
+  uint32_t window = 0;   // 0: none; else a query at p sees keys at p-window+1..p
+};
+
+// Query rows of one KV head, ordered query by query, `group` rows (query heads) each.
+struct QueryTile {
+  const float* rows = nullptr;           // queries*group x head_dim
+  uint32_t queries = 0;
+  uint32_t group = 1;
+  const uint32_t* positions = nullptr;   // one per query
+  const float* sink_logits = nullptr;    // one per row of a group, or null
+};
+
+// Hears, after a tile is done and query by query, how much softmax mass the query (all heads of the group together) gave each row of
+// each view it could see; then that the query is over.
+class MassObserver {
+ public:
+  virtual ~MassObserver() = default;
+  virtual void add(uint32_t query, uint32_t view, const float* mass, uint32_t rows) = 0;
+  virtual void end_query(uint32_t query) = 0;
+};
+
+struct Scratch {
+  quant::Workspace codec;
+  std::vector<float> query[2], acc[2];  // by frame: plain, hadamard
+  std::vector<float> scores, row_max, row_sum, kept, mass;
+  std::vector<size_t> kept_at;  // by view: where its scores begin in `kept`
+};
+
+// out: queries*group x head_dim. A row that sees no key at all gets zeros.
+// With an observer keep tiles small: all their scores are kept until the sums are known.
+void attend(std::span<const BlockView> views, const QueryTile& tile, const AttendParams& params, float* out, Scratch& scratch,
+            MassObserver* observer = nullptr);
+
+}  // namespace tierkv::attn

@@ -1,0 +1,70 @@
+// arena.h — the one place the cache's memory comes from: page regions from the system, cut by best fit in steps of 64 bytes.
+//
+// Sizes vary by codec and head, and blocks are freed roughly in the order they were made, so a best-fit cut with coalescing wastes
+// less than size classes would, and the books are exact: mapped() == sum of allocated(tag) + free_bytes(), always.
+// Sized release keeps no header per allocation. A region that becomes empty goes back to the system (one is kept, until trim()).
+//
+// Limit:    mapped() never exceeds it. A part of it, the headroom, only serves Use::relief: the work that frees memory (merging
+//           half-dead blocks) must still be able to allocate when everything else no longer may.
+// Threads:  safe; one mutex.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <set>
+#include <utility>
+
+namespace tierkv {
+
+// The first four are the tiers in order of tierkv::Tier.
+enum class MemoryTag : uint8_t { sink = 0, hot = 1, warm = 2, archive = 3, bookkeeping = 4, count = 5 };
+
+class Arena {
+ public:
+  enum class Use : uint8_t { normal, relief };
+  static constexpr size_t kAlign = 64;
+
+  explicit Arena(size_t limit = 0, size_t headroom = 0);
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  // 64-byte aligned, contents undefined. Null when the limit or the system says no.
+  void* allocate(size_t bytes, MemoryTag tag, Use use = Use::normal) noexcept;
+  // `bytes` and `tag` as allocated.
+  void release(void* p, size_t bytes, MemoryTag tag) noexcept;
+  void trim() noexcept;
+
+  static size_t rounded(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
+  size_t limit() const { return limit_; }
+  size_t mapped() const;
+  size_t peak() const;
+  size_t allocated(MemoryTag tag) const;
+  size_t free_bytes() const;
+
+ private:
+  using Address = uintptr_t;
+  void* take(size_t bytes) noexcept;
+  bool map_region(size_t bytes, Use use) noexcept;
+  void give(Address at, size_t bytes) noexcept;
+  void unmap(Address base) noexcept;
+  void trim_locked() noexcept;
+  Address region_of(Address at) const;
+  void add_free(Address at, size_t bytes);
+  void drop_free(Address at, size_t bytes);
+
+  const size_t limit_;
+  const size_t headroom_;
+  const size_t region_bytes_;
+  mutable std::mutex mutex_;
+  std::map<Address, size_t> regions_;                 // base -> bytes
+  std::map<Address, size_t> free_by_address_;
+  std::set<std::pair<size_t, Address>> free_by_size_;
+  size_t mapped_ = 0;
+  size_t peak_ = 0;
+  size_t allocated_[static_cast<int>(MemoryTag::count)] = {};
+};
+
+}  // namespace tierkv

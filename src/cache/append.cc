@@ -1,0 +1,173 @@
+// append.cc — rows come in: checked whole before anything is touched, written to the hot tail, and settled into the tiers.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/f16.h"
+#include "base/status_macros.h"
+#include "cache/impl.h"
+#include "cache/rows.h"
+
+namespace tierkv {
+
+using cache::HeadStream;
+using cache::LayerPlan;
+using cache::LayerState;
+using cache::Sequence;
+
+namespace {
+
+// One append call on one layer.
+struct Appending {
+  Sequence& seq;
+  uint32_t layer;
+  const RowsView& keys;
+  const RowsView& values;
+  LayerPlan plan;
+  bool evicting;
+};
+
+// Rows to take in one step: up to where the tail is due to graduate, so that it never grows past its bound.
+uint32_t step_size(const Appending& a, uint32_t tail_rows, uint32_t left, uint32_t most_tokens) {
+  uint32_t step = left;
+  if (const uint32_t bound = a.plan.tail_bound()) step = std::min(step, tail_rows < bound ? bound - tail_rows : a.plan.first_block());
+  if (a.evicting && most_tokens) step = std::min(step, std::max(1u, most_tokens / 2));
+  return step;
+}
+
+bool reserve_tails(Appending& a, Arena& arena, uint32_t count) {
+  const uint32_t ring_rows = a.plan.window - 1 + a.plan.slack + count;
+  const uint32_t most = a.plan.ring ? ring_rows : a.plan.tail_bound();
+  for (HeadStream& s : a.seq.heads(a.layer)) {
+    if (!s.tail.reserve(arena, count, most)) return false;
+    if (a.plan.ring) s.tail.shrink(arena, ring_rows);
+  }
+  return true;
+}
+
+void write_rows(Appending& a, bool bf16, uint32_t first, uint32_t count) {
+  const uint32_t position = a.seq.layer(a.layer).length;
+  for (HeadStream& s : a.seq.heads(a.layer)) {
+    for (uint32_t i = 0; i < count; ++i) {
+      uint16_t* key;
+      uint16_t* value;
+      s.tail.push(position + i, key, value);
+      cache::narrow_row(a.keys, first + i, s.head, bf16, key);
+      cache::narrow_row(a.values, first + i, s.head, bf16, value);
+    }
+  }
+}
+
+Status no_room(const Arena& arena, uint32_t layer) {
+  if (arena.limit() == 0) return error(StatusCode::resource_exhausted, "the system refused memory for layer ", layer);
+  return error(StatusCode::resource_exhausted, "byte_budget of ", arena.limit(), " bytes is reached (", arena.mapped(),
+               " mapped) and layer ", layer, " needs more; raise byte_budget, remove a sequence, or set eviction.policy");
+}
+
+}  // namespace
+
+static Status append_step(AdaptiveKVCache::Impl& impl, Appending& a, uint32_t first, uint32_t count) {
+  LayerState& state = a.seq.layer(a.layer);
+  if (a.evicting && !impl.make_room(a.seq, a.layer, count)) return no_room(*impl.arena, a.layer);
+  if (a.plan.window) {
+    for (HeadStream& s : a.seq.heads(a.layer)) cache::expire(impl.env, s, a.plan, state.length);
+  }
+  while (!reserve_tails(a, *impl.arena, count)) {
+    if (!impl.policy || !impl.relieve(a.seq)) return no_room(*impl.arena, a.layer);
+  }
+  write_rows(a, impl.env.hot_bf16, first, count);
+  state.length += count;
+  state.unobserved += count;
+  // From here on the tokens are in. Whatever cannot settle for want of memory stays in a better tier and is tried again.
+  bool settled = true;
+  for (HeadStream& s : a.seq.heads(a.layer)) settled &= cache::settle(impl.env, s, a.plan);
+  if (!settled && impl.policy) (void)impl.relieve(a.seq);
+  return {};
+}
+
+namespace {
+
+// Appends of several steps must come whole or not at all. Without a policy nothing is dropped on the way, so a copy that shares every
+// block and tail is a full way back.
+class Backup {
+ public:
+  Backup(const cache::StreamEnv& env, Sequence& seq, uint32_t layer)
+      : env_(env), seq_(seq), layer_(layer), state_(seq.layer(layer)), heads_(seq.kv_heads()) {}
+  ~Backup() {
+    for (HeadStream& s : heads_) cache::destroy(env_, s);
+  }
+  bool take() {
+    for (uint32_t h = 0; h < heads_.size(); ++h) {
+      if (!cache::clone(env_, seq_.heads(layer_)[h], heads_[h])) return false;
+    }
+    return true;
+  }
+  void restore() {
+    for (uint32_t h = 0; h < heads_.size(); ++h) {
+      HeadStream& now = seq_.heads(layer_)[h];
+      now.blocks.swap(heads_[h].blocks);
+      now.tail.swap(heads_[h].tail);
+    }
+    seq_.layer(layer_) = state_;
+  }
+
+ private:
+  const cache::StreamEnv& env_;
+  Sequence& seq_;
+  uint32_t layer_;
+  LayerState state_;
+  std::vector<HeadStream> heads_;
+};
+
+}  // namespace
+
+Status AdaptiveKVCache::Impl::append(Sequence& seq, uint32_t layer, const RowsView& keys, const RowsView& values) {
+  Appending a{seq, layer, keys, values, plan(layer), evicts(layer)};
+  LayerState& state = seq.layer(layer);
+  const uint32_t n = keys.tokens;
+  if (n == 0) return {};
+  const uint64_t length = static_cast<uint64_t>(state.length) + n;
+  if (length >= cache::kDeadPosition) return error(StatusCode::out_of_range, "a sequence holds at most ", cache::kDeadPosition - 1, " positions");
+  if (config.max_seq_len && !policy && length > config.max_seq_len) {
+    return error(StatusCode::resource_exhausted, "max_seq_len is ", config.max_seq_len, " and layer ", layer, " would hold ", length,
+                 " tokens; raise max_seq_len or set eviction.policy");
+  }
+  const auto next_step = [&](uint32_t left) { return step_size(a, seq.heads(layer)[0].tail.rows(), left, config.max_seq_len); };
+  const uint32_t first_step = next_step(n);
+  if (first_step == n) return append_step(*this, a, 0, n);
+
+  Backup backup(env, seq, layer);
+  if (!policy && !backup.take()) return no_room(*arena, layer);
+  const LayerState before = state;
+  for (uint32_t done = 0; done < n;) {
+    const uint32_t step = next_step(n - done);
+    if (Status status = append_step(*this, a, done, step); !status.ok()) {
+      if (!policy) {
+        backup.restore();
+      } else {
+        for (HeadStream& s : seq.heads(layer)) cache::truncate(env, s, a.plan, before.length);
+        state = before;
+      }
+      return status;
+    }
+    done += step;
+  }
+  return {};
+}
+
+Status AdaptiveKVCache::append(SeqId seq, uint32_t layer, const RowsView& keys, const RowsView& values) {
+  const CacheConfig& c = impl_->config;
+  TIERKV_RETURN_IF_ERROR(impl_->check_layer(layer));
+  TIERKV_RETURN_IF_ERROR(cache::check_shape(keys, "keys", c.num_kv_heads, c.head_dim));
+  TIERKV_RETURN_IF_ERROR(cache::check_shape(values, "values", c.num_kv_heads, c.head_dim));
+  if (keys.tokens != values.tokens) {
+    return error(StatusCode::invalid_argument, "keys have ", keys.tokens, " tokens and values ", values.tokens);
+  }
+  TIERKV_RETURN_IF_ERROR(cache::check_finite(keys, "keys", impl_->env.hot_bf16));
+  TIERKV_RETURN_IF_ERROR(cache::check_finite(values, "values", impl_->env.hot_bf16));
+  TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
+  std::lock_guard lock(sequence->mutex);
+  return impl_->append(*sequence, layer, keys, values);
+}
+
+}  // namespace tierkv

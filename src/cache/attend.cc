@@ -1,0 +1,137 @@
+// attend.cc — queries in, one exact softmax over every tier of a sequence, outputs out.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "attn/attention.h"
+#include "base/status_macros.h"
+#include "cache/impl.h"
+#include "cache/observe.h"
+#include "cache/rows.h"
+
+namespace tierkv {
+
+using cache::HeadStream;
+using cache::LayerState;
+using cache::Sequence;
+using cache::StreamObserver;
+using cache::StreamViews;
+
+namespace {
+
+struct Call {
+  const RowsView& queries;
+  float* out;
+  const AttentionOptions& options;
+  attn::AttendParams params;
+  uint32_t group;
+  std::vector<uint32_t> positions;     // of each query
+  std::vector<StreamViews> views;      // of each KV head
+};
+
+// Per thread: nothing in it outlives a call.
+struct TileScratch {
+  attn::Scratch attn;
+  std::vector<float> rows, out;
+};
+
+void run_tile(const Call& call, uint32_t head, uint32_t first, uint32_t count, StreamObserver* observer) {
+  thread_local TileScratch scratch;
+  const uint32_t d = call.params.head_dim;
+  const size_t rows = static_cast<size_t>(count) * call.group;
+  scratch.rows.resize(rows * d);
+  scratch.out.resize(rows * d);
+  for (uint32_t q = 0; q < count; ++q) {
+    for (uint32_t g = 0; g < call.group; ++g) {
+      cache::widen_row(call.queries, first + q, head * call.group + g, scratch.rows.data() + (static_cast<size_t>(q) * call.group + g) * d);
+    }
+  }
+  attn::QueryTile tile{scratch.rows.data(), count, call.group, call.positions.data() + first,
+                       call.options.sink_logits ? call.options.sink_logits + head * call.group : nullptr};
+  if (observer) observer->start_tile(tile.positions);
+  attn::attend(call.views[head].views, tile, call.params, scratch.out.data(), scratch.attn, observer);
+  for (uint32_t q = 0; q < count; ++q) {
+    float* to = call.out + (static_cast<size_t>(first + q) * call.queries.heads + static_cast<size_t>(head) * call.group) * d;
+    std::memcpy(to, scratch.out.data() + static_cast<size_t>(q) * call.group * d, static_cast<size_t>(call.group) * d * sizeof(float));
+  }
+}
+
+Status query_positions(const AttentionOptions& options, uint32_t length, uint32_t count, std::vector<uint32_t>& out) {
+  if (options.first_position < 0 && count > length) {
+    return error(StatusCode::out_of_range, count, " queries for a sequence of ", length, " tokens; give first_position");
+  }
+  const int64_t first = options.first_position < 0 ? static_cast<int64_t>(length) - count : options.first_position;
+  if (first + count > static_cast<int64_t>(cache::kDeadPosition)) {
+    return error(StatusCode::out_of_range, "query position ", first + count - 1, " is out of range");
+  }
+  for (uint32_t i = 0; i < count; ++i) out.push_back(static_cast<uint32_t>(first) + i);
+  return {};
+}
+
+Status check_options(const AttentionOptions& o) {
+  if (!std::isfinite(o.scale) || o.scale < 0.0f) return error(StatusCode::invalid_argument, "scale must be finite and not negative");
+  if (!std::isfinite(o.softcap) || o.softcap < 0.0f) return error(StatusCode::invalid_argument, "softcap must be finite and not negative");
+  return {};
+}
+
+}  // namespace
+
+Status AdaptiveKVCache::attention(SeqId seq, uint32_t layer, const RowsView& queries, float* out, const AttentionOptions& options) {
+  const CacheConfig& c = impl_->config;
+  TIERKV_RETURN_IF_ERROR(impl_->check_layer(layer));
+  TIERKV_RETURN_IF_ERROR(cache::check_shape(queries, "queries", c.query_heads(), c.head_dim));
+  TIERKV_RETURN_IF_ERROR(cache::check_finite(queries, "queries", /*bf16=*/true));
+  TIERKV_RETURN_IF_ERROR(check_options(options));
+  if (queries.tokens == 0) return {};
+  if (!out) return error(StatusCode::invalid_argument, "attention needs a place for its output");
+  TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
+  std::lock_guard lock(sequence->mutex);
+  LayerState& state = sequence->layer(layer);
+
+  Call call{queries, out, options, {}, c.query_heads() / c.num_kv_heads, {}, {}};
+  TIERKV_RETURN_IF_ERROR(query_positions(options, state.length, queries.tokens, call.positions));
+  call.params.head_dim = c.head_dim;
+  call.params.scale = options.scale > 0.0f ? options.scale : 1.0f / std::sqrt(static_cast<float>(c.head_dim));
+  call.params.softcap = options.softcap;
+  call.params.causal = options.causal;
+  call.params.window = impl_->plan(layer).window;
+  call.views.resize(c.num_kv_heads);
+  for (uint32_t h = 0; h < c.num_kv_heads; ++h) {
+    cache::collect_views(impl_->env, sequence->heads(layer)[h], *impl_->hot_codec, call.views[h]);
+  }
+
+  const bool learn = options.observe && impl_->evicts(layer) && impl_->env.lanes;
+  if (!learn && !options.mass) {
+    const uint32_t per_tile = std::max(1u, 16u / call.group);
+    const uint32_t tiles = (queries.tokens + per_tile - 1) / per_tile;
+    impl_->pool.run(c.num_kv_heads * tiles, [&](uint32_t i) {
+      const uint32_t first = i / c.num_kv_heads * per_tile;
+      run_tile(call, i % c.num_kv_heads, first, std::min(per_tile, queries.tokens - first), nullptr);
+    });
+  } else {
+    const uint32_t length = state.length;
+    if (options.mass) {
+      options.mass->blocks.clear();
+      options.mass->tokens.assign(options.mass->want_tokens ? static_cast<size_t>(c.num_kv_heads) * length : 0, 0.0f);
+    }
+    cache::ObserveSettings settings{learn ? impl_->env.lanes : 0, impl_->lane_slot, c.eviction.observation, state.window_queries, call.group};
+    std::vector<std::vector<BlockMass>> blocks(c.num_kv_heads);
+    const uint32_t per_tile = std::max(1u, 8u / call.group);
+    // Statistics of a stream change query by query, so a KV head is one task.
+    impl_->pool.run(c.num_kv_heads, [&](uint32_t h) {
+      StreamObserver observer(settings, sequence->heads(layer)[h], call.views[h], options.mass, length);
+      for (uint32_t first = 0; first < queries.tokens; first += per_tile) {
+        run_tile(call, h, first, std::min(per_tile, queries.tokens - first), &observer);
+      }
+      blocks[h] = observer.take_blocks();
+    });
+    if (options.mass) {
+      for (auto& of_head : blocks) options.mass->blocks.insert(options.mass->blocks.end(), of_head.begin(), of_head.end());
+    }
+    if (learn) state.window_queries = (state.window_queries + queries.tokens) % c.eviction.observation;
+  }
+  if (options.observe) state.unobserved = 0;
+  return {};
+}
+
+}  // namespace tierkv

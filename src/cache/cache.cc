@@ -1,0 +1,297 @@
+// cache.cc — AdaptiveKVCache: creation, sequences, and the calls that look at or shorten them.
+#include <algorithm>
+
+#include "base/status_macros.h"
+#include "cache/impl.h"
+
+namespace tierkv {
+
+using cache::HeadStream;
+using cache::LayerPlan;
+using cache::Sequence;
+
+namespace {
+
+// The largest block this configuration can make, its lists included: what relief work needs twice over.
+size_t largest_block(const std::vector<LayerPlan>& plans, uint32_t lanes) {
+  size_t most = 0;
+  for (const LayerPlan& p : plans) {
+    for (const cache::CodecEntry* entry : {p.warm_codec, p.archive_codec, p.raw_warm, p.raw_archive}) {
+      if (!entry) continue;
+      most = std::max(most, Arena::rounded(cache::Block::total_bytes(*entry)) + entry->tokens * (sizeof(uint32_t) + lanes * sizeof(float)) + 256);
+    }
+  }
+  return most;
+}
+
+}  // namespace
+
+AdaptiveKVCache::AdaptiveKVCache(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+AdaptiveKVCache::~AdaptiveKVCache() = default;
+const CacheConfig& AdaptiveKVCache::config() const { return impl_->config; }
+
+Result<std::unique_ptr<AdaptiveKVCache>> AdaptiveKVCache::create(const CacheConfig& config) {
+  TIERKV_RETURN_IF_ERROR(validate(config));
+  auto impl = std::make_unique<Impl>(config);
+  impl->env.head_dim = config.head_dim;
+  impl->env.hot_bf16 = config.hot_type == "bf16";
+  TIERKV_ASSIGN_OR_RETURN(impl->policy, policy::make_policy(config.eviction));
+  if (impl->policy) {
+    for (int lane = 0; lane < policy::kNumLanes; ++lane) {
+      if (impl->policy->lanes() >> lane & 1u) impl->lane_slot[lane] = static_cast<int>(impl->env.lanes++);
+    }
+  }
+  TIERKV_RETURN_IF_ERROR(impl->resolve_plans());
+  const size_t block = largest_block(impl->plans, impl->env.lanes);
+  const size_t headroom = impl->policy ? 2 * block : 0;
+  if (config.byte_budget && config.byte_budget < headroom + block) {
+    return error(StatusCode::invalid_argument, "byte_budget = ", config.byte_budget, " is too small for one block: this configuration needs at least ",
+                 headroom + block, " bytes");
+  }
+  impl->arena = std::make_unique<Arena>(config.byte_budget, headroom);
+  impl->env.arena = impl->arena.get();
+  return std::unique_ptr<AdaptiveKVCache>(new AdaptiveKVCache(std::move(impl)));
+}
+
+Status AdaptiveKVCache::Impl::resolve_plans() {
+  const quant::CodecSpec raw{static_cast<uint16_t>(env.hot_bf16 ? 2 : 1), 0, 0, 0, 0};  // registry rows bf16 and fp16
+  const quant::CodecPair raw_pair{raw, raw};
+  TIERKV_ASSIGN_OR_RETURN(hot_codec, book.get(raw_pair, attn::kMaxViewRows));
+  for (uint32_t l = 0; l < config.num_layers; ++l) {
+    const LayerConfig tiers = config.layer(l);
+    LayerPlan p;
+    p.hot = tiers.hot;
+    p.warm = tiers.warm;
+    p.window = tiers.window;
+    p.slack = tiers.window ? config.window_slack : 0;
+    p.sinks = tiers.window ? 0 : tiers.sinks;  // a windowed layer's queries cannot see the first tokens anyway
+    p.ring = tiers.window && tiers.hot >= tiers.window;
+    TIERKV_ASSIGN_OR_RETURN(const quant::CodecPair warm, quant::parse_codec_pair(tiers.warm_codec));
+    TIERKV_ASSIGN_OR_RETURN(const quant::CodecPair archive, quant::parse_codec_pair(tiers.archive_codec));
+    archive_pairs.push_back(archive);
+    if (tiers.warm) {
+      TIERKV_ASSIGN_OR_RETURN(p.warm_codec, book.get(warm, config.warm_block));
+    }
+    if (tiers.warm != kAll) {
+      TIERKV_ASSIGN_OR_RETURN(p.archive_codec, book.get(archive, config.archive_block));
+    }
+    if (p.sinks) {
+      TIERKV_ASSIGN_OR_RETURN(p.sink_codec, book.get(raw_pair, p.sinks));
+    }
+    TIERKV_ASSIGN_OR_RETURN(p.raw_warm, book.get(raw_pair, config.warm_block));
+    TIERKV_ASSIGN_OR_RETURN(p.raw_archive, book.get(raw_pair, config.archive_block));
+    plans.push_back(p);
+  }
+  return {};
+}
+
+LayerPlan AdaptiveKVCache::Impl::plan(uint32_t layer) const {
+  std::lock_guard lock(threshold_mutex);
+  return plans[layer];
+}
+
+Status AdaptiveKVCache::Impl::check_layer(uint32_t layer) const {
+  if (layer < config.num_layers) return {};
+  return error(StatusCode::out_of_range, "layer ", layer, " of a cache with ", config.num_layers, " layers");
+}
+
+// --- sequences
+
+Result<std::shared_ptr<Sequence>> AdaptiveKVCache::Impl::find(SeqId seq) const {
+  std::lock_guard lock(map_mutex);
+  const auto it = sequences.find(seq);
+  if (it == sequences.end()) return error(StatusCode::not_found, "no sequence ", seq);
+  return it->second;
+}
+
+Result<SeqId> AdaptiveKVCache::Impl::adopt(std::shared_ptr<Sequence> sequence) {
+  if (!sequence) {
+    return error(StatusCode::resource_exhausted, "no memory for another sequence: byte_budget of ", arena->limit(), " bytes, ", arena->mapped(),
+                 " mapped");
+  }
+  std::lock_guard lock(map_mutex);
+  const SeqId id = next_id++;
+  sequences.emplace(id, std::move(sequence));
+  return id;
+}
+
+Result<SeqId> AdaptiveKVCache::add_sequence() {
+  auto sequence = Sequence::create(impl_->env, impl_->config.num_layers, impl_->config.num_kv_heads);
+  if (sequence) {
+    for (uint32_t l = 0; l < sequence->num_layers(); ++l) {
+      const bool ring = impl_->plan(l).ring;
+      for (HeadStream& s : sequence->heads(l)) s.tail.configure(impl_->env.head_dim, impl_->env.lanes, ring);
+    }
+  }
+  return impl_->adopt(std::move(sequence));
+}
+
+Result<SeqId> AdaptiveKVCache::fork(SeqId seq) {
+  TIERKV_ASSIGN_OR_RETURN(auto source, impl_->find(seq));
+  std::shared_ptr<Sequence> copy;
+  {
+    std::lock_guard lock(source->mutex);
+    copy = Sequence::fork(*source);
+  }
+  return impl_->adopt(std::move(copy));
+}
+
+Status AdaptiveKVCache::remove(SeqId seq) {
+  std::shared_ptr<Sequence> gone;
+  {
+    std::lock_guard lock(impl_->map_mutex);
+    const auto it = impl_->sequences.find(seq);
+    if (it == impl_->sequences.end()) return error(StatusCode::not_found, "no sequence ", seq);
+    gone = std::move(it->second);
+    impl_->sequences.erase(it);
+  }
+  return {};  // freed here, or by the last call that still runs on it
+}
+
+std::vector<SeqId> AdaptiveKVCache::sequences() const {
+  std::lock_guard lock(impl_->map_mutex);
+  std::vector<SeqId> ids;
+  for (const auto& [id, sequence] : impl_->sequences) ids.push_back(id);
+  return ids;
+}
+
+// --- looking
+
+Result<uint32_t> AdaptiveKVCache::length(SeqId seq) const {
+  TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
+  std::lock_guard lock(sequence->mutex);
+  return sequence->length();
+}
+
+Result<uint32_t> AdaptiveKVCache::length(SeqId seq, uint32_t layer) const {
+  TIERKV_RETURN_IF_ERROR(impl_->check_layer(layer));
+  TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
+  std::lock_guard lock(sequence->mutex);
+  return sequence->layer(layer).length;
+}
+
+static Status check_head(const CacheConfig& config, uint32_t kv_head) {
+  if (kv_head < config.num_kv_heads) return {};
+  return error(StatusCode::out_of_range, "KV head ", kv_head, " of a cache with ", config.num_kv_heads);
+}
+
+Result<std::vector<uint32_t>> AdaptiveKVCache::positions(SeqId seq, uint32_t layer, uint32_t kv_head) const {
+  TIERKV_RETURN_IF_ERROR(impl_->check_layer(layer));
+  TIERKV_RETURN_IF_ERROR(check_head(impl_->config, kv_head));
+  TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
+  std::lock_guard lock(sequence->mutex);
+  std::vector<uint32_t> out;
+  cache::live_positions(sequence->heads(layer)[kv_head], out);
+  return out;
+}
+
+Result<HotView> AdaptiveKVCache::hot_view(SeqId seq, uint32_t layer, uint32_t kv_head) const {
+  TIERKV_RETURN_IF_ERROR(impl_->check_layer(layer));
+  TIERKV_RETURN_IF_ERROR(check_head(impl_->config, kv_head));
+  TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
+  std::lock_guard lock(sequence->mutex);
+  cache::Tail::Run runs[2];
+  sequence->heads(layer)[kv_head].tail.runs(runs);
+  if (runs[1].rows || runs[0].positions) {
+    return error(StatusCode::failed_precondition, "the hot rows of layer ", layer, " are not one run (",
+                 runs[1].rows ? "a ring that wrapped" : "some were evicted", "); use get()");
+  }
+  return HotView{runs[0].keys, runs[0].values, runs[0].rows, impl_->config.head_dim, runs[0].first_position};
+}
+
+Status AdaptiveKVCache::get(SeqId seq, uint32_t layer, std::span<const uint32_t> positions, float* keys, float* values) const {
+  TIERKV_RETURN_IF_ERROR(impl_->check_layer(layer));
+  TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
+  std::lock_guard lock(sequence->mutex);
+  const uint32_t length = sequence->layer(layer).length;
+  for (const uint32_t position : positions) {
+    if (position >= length) return error(StatusCode::out_of_range, "position ", position, " of a layer with ", length, " tokens");
+    for (const HeadStream& s : sequence->heads(layer)) {
+      if (!cache::read_row(impl_->env, s, position, nullptr, nullptr)) {
+        return error(StatusCode::not_found, "position ", position, " is no longer in KV head ", s.head, " of layer ", layer,
+                     ": it was evicted or left the window");
+      }
+    }
+  }
+  const size_t d = impl_->config.head_dim;
+  size_t at = 0;
+  for (const uint32_t position : positions) {
+    for (const HeadStream& s : sequence->heads(layer)) {
+      if (!cache::read_row(impl_->env, s, position, keys ? keys + at : nullptr, values ? values + at : nullptr)) {
+        return error(StatusCode::internal, "position ", position, " vanished under the lock");
+      }
+      at += d;
+    }
+  }
+  return {};
+}
+
+Status AdaptiveKVCache::verify(SeqId seq) const {
+  TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
+  std::lock_guard lock(sequence->mutex);
+  for (uint32_t l = 0; l < sequence->num_layers(); ++l) {
+    for (const HeadStream& s : sequence->heads(l)) {
+      for (const cache::BlockRef& ref : s.blocks) {
+        if (ref.block->compute_checksum() == ref.block->checksum) continue;
+        return error(StatusCode::data_loss, "sequence ", seq, ", layer ", l, ", KV head ", s.head, ": the ", tier_name(ref.block->tier),
+                     " block at position ", ref.first_position, " does not match its checksum");
+      }
+    }
+  }
+  return {};
+}
+
+// --- shortening
+
+Status AdaptiveKVCache::truncate(SeqId seq, uint32_t length) {
+  TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
+  std::lock_guard lock(sequence->mutex);
+  uint32_t longest = 0;
+  for (uint32_t l = 0; l < sequence->num_layers(); ++l) longest = std::max(longest, sequence->layer(l).length);
+  if (length > longest) return error(StatusCode::out_of_range, "cannot truncate to ", length, ": the sequence has ", longest, " tokens");
+  // Everything that can refuse comes first, so that all layers shorten or none does.
+  for (uint32_t l = 0; l < sequence->num_layers(); ++l) {
+    const LayerPlan p = impl_->plan(l);
+    const uint32_t now = sequence->layer(l).length;
+    for (HeadStream& s : sequence->heads(l)) {
+      const uint32_t needed = p.window && length >= p.window ? length - p.window + 1 : 0;
+      if (p.window && length > 0 && length < now && cache::oldest_position(s, now) > needed) {
+        return error(StatusCode::failed_precondition, "layer ", l, " has a window of ", p.window, " and no longer holds position ", needed,
+                     ", which a sequence of ", length, " tokens needs; raise window_slack (", impl_->config.window_slack, ") to roll back further");
+      }
+      if (!cache::prepare_truncate(impl_->env, s, p, length)) {
+        return error(StatusCode::resource_exhausted, "no memory to put the sinks of layer ", l, " back");
+      }
+    }
+  }
+  for (uint32_t l = 0; l < sequence->num_layers(); ++l) {
+    if (sequence->layer(l).length <= length) continue;
+    const LayerPlan p = impl_->plan(l);
+    for (HeadStream& s : sequence->heads(l)) cache::truncate(impl_->env, s, p, length);
+    sequence->layer(l).unobserved -= std::min(sequence->layer(l).unobserved, sequence->layer(l).length - length);
+    sequence->layer(l).length = length;
+  }
+  return {};
+}
+
+Status AdaptiveKVCache::flush() {
+  for (const SeqId id : sequences()) {
+    auto found = impl_->find(id);
+    if (!found.ok()) continue;  // removed meanwhile
+    Sequence& sequence = **found;
+    std::lock_guard lock(sequence.mutex);
+    for (uint32_t l = 0; l < sequence.num_layers(); ++l) {
+      const LayerPlan p = impl_->plan(l);
+      for (HeadStream& s : sequence.heads(l)) {
+        if (!cache::settle(impl_->env, s, p)) {
+          return error(StatusCode::resource_exhausted, "byte_budget leaves no room to settle layer ", l, " of sequence ", id);
+        }
+        if (p.tail_bound()) s.tail.shrink(*impl_->arena, p.tail_bound());
+      }
+    }
+  }
+  impl_->arena->trim();
+  return {};
+}
+
+}  // namespace tierkv

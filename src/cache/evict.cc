@@ -1,0 +1,146 @@
+// evict.cc — budgets: asks the policy which tokens stay and carries its plan out.
+#include <algorithm>
+
+#include "base/status_macros.h"
+#include "cache/impl.h"
+
+namespace tierkv {
+
+using cache::HeadStream;
+using cache::LayerPlan;
+using cache::LayerState;
+using cache::Sequence;
+
+namespace {
+
+// A policy's question: positions and statistics of live tokens, lane by lane.
+struct Question {
+  std::vector<uint32_t> positions;
+  std::vector<float> interleaved;
+  std::vector<float> lane[policy::kNumLanes];
+  policy::PlanInput input;
+
+  void load(const cache::StreamEnv& env, const HeadStream& s, const int* slot) {
+    cache::live_positions(s, positions);
+    cache::live_stats(env, s, interleaved);
+    for (int l = 0; l < policy::kNumLanes; ++l) {
+      lane[l].clear();
+      if (slot[l] < 0) continue;
+      for (size_t i = 0; i < positions.size(); ++i) lane[l].push_back(interleaved[i * env.lanes + static_cast<size_t>(slot[l])]);
+    }
+  }
+  void point() {
+    input.positions = positions;
+    for (int l = 0; l < policy::kNumLanes; ++l) input.lane[l] = lane[l];
+  }
+};
+
+uint32_t longest(std::span<const HeadStream> heads) {
+  uint32_t n = 0;
+  for (const HeadStream& s : heads) n = std::max(n, cache::live_rows(s));
+  return n;
+}
+
+}  // namespace
+
+// True when at least one token went. The newest token and the sinks always stay.
+bool AdaptiveKVCache::Impl::evict_layer(Sequence& seq, uint32_t layer, uint32_t budget) {
+  const LayerPlan p = plan(layer);
+  const LayerState& state = seq.layer(layer);
+  budget = std::max(budget, p.sinks + 1);
+  Question q;
+  q.input.layer = layer;
+  q.input.num_layers = config.num_layers;
+  q.input.budget = budget;
+  q.input.protect_first = p.sinks;
+  // Tokens that no query has looked at yet have no statistics: they are protected like recent ones, as far as the budget allows.
+  const uint32_t room = budget - p.sinks;
+  q.input.protect_recent = std::clamp(std::max(config.eviction.protect_recent, state.unobserved), 1u, std::max(1u, room * 3 / 4));
+  q.input.window_queries = state.window_queries;
+
+  bool dropped = false;
+  std::vector<uint8_t> keep;
+  const auto heads = seq.heads(layer);
+  if (policy->scope() == policy::Scope::layer) {
+    Question mean;
+    mean.input = q.input;
+    mean.load(env, heads[0], lane_slot);
+    for (uint32_t h = 1; h < heads.size(); ++h) {
+      q.load(env, heads[h], lane_slot);
+      if (q.positions != mean.positions) continue;  // a head that once lacked the memory to follow: judged with the others' eyes
+      for (int l = 0; l < policy::kNumLanes; ++l) {
+        for (size_t i = 0; i < mean.lane[l].size(); ++i) mean.lane[l][i] += q.lane[l][i];
+      }
+    }
+    for (auto& lane : mean.lane) {
+      for (float& x : lane) x /= static_cast<float>(heads.size());
+    }
+    mean.point();
+    keep.assign(mean.positions.size(), 0);
+    policy->plan(mean.input, keep);
+    if (std::find(keep.begin(), keep.end(), 0) == keep.end()) return false;
+    for (HeadStream& s : heads) {
+      if (cache::live_rows(s) == keep.size()) dropped |= cache::evict_rows(env, s, p, keep);
+    }
+    return dropped;
+  }
+  for (HeadStream& s : heads) {
+    q.load(env, s, lane_slot);
+    q.point();
+    keep.assign(q.positions.size(), 0);
+    policy->plan(q.input, keep);
+    if (std::find(keep.begin(), keep.end(), 0) == keep.end()) continue;
+    dropped |= cache::evict_rows(env, s, p, keep);
+  }
+  return dropped;
+}
+
+// Memory is short: every layer gives up an eighth of its tokens. False when there was nothing left to give.
+bool AdaptiveKVCache::Impl::relieve(Sequence& seq) {
+  uint64_t live = 0;
+  uint32_t layers = 0;
+  for (uint32_t l = 0; l < seq.num_layers(); ++l) {
+    if (!evicts(l)) continue;
+    live += longest(seq.heads(l));
+    ++layers;
+  }
+  if (layers == 0) return false;
+  const uint32_t budget = static_cast<uint32_t>(live / layers * 7 / 8);
+  bool any = false;
+  for (uint32_t l = 0; l < seq.num_layers(); ++l) {
+    if (!evicts(l)) continue;
+    const uint32_t own = policy->layer_budget(l, seq.num_layers(), budget);
+    if (longest(seq.heads(l)) > own) any |= evict_layer(seq, l, own);
+  }
+  return any;
+}
+
+// Room for `extra` more tokens under max_seq_len. False when eviction itself found no memory.
+bool AdaptiveKVCache::Impl::make_room(Sequence& seq, uint32_t layer, uint32_t extra) {
+  if (config.max_seq_len == 0) return true;
+  const uint32_t sinks = plan(layer).sinks;
+  const uint32_t limit = std::max(policy->layer_budget(layer, seq.num_layers(), config.max_seq_len), sinks + 2);
+  const uint32_t live = longest(seq.heads(layer));
+  if (static_cast<uint64_t>(live) + extra <= limit) return true;
+  const uint32_t batch = std::clamp(config.eviction.batch, 1u, std::max(1u, limit / 8));
+  const uint32_t give = std::max(extra, batch);
+  return evict_layer(seq, layer, limit > give ? limit - give : 1) || live <= sinks + 1;
+}
+
+Status AdaptiveKVCache::evict(SeqId seq, uint32_t tokens) {
+  if (!impl_->policy) return error(StatusCode::failed_precondition, "eviction.policy is none: nothing may be dropped");
+  TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
+  std::lock_guard lock(sequence->mutex);
+  for (uint32_t l = 0; l < sequence->num_layers(); ++l) {
+    if (!impl_->evicts(l)) continue;
+    const uint32_t budget = impl_->policy->layer_budget(l, sequence->num_layers(), tokens);
+    const uint32_t least = impl_->plan(l).sinks + 1;
+    if (longest(sequence->heads(l)) <= std::max(budget, least)) continue;
+    if (!impl_->evict_layer(*sequence, l, budget)) {
+      return error(StatusCode::resource_exhausted, "no memory left for eviction's own lists in layer ", l);
+    }
+  }
+  return {};
+}
+
+}  // namespace tierkv

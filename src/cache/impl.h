@@ -1,0 +1,67 @@
+// impl.h — the conductor's own state, shared by the files that make up AdaptiveKVCache:
+//   cache.cc      create, sequences, truncate, flush, adaptation
+//   append.cc     rows in, graduation, room
+//   attend.cc     views out, attention, observation
+//   evict.cc      budgets and policies
+//   memory.cc     resident bytes
+//   snapshot.cc   save, load, freeze, unfreeze
+//
+// Locks, outermost first: a sequence's mutex; the map's mutex, the thresholds' mutex and the arena's are leaves and never held
+// while another is taken (the sequence map is read, a shared_ptr copied out, and the map let go).
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "base/arena.h"
+#include "base/thread_pool.h"
+#include "cache/codec_book.h"
+#include "cache/sequence.h"
+#include "cache/thresholds.h"
+#include "policy/policy.h"
+#include "tierkv/cache.h"
+
+namespace tierkv {
+
+struct AdaptiveKVCache::Impl {
+  explicit Impl(const CacheConfig& c) : config(c), book(c.head_dim), pool(c.threads) {}
+
+  CacheConfig config;
+  cache::CodecBook book;
+  std::unique_ptr<Arena> arena;  // outlives the sequences below
+  cache::StreamEnv env;
+  ThreadPool pool;
+  std::unique_ptr<policy::EvictionPolicy> policy;  // null: none
+  int lane_slot[policy::kNumLanes] = {-1, -1, -1, -1, -1};
+  const cache::CodecEntry* hot_codec = nullptr;    // the tail's 16-bit rows
+
+  mutable std::mutex map_mutex;
+  std::map<SeqId, std::shared_ptr<cache::Sequence>> sequences;
+  SeqId next_id = 1;
+
+  mutable std::mutex threshold_mutex;
+  std::vector<cache::LayerPlan> plans;             // one per layer; hot, warm and archive codec follow adaptation
+  std::vector<quant::CodecPair> archive_pairs;     // as configured
+  cache::QualityTracker quality;
+
+  // --- helpers
+  Result<std::shared_ptr<cache::Sequence>> find(SeqId seq) const;
+  Result<SeqId> adopt(std::shared_ptr<cache::Sequence> sequence);
+  Status check_layer(uint32_t layer) const;
+  cache::LayerPlan plan(uint32_t layer) const;
+  Status resolve_plans();
+  Status apply_thresholds(const std::vector<LayerThresholds>& wanted);
+  std::vector<LayerThresholds> current_thresholds() const;
+
+  // append.cc
+  Status append(cache::Sequence& seq, uint32_t layer, const RowsView& keys, const RowsView& values);
+  // evict.cc; all with the sequence's lock held
+  bool evicts(uint32_t layer) const { return policy && plan(layer).window == 0; }
+  bool evict_layer(cache::Sequence& seq, uint32_t layer, uint32_t budget);
+  bool relieve(cache::Sequence& seq);
+  bool make_room(cache::Sequence& seq, uint32_t layer, uint32_t extra);
+};
+
+}  // namespace tierkv

@@ -1,0 +1,52 @@
+// observe.h — turns the mass that attention gave each token into the statistics the eviction policy keeps, and into a MassReport.
+//
+// One observer serves one stream for one attention call; queries arrive in order.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "attn/attention.h"
+#include "cache/stream.h"
+#include "policy/policy.h"
+
+namespace tierkv::cache {
+
+struct ObserveSettings {
+  uint32_t lanes = 0;              // floats per token; 0: no statistics
+  const int* lane_slot = nullptr;  // [policy::kNumLanes], -1 where not kept
+  uint32_t observation = 32;       // queries in a window
+  uint32_t window_queries = 0;     // already in the current one
+  uint32_t group = 1;              // query heads per KV head
+};
+
+class StreamObserver final : public attn::MassObserver {
+ public:
+  // `report` may be null. Its tokens, when wanted, are already sized.
+  StreamObserver(const ObserveSettings& settings, const HeadStream& stream, const StreamViews& views, MassReport* report, uint32_t length);
+
+  // The tile that starts at the call's query `first` with these positions comes next.
+  void start_tile(const uint32_t* positions) { positions_ = positions; }
+  void add(uint32_t query, uint32_t view, const float* mass, uint32_t rows) override;
+  void end_query(uint32_t query) override;
+
+  std::vector<BlockMass> take_blocks() { return std::move(blocks_); }
+
+ private:
+  int slot(policy::Lane lane) const { return settings_.lanes ? settings_.lane_slot[lane] : -1; }
+  template <class Body>
+  void for_each_token(Body&& body);
+  void turn_window();
+
+  const ObserveSettings settings_;
+  const StreamViews& views_;
+  MassReport* report_;
+  const size_t report_base_;
+  std::vector<BlockMass> blocks_;
+  std::vector<uint32_t> live_;  // positions, for counting what a query could see
+  const uint32_t* positions_ = nullptr;
+  uint32_t window_queries_;
+  bool query_open_ = false;
+};
+
+}  // namespace tierkv::cache
