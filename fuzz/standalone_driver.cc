@@ -7,9 +7,11 @@
 // CI run; `make fuzz` is the thorough one.
 //
 // A crash, a sanitizer report or an input that takes longer than 20 seconds leaves the input in DIR and its path on stderr.
+#include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -39,7 +41,6 @@ struct Options {
   uint64_t seed = 0;
   size_t max_len = 1 << 16;
   std::string artifacts = ".";
-  std::vector<Bytes> words;
   std::vector<Bytes> corpus;
 };
 
