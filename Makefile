@@ -1,0 +1,87 @@
+# The front door. `make test` takes a fresh machine from clone to green, `make demo` shows what the library does.
+#
+# Everything is CMake behind these targets (CMakePresets.json); build/ is the release build, build-<preset>/ the others.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+
+PREFIX ?= /usr/local
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+CMAKE_ARGS ?=
+FUZZ_SECONDS ?= 600
+TIERKV_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/tierkv
+
+# ccache when it is there; its files stay in TIERKV_CACHE unless CCACHE_DIR says otherwise.
+ifneq ($(shell command -v ccache 2>/dev/null),)
+  export CCACHE_DIR ?= $(TIERKV_CACHE)/ccache
+  LAUNCHER := -DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache
+endif
+
+CTEST := ctest --output-on-failure -j $(JOBS)
+# GCC's ThreadSanitizer wants the address space it knows; where the kernel lets us, switch its randomisation off.
+NO_ASLR = $(shell setarch "$$(uname -m)" -R true 2>/dev/null && echo "setarch $$(uname -m) -R")
+
+define build_preset
+	cmake --preset $(1) $(LAUNCHER) -DTIERKV_WERROR=ON $(CMAKE_ARGS) $(if $(V),,--log-level=NOTICE)
+	cmake --build --preset $(1) -j $(JOBS)
+endef
+
+.PHONY: help deps deps-fuzz build test demo bench install debug asan tsan fuzz fuzz-brief lint format clean
+
+help:  ## this list
+	@echo "tierkv: a tiered, compressed KV cache for language models"
+	@echo
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1|\2/' | column -t -s '|'
+	@echo
+	@echo "  JOBS=$(JOBS)  PREFIX=$(PREFIX)  CMAKE_ARGS=...  FUZZ_SECONDS=$(FUZZ_SECONDS)  V=1 for CMake's own messages"
+
+deps:  ## install what the build needs and is not there yet (apt; asks nothing)
+	@tools/install_deps.sh
+
+deps-fuzz: deps
+	@tools/install_deps.sh --fuzz
+
+build: deps  ## the library and every program, optimised, in build/ (programs in build/bin)
+	$(call build_preset,release)
+
+test: build  ## build, then every test
+	cd build && $(CTEST) --no-tests=error
+
+demo: build  ## a long synthetic decode through four presets, side by side
+	@build/bin/tierkv-demo
+
+bench: build  ## every benchmark, each checked before it is timed; JSON lines go to build/bench.jsonl
+	build/bin/tierkv-bench --json-file build/bench.jsonl
+
+install: build  ## headers, library, CMake package and tierkv.pc under PREFIX
+	cmake --install build --prefix $(PREFIX)
+
+debug: deps  ## the tests without optimisation, assertions on
+	$(call build_preset,debug)
+	cd build-debug && $(CTEST) --no-tests=error
+
+asan: deps  ## every test under AddressSanitizer and UndefinedBehaviorSanitizer
+	$(call build_preset,asan)
+	cd build-asan && $(CTEST) --no-tests=error
+
+tsan: deps  ## the tests that use threads under ThreadSanitizer
+	$(call build_preset,tsan)
+	cd build-tsan && $(NO_ASLR) $(CTEST) -L '^threads$$' --no-tests=error
+
+fuzz-brief: deps  ## every fuzzer for a few seconds under ASan and UBSan, no clang needed
+	$(call build_preset,asan)
+	cd build-asan && $(CTEST) -L '^fuzz$$' --no-tests=error
+
+fuzz: deps-fuzz  ## every fuzzer under libFuzzer for FUZZ_SECONDS each (clang)
+	$(call build_preset,fuzz)
+	tools/fuzz_long.sh build-fuzz $(TIERKV_CACHE)/fuzz $(FUZZ_SECONDS)
+
+lint:  ## include directions, file lengths, and the format where clang-format is there
+	python3 tools/check_includes.py
+	@tools/format.sh --check
+
+format:  ## clang-format over everything
+	@tools/format.sh
+
+clean:  ## remove every build directory
+	rm -rf build build-debug build-asan build-tsan build-fuzz

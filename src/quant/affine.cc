@@ -1,0 +1,277 @@
+#include "quant/affine.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/status_macros.h"
+#include "quant/checks.h"
+
+namespace tierkv::quant {
+
+namespace {
+
+float* grow(std::vector<float>& v, size_t n) {
+  if (v.size() < n) v.resize(n);
+  return v.data();
+}
+
+// acc[i][l] = sum over p < depth of factors[i*stride + p] * tile[p*16 + l], for N queries at once so that a tile row is loaded once.
+template <uint32_t N>
+void dot_tile(const float* tile, uint32_t depth, const float* factors, size_t stride, float (*acc)[kTileLanes]) {
+  float sum[N][kTileLanes] = {};
+  for (uint32_t p = 0; p < depth; ++p) {
+    const float* row = tile + static_cast<size_t>(p) * kTileLanes;
+    for (uint32_t i = 0; i < N; ++i) {
+      const float f = factors[i * stride + p];
+      for (uint32_t l = 0; l < kTileLanes; ++l) sum[i][l] += f * row[l];
+    }
+  }
+  std::memcpy(acc, sum, sizeof sum);
+}
+
+double weighted_sum(const float* a, const float* b, uint32_t n) {
+  double sum = 0.0;
+  for (uint32_t i = 0; i < n; ++i) sum += static_cast<double>(a[i]) * b[i];
+  return sum;
+}
+
+class AffineCodec final : public Codec {
+ public:
+  AffineCodec(const CodecSpec& spec, Side side, const BlockShape& shape, const Recipe& recipe)
+      : Codec(spec, side, shape, Frame::plain),
+        recipe_(recipe),
+        lanes_(side == Side::key ? shape.tokens : shape.head_dim, side == Side::key ? shape.head_dim : shape.tokens, recipe.bits) {
+    const uint32_t along = recipe.axis == Axis::channel ? shape.tokens : shape.head_dim;
+    const uint32_t across = recipe.axis == Axis::channel ? shape.head_dim : shape.tokens;
+    groups_ = (along + recipe.group - 1) / recipe.group;
+    meta_.kind = recipe.meta;
+    meta_.rounding = recipe.rounding;
+    meta_.entries = groups_ * across;
+    meta_.levels = 1u << recipe.bits;
+    meta_.zero = recipe.zero;
+    bytes_ = lanes_.bytes() + meta_bytes(meta_);
+  }
+
+  Status encode(const float* rows, const BlockContext&, std::span<std::byte> out) const override {
+    TIERKV_RETURN_IF_ERROR(check_size(out.size(), bytes()));
+    TIERKV_RETURN_IF_ERROR(check_finite(rows, shape()));
+    const uint32_t d = shape().head_dim;
+    const bool by_channel = recipe_.axis == Axis::channel;
+    const uint32_t along = by_channel ? shape().tokens : d, across = by_channel ? d : shape().tokens;
+    const size_t along_stride = by_channel ? d : 1, across_stride = by_channel ? 1 : d;
+    // Groups are gathered into contiguous runs: x[(group, across)][along].
+    std::vector<float> x(static_cast<size_t>(along) * across);
+    std::vector<GroupFit> fits(meta_.entries);
+    for (uint32_t g = 0, entry = 0; g < groups_; ++g) {
+      for (uint32_t a = 0; a < across; ++a, ++entry) {
+        float* run = x.data() + static_cast<size_t>(a) * along + g * recipe_.group;
+        const float* from = rows + a * across_stride + g * recipe_.group * along_stride;
+        const uint32_t n = group_length(g, along);
+        for (uint32_t i = 0; i < n; ++i) run[i] = from[i * along_stride];
+        fits[entry] = fit_group(recipe_.fit, run, n, meta_.levels);
+      }
+    }
+    std::vector<std::byte> packed_meta(meta_bytes(meta_));
+    TIERKV_RETURN_IF_ERROR(encode_meta(meta_, fits, packed_meta.data()));
+    std::vector<float> scales(meta_.entries), offsets(meta_.entries);
+    decode_meta(meta_, packed_meta.data(), scales.data(), offsets.data());
+
+    std::vector<uint16_t> codes(x.size());  // [across][along]
+    for (uint32_t g = 0, entry = 0; g < groups_; ++g) {
+      for (uint32_t a = 0; a < across; ++a, ++entry) {
+        const size_t at = static_cast<size_t>(a) * along + g * recipe_.group;
+        const uint32_t n = group_length(g, along);
+        if (recipe_.table != nullptr) {
+          code_group_table(x.data() + at, n, scales[entry], recipe_.table, meta_.levels, codes.data() + at);
+        } else if (recipe_.keep_fit_codes) {
+          code_group(x.data() + at, n, fits[entry].step, -recipe_.zero * fits[entry].step, meta_.levels, codes.data() + at);
+        } else {
+          code_group(x.data() + at, n, scales[entry], offsets[entry], meta_.levels, codes.data() + at);
+        }
+      }
+    }
+    const bool lane_is_across = (side() == Side::key) != by_channel;  // keys per token, values per channel
+    lanes_.pack(codes.data(), lane_is_across ? along : 1, lane_is_across ? 1 : along, out.data());
+    std::memcpy(out.data() + lanes_.bytes(), packed_meta.data(), packed_meta.size());
+    return Status();
+  }
+
+  void decode(std::span<const std::byte> in, const BlockContext&, uint32_t first, uint32_t count, float* out) const override {
+    const uint32_t d = shape().head_dim, tokens = shape().tokens;
+    std::vector<float> meta(2 * static_cast<size_t>(meta_.entries));
+    const float* scales = meta.data();
+    const float* offsets = scales + meta_.entries;
+    decode_meta(meta_, in.data() + lanes_.bytes(), meta.data(), meta.data() + meta_.entries);
+    for (uint32_t t = first; t < first + count; ++t) {
+      for (uint32_t c = 0; c < d; ++c) {
+        const uint32_t code = side() == Side::key ? lanes_.get(in.data(), t, c) : lanes_.get(in.data(), c, t);
+        const size_t entry = recipe_.axis == Axis::channel ? static_cast<size_t>(t / recipe_.group) * d + c
+                                                           : static_cast<size_t>(c / recipe_.group) * tokens + t;
+        const float level = recipe_.table != nullptr ? recipe_.table[code] : static_cast<float>(code);
+        *out++ = offsets[entry] + scales[entry] * level;
+      }
+    }
+  }
+
+  void scores(std::span<const std::byte> in, const BlockContext&, const float* queries, uint32_t count, uint32_t rows, float* out,
+              size_t stride, Workspace& ws) const override {
+    if (recipe_.axis == Axis::channel) {
+      scores_by_channel(in, queries, count, rows, out, stride, ws);
+    } else {
+      scores_by_token(in, queries, count, rows, out, stride, ws);
+    }
+  }
+
+  void accumulate(std::span<const std::byte> in, const BlockContext&, const float* weights, size_t stride, uint32_t count, uint32_t rows,
+                  float* acc, Workspace& ws) const override {
+    const uint32_t d = shape().head_dim, tokens = shape().tokens;
+    if (rows == 0) return;
+    const auto [scales, offsets] = load_meta(in, ws);
+    float* tile = grow(ws.a, lanes_.tile_floats());
+    float* folded = grow(ws.c, static_cast<size_t>(count) * (rows + 1));
+    float* bias = folded + static_cast<size_t>(count) * rows;
+    uint32_t group = ~0u;
+    for (uint32_t first = 0; first < d; first += kTileLanes) {
+      if (first / recipe_.group != group) {
+        group = first / recipe_.group;
+        const float* s = scales + static_cast<size_t>(group) * tokens;
+        const float* o = offsets + static_cast<size_t>(group) * tokens;
+        for (uint32_t i = 0; i < count; ++i) {
+          const float* w = weights + i * stride;
+          for (uint32_t t = 0; t < rows; ++t) folded[static_cast<size_t>(i) * rows + t] = w[t] * s[t];
+          bias[i] = static_cast<float>(weighted_sum(w, o, rows));
+        }
+      }
+      unpack(in, first / kTileLanes, rows, tile);
+      for_each_query(tile, rows, folded, rows, count, [&](uint32_t i, const float* sum) {
+        float* a = acc + static_cast<size_t>(i) * d + first;
+        for (uint32_t l = 0; l < kTileLanes; ++l) a[l] += bias[i] + sum[l];
+      });
+    }
+  }
+
+  Status validate(std::span<const std::byte> in) const override {
+    TIERKV_RETURN_IF_ERROR(check_size(in.size(), bytes()));
+    return validate_meta(meta_, in.data() + lanes_.bytes());
+  }
+
+ private:
+  struct Grids {
+    const float* scales;
+    const float* offsets;
+  };
+
+  uint32_t group_length(uint32_t g, uint32_t along) const { return std::min(recipe_.group, along - g * recipe_.group); }
+
+  Grids load_meta(std::span<const std::byte> in, Workspace& ws) const {
+    float* scales = grow(ws.b, 2 * static_cast<size_t>(meta_.entries));
+    decode_meta(meta_, in.data() + lanes_.bytes(), scales, scales + meta_.entries);
+    return {scales, scales + meta_.entries};
+  }
+
+  // One tile of 16 lanes as levels: codes, or what the codebook says they mean.
+  void unpack(std::span<const std::byte> in, uint32_t tile, uint32_t depth, float* out) const {
+    lanes_.unpack_tile(in.data(), tile, depth, out);
+    if (recipe_.table == nullptr) return;
+    const size_t n = static_cast<size_t>(depth) * kTileLanes;
+    for (size_t i = 0; i < n; ++i) out[i] = recipe_.table[static_cast<int32_t>(out[i])];
+  }
+
+  template <class Fn>
+  static void for_each_query(const float* tile, uint32_t depth, const float* factors, size_t stride, uint32_t count, Fn&& fn) {
+    float acc[2][kTileLanes];
+    uint32_t i = 0;
+    for (; i + 2 <= count; i += 2) {
+      dot_tile<2>(tile, depth, factors + i * stride, stride, acc);
+      fn(i, acc[0]);
+      fn(i + 1, acc[1]);
+    }
+    if (i < count) {
+      dot_tile<1>(tile, depth, factors + i * stride, stride, acc);
+      fn(i, acc[0]);
+    }
+  }
+
+  void scores_by_channel(std::span<const std::byte> in, const float* queries, uint32_t count, uint32_t rows, float* out, size_t stride,
+                         Workspace& ws) const {
+    const uint32_t d = shape().head_dim;
+    const auto [scales, offsets] = load_meta(in, ws);
+    float* tile = grow(ws.a, lanes_.tile_floats());
+    float* folded = grow(ws.c, static_cast<size_t>(count) * (d + 1));
+    float* bias = folded + static_cast<size_t>(count) * d;
+    uint32_t group = ~0u;
+    for (uint32_t first = 0; first < rows; first += kTileLanes) {
+      if (first / recipe_.group != group) {
+        group = first / recipe_.group;
+        const float* s = scales + static_cast<size_t>(group) * d;
+        for (uint32_t i = 0; i < count; ++i) {
+          const float* q = queries + static_cast<size_t>(i) * d;
+          for (uint32_t c = 0; c < d; ++c) folded[static_cast<size_t>(i) * d + c] = q[c] * s[c];
+          bias[i] = static_cast<float>(weighted_sum(q, offsets + static_cast<size_t>(group) * d, d));
+        }
+      }
+      unpack(in, first / kTileLanes, d, tile);
+      const uint32_t live = std::min(kTileLanes, rows - first);
+      for_each_query(tile, d, folded, d, count, [&](uint32_t i, const float* sum) {
+        float* o = out + i * stride + first;
+        for (uint32_t l = 0; l < live; ++l) o[l] = bias[i] + sum[l];
+      });
+    }
+  }
+
+  void scores_by_token(std::span<const std::byte> in, const float* queries, uint32_t count, uint32_t rows, float* out, size_t stride,
+                       Workspace& ws) const {
+    const uint32_t d = shape().head_dim, tokens = shape().tokens;
+    const auto [scales, offsets] = load_meta(in, ws);
+    float* tile = grow(ws.a, lanes_.tile_floats());
+    float* totals = grow(ws.c, static_cast<size_t>(count) * groups_);  // of the query over each channel group
+    for (uint32_t i = 0; i < count; ++i) {
+      for (uint32_t g = 0; g < groups_; ++g) {
+        double sum = 0.0;
+        for (uint32_t c = g * recipe_.group; c < g * recipe_.group + group_length(g, d); ++c) sum += queries[static_cast<size_t>(i) * d + c];
+        totals[i * groups_ + g] = static_cast<float>(sum);
+      }
+    }
+    for (uint32_t first = 0; first < rows; first += kTileLanes) {
+      unpack(in, first / kTileLanes, d, tile);
+      const uint32_t live = std::min(kTileLanes, rows - first);
+      for (uint32_t g = 0; g < groups_; ++g) {
+        const uint32_t from = g * recipe_.group;
+        const float* s = scales + static_cast<size_t>(g) * tokens + first;
+        const float* z = offsets + static_cast<size_t>(g) * tokens + first;
+        for_each_query(tile + static_cast<size_t>(from) * kTileLanes, group_length(g, d), queries + from, d, count,
+                       [&](uint32_t i, const float* sum) {
+                         float* o = out + i * stride + first;
+                         const float total = totals[i * groups_ + g];
+                         for (uint32_t l = 0; l < live; ++l) o[l] = (g == 0 ? 0.0f : o[l]) + s[l] * sum[l] + z[l] * total;
+                       });
+      }
+    }
+  }
+
+  Recipe recipe_;
+  Lanes lanes_;
+  MetaFormat meta_;
+  uint32_t groups_ = 0;
+};
+
+}  // namespace
+
+Result<uint32_t> resolve_group(const CodecSpec& spec, uint32_t length, uint32_t fallback) {
+  if (spec.group == 0) return std::min(fallback, length);
+  if (spec.group % 16 != 0) {
+    return error(StatusCode::invalid_argument, "group ", spec.group, " is not supported; allowed: multiples of 16");
+  }
+  return std::min<uint32_t>(spec.group, length);
+}
+
+Result<std::unique_ptr<Codec>> make_affine(const CodecSpec& spec, Side side, const BlockShape& shape, const Recipe& recipe) {
+  TIERKV_RETURN_IF_ERROR(check_packed_shape(shape));
+  if (recipe.bits < 1 || recipe.bits > 16 || recipe.group == 0 || recipe.group % 16 != 0 ||
+      (side == Side::value && recipe.axis == Axis::channel)) {
+    return error(StatusCode::internal, "codec row ", spec.id, " has an impossible recipe");
+  }
+  return std::unique_ptr<Codec>(std::make_unique<AffineCodec>(spec, side, shape, recipe));
+}
+
+}  // namespace tierkv::quant

@@ -1,0 +1,105 @@
+#include "quant/centered.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "base/f16.h"
+#include "base/status_macros.h"
+#include "quant/checks.h"
+
+namespace tierkv::quant {
+
+namespace {
+
+class CenteredCodec final : public Codec {
+ public:
+  explicit CenteredCodec(std::unique_ptr<Codec> inner)
+      : Codec(inner->spec(), inner->side(), inner->shape(), inner->frame()), inner_(std::move(inner)) {
+    bytes_ = inner_->bytes() + shape().head_dim * sizeof(uint16_t);
+  }
+
+  Status encode(const float* rows, const BlockContext& ctx, std::span<std::byte> out) const override {
+    TIERKV_RETURN_IF_ERROR(check_size(out.size(), bytes()));
+    TIERKV_RETURN_IF_ERROR(check_finite(rows, shape()));
+    const uint32_t d = shape().head_dim, tokens = shape().tokens;
+    std::vector<double> sums(d);
+    for (uint32_t t = 0; t < tokens; ++t) {
+      for (uint32_t c = 0; c < d; ++c) sums[c] += rows[static_cast<size_t>(t) * d + c];
+    }
+    std::vector<uint16_t> stored(d);
+    for (uint32_t c = 0; c < d; ++c) {
+      stored[c] = f32_to_f16(static_cast<float>(sums[c] / tokens));
+      if ((stored[c] & 0x7C00u) == 0x7C00u) {
+        return error(StatusCode::invalid_argument, "the mean of channel ", c, " is ", sums[c] / tokens, ", past 65504, the largest fp16");
+      }
+    }
+    std::vector<float> rest(rows, rows + static_cast<size_t>(tokens) * d);
+    for (uint32_t t = 0; t < tokens; ++t) {
+      for (uint32_t c = 0; c < d; ++c) rest[static_cast<size_t>(t) * d + c] -= f16_to_f32(stored[c]);
+    }
+    TIERKV_RETURN_IF_ERROR(inner_->encode(rest.data(), ctx, out.first(inner_->bytes())));
+    std::memcpy(out.data() + inner_->bytes(), stored.data(), d * sizeof(uint16_t));
+    return Status();
+  }
+
+  void decode(std::span<const std::byte> in, const BlockContext& ctx, uint32_t first, uint32_t count, float* out) const override {
+    inner_->decode(in.first(inner_->bytes()), ctx, first, count, out);
+    const uint32_t d = shape().head_dim;
+    float mean[256];
+    load_mean(in, mean);
+    for (uint32_t t = 0; t < count; ++t) {
+      for (uint32_t c = 0; c < d; ++c) out[static_cast<size_t>(t) * d + c] += mean[c];
+    }
+  }
+
+  void scores(std::span<const std::byte> in, const BlockContext& ctx, const float* queries, uint32_t count, uint32_t rows, float* out,
+              size_t stride, Workspace& ws) const override {
+    inner_->scores(in.first(inner_->bytes()), ctx, queries, count, rows, out, stride, ws);
+    const uint32_t d = shape().head_dim;
+    float mean[256];
+    load_mean(in, mean);
+    for (uint32_t i = 0; i < count; ++i) {
+      double shift = 0.0;
+      for (uint32_t c = 0; c < d; ++c) shift += static_cast<double>(queries[static_cast<size_t>(i) * d + c]) * mean[c];
+      for (uint32_t t = 0; t < rows; ++t) out[i * stride + t] += static_cast<float>(shift);
+    }
+  }
+
+  void accumulate(std::span<const std::byte> in, const BlockContext& ctx, const float* weights, size_t stride, uint32_t count,
+                  uint32_t rows, float* acc, Workspace& ws) const override {
+    inner_->accumulate(in.first(inner_->bytes()), ctx, weights, stride, count, rows, acc, ws);
+    const uint32_t d = shape().head_dim;
+    float mean[256];
+    load_mean(in, mean);
+    for (uint32_t i = 0; i < count; ++i) {
+      double total = 0.0;
+      for (uint32_t t = 0; t < rows; ++t) total += weights[i * stride + t];
+      for (uint32_t c = 0; c < d; ++c) acc[static_cast<size_t>(i) * d + c] += static_cast<float>(total) * mean[c];
+    }
+  }
+
+  Status validate(std::span<const std::byte> in) const override {
+    TIERKV_RETURN_IF_ERROR(check_size(in.size(), bytes()));
+    float mean[256];
+    load_mean(in, mean);
+    for (uint32_t c = 0; c < shape().head_dim; ++c) {
+      if (!std::isfinite(mean[c])) return error(StatusCode::data_loss, "the stored mean of channel ", c, " is not finite");
+    }
+    return inner_->validate(in.first(inner_->bytes()));
+  }
+
+ private:
+  void load_mean(std::span<const std::byte> in, float* mean) const {
+    uint16_t stored[256];
+    std::memcpy(stored, in.data() + inner_->bytes(), shape().head_dim * sizeof(uint16_t));
+    for (uint32_t c = 0; c < shape().head_dim; ++c) mean[c] = f16_to_f32(stored[c]);
+  }
+
+  std::unique_ptr<Codec> inner_;
+};
+
+}  // namespace
+
+std::unique_ptr<Codec> center_codec(std::unique_ptr<Codec> inner) { return std::make_unique<CenteredCodec>(std::move(inner)); }
+
+}  // namespace tierkv::quant

@@ -1,0 +1,62 @@
+#include "quant/frame.h"
+
+#include <array>
+#include <cmath>
+
+namespace tierkv::quant {
+
+namespace {
+
+constexpr uint32_t kMaxHeadDim = 256;
+
+// One pseudo-random sign per channel, a function of head_dim and the channel alone: SplitMix64's finaliser over a counter.
+float sign_of(uint32_t head_dim, uint32_t channel) {
+  uint64_t z = (static_cast<uint64_t>(head_dim) << 32) + (channel + 1u) * 0x9E3779B97F4A7C15ull;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+  return ((z ^ (z >> 31)) >> 63) != 0 ? -1.0f : 1.0f;
+}
+
+// Unnormalised Walsh–Hadamard transform of n floats, n a power of two.
+void walsh_hadamard(float* x, uint32_t n) {
+  for (uint32_t half = 1; half < n; half *= 2) {
+    for (uint32_t base = 0; base < n; base += 2 * half) {
+      float* lo = x + base;
+      float* hi = lo + half;
+      for (uint32_t i = 0; i < half; ++i) {
+        const float sum = lo[i] + hi[i];
+        hi[i] = lo[i] - hi[i];
+        lo[i] = sum;
+      }
+    }
+  }
+}
+
+void rotate(float* rows, uint32_t count, uint32_t head_dim, bool forward) {
+  const uint32_t run = head_dim & (~head_dim + 1u);  // the largest power of two that divides head_dim
+  const float norm = static_cast<float>(1.0 / std::sqrt(static_cast<double>(run)));
+  std::array<float, kMaxHeadDim> signs;
+  for (uint32_t c = 0; c < head_dim; ++c) signs[c] = sign_of(head_dim, c) * norm;
+  for (uint32_t r = 0; r < count; ++r) {
+    float* row = rows + static_cast<size_t>(r) * head_dim;
+    if (forward) {
+      for (uint32_t c = 0; c < head_dim; ++c) row[c] *= signs[c];
+    }
+    for (uint32_t c = 0; c < head_dim; c += run) walsh_hadamard(row + c, run);
+    if (!forward) {
+      for (uint32_t c = 0; c < head_dim; ++c) row[c] *= signs[c];
+    }
+  }
+}
+
+}  // namespace
+
+void to_frame(Frame frame, float* rows, uint32_t count, uint32_t head_dim) {
+  if (frame == Frame::hadamard) rotate(rows, count, head_dim, true);
+}
+
+void from_frame(Frame frame, float* rows, uint32_t count, uint32_t head_dim) {
+  if (frame == Frame::hadamard) rotate(rows, count, head_dim, false);
+}
+
+}  // namespace tierkv::quant

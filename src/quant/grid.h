@@ -1,0 +1,38 @@
+// grid.h — fitting a grid to one group of values, and rounding the group onto it.
+//
+// Every grid here is x' = offset + scale·code with code in 0..levels-1. A fit says what it wants; meta.h rounds the wish to what
+// can be stored and the codes are then taken against the stored grid (or, for an unbiased grid, against the one of the fit).
+// Groups have at least one value. Non-finite input is the caller's to refuse.
+#pragma once
+
+#include <cstdint>
+
+namespace tierkv::quant {
+
+// What a group asks for. Pairs (scale and minimum) use lo and hi, grids tied to their scale only `scale`; the reference
+// quantizers store `zero` as well. `step` is what the codes are taken with where that is not the stored scale.
+struct GroupFit {
+  float lo = 0, hi = 0;
+  float scale = 0, zero = 0;
+  float step = 0;
+};
+
+enum class FitKind : uint8_t {
+  range,       // the group's minimum and maximum
+  range_clip,  // the same, shrunk around its middle by the factor that minimises the squared error
+  absmax,      // scale = largest magnitude over (levels/2 - 1), codes offset by levels/2
+  asymmetric,  // document 001: scale and zero point, value = scale·(code - zero)
+  symmetric,   // document 001: scale, offset levels/2
+  midrise,     // levels at odd half steps, step by squared-error search, scale refit so that <x', x> = <x, x>
+  rms,         // root mean square, for a codebook of the unit normal
+};
+
+GroupFit fit_group(FitKind kind, const float* x, uint32_t n, uint32_t levels);
+
+// codes[i] = round((x[i] - offset)/scale) half to even, clamped to 0..levels-1; all zero when scale is zero.
+void code_group(const float* x, uint32_t n, float scale, float offset, uint32_t levels, uint16_t* codes);
+
+// codes[i] = index of the nearest of `levels` ascending values of scale·table.
+void code_group_table(const float* x, uint32_t n, float scale, const float* table, uint32_t levels, uint16_t* codes);
+
+}  // namespace tierkv::quant

@@ -1,0 +1,132 @@
+#include "quant/half.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/f16.h"
+#include "base/status_macros.h"
+#include "quant/checks.h"
+
+namespace tierkv::quant {
+
+namespace {
+
+struct Fp16 {
+  static float load(uint16_t h) { return f16_to_f32(h); }
+  static uint16_t store(float f) { return f32_to_f16(f); }
+  static constexpr uint16_t kExponent = 0x7C00;
+  static constexpr const char* kRange = "65504, the largest fp16";
+};
+
+struct Bf16 {
+  static float load(uint16_t h) { return bf16_to_f32(h); }
+  static uint16_t store(float f) { return f32_to_bf16(f); }
+  static constexpr uint16_t kExponent = 0x7F80;
+  static constexpr const char* kRange = "3.39e38, the largest bf16";
+};
+
+template <class Format>
+class HalfCodec final : public Codec {
+ public:
+  HalfCodec(const CodecSpec& spec, Side side, const BlockShape& shape) : Codec(spec, side, shape, Frame::plain) {
+    bytes_ = static_cast<size_t>(shape.tokens) * shape.head_dim * sizeof(uint16_t);
+  }
+
+  Status encode(const float* rows, const BlockContext&, std::span<std::byte> out) const override {
+    TIERKV_RETURN_IF_ERROR(check_size(out.size(), bytes()));
+    TIERKV_RETURN_IF_ERROR(check_finite(rows, shape()));
+    const size_t n = static_cast<size_t>(shape().tokens) * shape().head_dim;
+    for (size_t i = 0; i < n; ++i) {
+      if ((Format::store(rows[i]) & 0x7FFFu) >= Format::kExponent) {
+        return error(StatusCode::invalid_argument, "row ", i / shape().head_dim, ", channel ", i % shape().head_dim, " is ", rows[i],
+                     ", past ", Format::kRange);
+      }
+    }
+    for (size_t i = 0; i < n; ++i) {
+      const uint16_t h = Format::store(rows[i]);
+      std::memcpy(out.data() + i * sizeof h, &h, sizeof h);
+    }
+    return Status();
+  }
+
+  void decode(std::span<const std::byte> in, const BlockContext&, uint32_t first, uint32_t count, float* out) const override {
+    const uint32_t d = shape().head_dim;
+    for (uint32_t t = 0; t < count; ++t) load_row(in, first + t, out + static_cast<size_t>(t) * d);
+  }
+
+  void scores(std::span<const std::byte> in, const BlockContext&, const float* queries, uint32_t count, uint32_t rows, float* out,
+              size_t stride, Workspace& ws) const override {
+    const uint32_t d = shape().head_dim;
+    ws.a.resize(std::max<size_t>(ws.a.size(), d));
+    float* row = ws.a.data();
+    for (uint32_t t = 0; t < rows; ++t) {
+      load_row(in, t, row);
+      for (uint32_t i = 0; i < count; ++i) {
+        const float* q = queries + static_cast<size_t>(i) * d;
+        float lanes[16] = {};
+        for (uint32_t c = 0; c < d; c += 16) {
+          for (uint32_t l = 0; l < 16; ++l) lanes[l] += q[c + l] * row[c + l];
+        }
+        for (uint32_t width = 8; width > 0; width /= 2) {
+          for (uint32_t l = 0; l < width; ++l) lanes[l] += lanes[l + width];
+        }
+        out[i * stride + t] = lanes[0];
+      }
+    }
+  }
+
+  void accumulate(std::span<const std::byte> in, const BlockContext&, const float* weights, size_t stride, uint32_t count, uint32_t rows,
+                  float* acc, Workspace& ws) const override {
+    const uint32_t d = shape().head_dim;
+    ws.a.resize(std::max<size_t>(ws.a.size(), d));
+    float* row = ws.a.data();
+    for (uint32_t t = 0; t < rows; ++t) {
+      load_row(in, t, row);
+      for (uint32_t i = 0; i < count; ++i) {
+        const float w = weights[i * stride + t];
+        float* a = acc + static_cast<size_t>(i) * d;
+        for (uint32_t c = 0; c < d; ++c) a[c] += w * row[c];
+      }
+    }
+  }
+
+  Status validate(std::span<const std::byte> in) const override {
+    TIERKV_RETURN_IF_ERROR(check_size(in.size(), bytes()));
+    for (size_t i = 0; i < in.size(); i += sizeof(uint16_t)) {
+      uint16_t h;
+      std::memcpy(&h, in.data() + i, sizeof h);
+      if ((h & Format::kExponent) == Format::kExponent) {
+        return error(StatusCode::data_loss, "value ", i / sizeof h, " of a 16-bit block is not finite");
+      }
+    }
+    return Status();
+  }
+
+ private:
+  void load_row(std::span<const std::byte> in, uint32_t t, float* out) const {
+    const uint32_t d = shape().head_dim;
+    const std::byte* at = in.data() + static_cast<size_t>(t) * d * sizeof(uint16_t);
+    uint16_t halves[256];
+    std::memcpy(halves, at, d * sizeof(uint16_t));
+    for (uint32_t c = 0; c < d; ++c) out[c] = Format::load(halves[c]);
+  }
+};
+
+template <class Format>
+Result<std::unique_ptr<Codec>> make_half(const CodecSpec& spec, Side side, const BlockShape& shape) {
+  TIERKV_RETURN_IF_ERROR(check_shape(shape));
+  return std::unique_ptr<Codec>(std::make_unique<HalfCodec<Format>>(spec, side, shape));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Codec>> make_fp16(const CodecSpec& spec, Side side, const BlockShape& shape) {
+  return make_half<Fp16>(spec, side, shape);
+}
+
+Result<std::unique_ptr<Codec>> make_bf16(const CodecSpec& spec, Side side, const BlockShape& shape) {
+  return make_half<Bf16>(spec, side, shape);
+}
+
+}  // namespace tierkv::quant

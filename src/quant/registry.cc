@@ -1,0 +1,203 @@
+// registry.cc — the table of codecs.
+//
+// Adding one is one file and one row: write quant/foo.h and foo.cc with
+//   Result<std::unique_ptr<Codec>> make_foo(const CodecSpec&, Side, const BlockShape&);
+// most are a Recipe for make_affine() (affine.h), see kivi.cc; then add a row below with the next free id. The flags +had and +center
+// are wrapped around whatever make_foo() returns when the row allows them, so a codec never handles them itself.
+// The contract tests (contract_test.cc), benchmarks, the command line and the C API iterate the table and pick the row up.
+// An id is stored in every block on disk: never change or reuse one.
+#include "quant/registry.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "base/status_macros.h"
+#include "quant/centered.h"
+#include "quant/checks.h"
+#include "quant/half.h"
+#include "quant/kivi.h"
+#include "quant/rotated.h"
+
+namespace tierkv::quant {
+
+namespace {
+
+constexpr uint16_t kHad = CodecSpec::hadamard;
+constexpr uint16_t kKiviFlags = kHad | CodecSpec::scale8 | CodecSpec::scale4 | CodecSpec::clip | CodecSpec::center;
+
+constexpr CodecRow kRows[] = {
+    {1, "fp16", "IEEE half precision rows", 0, 0, kHad, false, make_fp16},
+    {2, "bf16", "bfloat16 rows", 0, 0, kHad, false, make_bf16},
+    {4, "kivi", "min/max: keys per channel over tokens, values per token over channels", 1, 16, kKiviFlags, true, make_kivi},
+};
+
+struct FlagName {
+  uint16_t flag;
+  const char* name;
+};
+// In the order to_string() writes them.
+constexpr FlagName kFlagNames[] = {
+    {CodecSpec::hadamard, "had"}, {CodecSpec::scale8, "s8"},      {CodecSpec::scale4, "s4"},
+    {CodecSpec::clip, "clip"},    {CodecSpec::center, "center"},
+};
+
+std::string all_names() {
+  std::string names;
+  for (const CodecRow& row : kRows) {
+    if (!names.empty()) names += ", ";
+    names += row.name;
+    if (row.max_bits != 0) names += std::to_string(row.min_bits) + ".." + std::to_string(row.max_bits);
+  }
+  return names;
+}
+
+std::string flag_names(uint16_t flags) {
+  std::string names;
+  for (const FlagName& f : kFlagNames) {
+    if ((flags & f.flag) == 0) continue;
+    names += names.empty() ? "+" : ", +";
+    names += f.name;
+  }
+  return names.empty() ? "none" : names;
+}
+
+Status bad_codec(std::string_view text, const std::string& problem) {
+  return error(StatusCode::invalid_argument, "codec \"", text, "\": ", problem);
+}
+
+// Reads digits off the front of `rest`; false when there are none or too many.
+bool take_number(std::string_view& rest, uint32_t limit, uint32_t& value) {
+  const auto [end, problem] = std::from_chars(rest.data(), rest.data() + rest.size(), value);
+  if (problem != std::errc() || value > limit) return false;
+  rest.remove_prefix(static_cast<size_t>(end - rest.data()));
+  return true;
+}
+
+// The row whose name `text` starts with, the longest if several do.
+const CodecRow* row_of_text(std::string_view text) {
+  const CodecRow* best = nullptr;
+  for (const CodecRow& row : kRows) {
+    const std::string_view name = row.name;
+    if (text.starts_with(name) && (best == nullptr || name.size() > std::string_view(best->name).size())) best = &row;
+  }
+  return best;
+}
+
+// Everything make_codec() relies on that a spec from disk or from a caller may break.
+Status check_spec(const CodecSpec& spec, const CodecRow& row) {
+  if (spec.bits < row.min_bits || spec.bits > row.max_bits) {
+    return error(StatusCode::invalid_argument, row.name, " at ", static_cast<int>(spec.bits), " bits does not exist; allowed: ",
+                 row.max_bits == 0 ? std::string("no width") : std::to_string(row.min_bits) + ".." + std::to_string(row.max_bits));
+  }
+  if ((spec.flags & ~row.allowed_flags) != 0) {
+    return error(StatusCode::invalid_argument, row.name, " does not take ", flag_names(spec.flags & ~row.allowed_flags), "; allowed: ",
+                 flag_names(row.allowed_flags));
+  }
+  if ((spec.flags & CodecSpec::scale8) != 0 && (spec.flags & CodecSpec::scale4) != 0) {
+    return error(StatusCode::invalid_argument, "+s8 and +s4 exclude each other");
+  }
+  if (spec.group != 0 && !row.takes_group) return error(StatusCode::invalid_argument, row.name, " takes no group");
+  if (spec.group % 16 != 0 || spec.group > 256) {
+    return error(StatusCode::invalid_argument, "group ", spec.group, " is not supported; allowed: multiples of 16 up to 256");
+  }
+  if (spec.reserved != 0) return error(StatusCode::invalid_argument, "the reserved byte of a codec spec is not zero");
+  return Status();
+}
+
+}  // namespace
+
+std::span<const CodecRow> codec_rows() { return kRows; }
+
+const CodecRow* find_codec_row(uint16_t id) {
+  for (const CodecRow& row : kRows) {
+    if (row.id == id) return &row;
+  }
+  return nullptr;
+}
+
+Result<CodecSpec> parse_codec(std::string_view text) {
+  const CodecRow* row = row_of_text(text);
+  if (row == nullptr) return bad_codec(text, "unknown name; allowed: " + all_names());
+  CodecSpec spec;
+  spec.id = row->id;
+  std::string_view rest = text.substr(std::string_view(row->name).size());
+  uint32_t number = 0;
+  if (!rest.empty() && rest[0] >= '0' && rest[0] <= '9') {
+    if (!take_number(rest, 255, number)) return bad_codec(text, "the width is not a number this codec has");
+    spec.bits = static_cast<uint8_t>(number);
+    if (row->max_bits == 0) return bad_codec(text, std::string(row->name) + " takes no width; allowed: " + all_names());
+  } else if (row->max_bits != 0) {
+    return bad_codec(text, std::string(row->name) + " needs a width after its name; allowed: " + std::to_string(row->min_bits) + ".." +
+                               std::to_string(row->max_bits));
+  }
+  if (rest.starts_with("-g")) {
+    rest.remove_prefix(2);
+    if (!take_number(rest, 65535, number) || number == 0) return bad_codec(text, "-g needs a group size; allowed: multiples of 16 up to 256");
+    spec.group = static_cast<uint16_t>(number);
+  }
+  while (!rest.empty()) {
+    const FlagName* found = nullptr;
+    const std::string_view name = rest.substr(1, rest.find('+', 1) - 1);
+    for (const FlagName& f : kFlagNames) {
+      if (rest[0] == '+' && name == f.name) found = &f;
+    }
+    if (found == nullptr) {
+      return bad_codec(text, std::string("\"").append(rest) + "\" is not understood; allowed after " + row->name + ": " +
+                                 (row->takes_group ? "-gN, " : "") + flag_names(row->allowed_flags));
+    }
+    if ((spec.flags & found->flag) != 0) return bad_codec(text, std::string("+") + found->name + " is given twice");
+    spec.flags |= found->flag;
+    rest.remove_prefix(1 + name.size());
+  }
+  if (const Status status = check_spec(spec, *row); !status.ok()) return bad_codec(text, status.message());
+  return spec;
+}
+
+std::string to_string(const CodecSpec& spec) {
+  const CodecRow* row = find_codec_row(spec.id);
+  std::string text = row != nullptr ? std::string(row->name) : std::string("codec#").append(std::to_string(spec.id)).append("/");
+  if (spec.bits != 0) text += std::to_string(spec.bits);
+  if (spec.group != 0) text += "-g" + std::to_string(spec.group);
+  for (const FlagName& f : kFlagNames) {
+    if ((spec.flags & f.flag) != 0) text.append("+").append(f.name);
+  }
+  return text;
+}
+
+Result<CodecPair> parse_codec_pair(std::string_view text) {
+  const size_t slash = text.find('/');
+  CodecPair pair;
+  TIERKV_ASSIGN_OR_RETURN(pair.key, parse_codec(text.substr(0, slash)));
+  if (slash == std::string_view::npos) {
+    pair.value = pair.key;
+    return pair;
+  }
+  TIERKV_ASSIGN_OR_RETURN(pair.value, parse_codec(text.substr(slash + 1)));
+  return pair;
+}
+
+std::string to_string(const CodecPair& pair) {
+  return pair.key == pair.value ? to_string(pair.key) : to_string(pair.key) + "/" + to_string(pair.value);
+}
+
+Result<std::unique_ptr<Codec>> make_codec(const CodecSpec& spec, Side side, const BlockShape& shape) {
+  const CodecRow* row = find_codec_row(spec.id);
+  if (row == nullptr) return error(StatusCode::unsupported, "codec ", spec.id, " is not in this build; it has: ", all_names());
+  TIERKV_RETURN_IF_ERROR(check_spec(spec, *row));
+  TIERKV_RETURN_IF_ERROR(check_shape(shape));
+  TIERKV_ASSIGN_OR_RETURN(std::unique_ptr<Codec> codec, row->make(spec, side, shape));
+  // Rotation outermost: the means are taken in the rotated frame, which is the same thing, and scores() gets rotated queries.
+  if ((spec.flags & CodecSpec::center) != 0 && side == Side::key) codec = center_codec(std::move(codec));
+  if ((spec.flags & CodecSpec::hadamard) != 0) codec = rotate_codec(std::move(codec));
+  return codec;
+}
+
+CodecSpec with_bits(CodecSpec spec, int bits) {
+  const CodecRow* row = find_codec_row(spec.id);
+  if (row != nullptr && row->max_bits != 0) {
+    spec.bits = static_cast<uint8_t>(std::clamp<int>(bits, row->min_bits, row->max_bits));
+  }
+  return spec;
+}
+
+}  // namespace tierkv::quant

@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""Checks who includes whom (docs/HACKING.md, "Rooms") and that no file grows past 800 lines.
+
+    tools/check_includes.py [ROOT]
+
+Prints one line per violation, "file:line: what and what is allowed", and exits with 1 when there is any.
+"""
+
+import os
+import re
+import sys
+
+# Room -> the rooms below it that it may include, beside itself and the public headers.
+ALLOWED = {
+    "base": set(),
+    "quant": {"base"},
+    "tier": {"base"},
+    "policy": {"base"},
+    "profile": {"base"},
+    "attn": {"base", "quant"},
+    "cuda": {"base", "quant", "attn", "tier"},
+    "cache": {"base", "quant", "tier", "policy", "attn", "cuda", "profile"},
+    "llama": {"base", "quant", "tier", "policy", "attn", "cuda", "profile", "cache"},
+}
+# Folders outside src/ that live on the public headers alone.
+PUBLIC_ONLY = ("apps", "python")
+CODE = (".h", ".hpp", ".cc", ".cpp", ".c", ".cu", ".cuh")
+LENGTH_CHECKED = CODE + (".py", ".cmake", ".sh")
+CHECKED_FOLDERS = ("include", "src", "apps", "python", "bench", "tests", "fuzz", "tools", "cmake")
+MAX_LINES = 800
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+# What the public headers may take from outside: headers of the C and C++ standard libraries, which have no folder.
+STANDARD = re.compile(r"^[a-z_0-9]+$|^(assert|errno|float|inttypes|limits|math|stdbool|stddef|stdint|stdio|stdlib|string)\.h$")
+
+
+def code_without_comments(text):
+    """Blanks out /* */ comments and keeps the line numbers; // comments cannot start an #include line."""
+    return re.sub(r"/\*.*?\*/", lambda m: "\n" * m.group(0).count("\n"), text, flags=re.S)
+
+
+def folder_of(path):
+    """(top folder, room or None) of a path relative to the root."""
+    parts = path.split("/")
+    if parts[0] == "src" and len(parts) > 2:
+        return "src", parts[1]
+    return parts[0], None
+
+
+def check_include(path, bracket, target):
+    """Why `path` may not include `target`, or None."""
+    top, room = folder_of(path)
+    if ".." in target.split("/"):
+        return f'"{target}": paths start at src/ or include/, never with ..'
+    first = target.split("/")[0] if "/" in target else None
+    public = first == "tierkv"
+    ours = public or first in ALLOWED
+
+    if top == "include":
+        if public or (bracket == "<" and STANDARD.match(target)):
+            return None
+        return f"{target}: public headers include only tierkv/ and the standard library"
+    if top in PUBLIC_ONLY:
+        if first in ALLOWED:
+            return f"{target}: {top}/ may include public headers only (tierkv/...)"
+        return None
+    if top != "src":
+        return None
+    if room not in ALLOWED:
+        return f"room src/{room} is not in tools/check_includes.py: say there what it may include"
+    if bracket == '"' and not ours:
+        return f'"{target}": write "room/file.h" for our own headers and <...> for others'
+    if public or not ours or first == room or first in ALLOWED[room]:
+        return None
+    allowed = ", ".join(sorted(ALLOWED[room])) or "no other room"
+    return f"{target}: {room} may include {allowed} (and itself and tierkv/)"
+
+
+def check_file(root, path):
+    with open(os.path.join(root, path), encoding="utf-8") as file:
+        text = file.read()
+    problems = []
+    lines = text.count("\n") + (not text.endswith("\n"))
+    if lines > MAX_LINES:
+        problems.append(f"{path}:{MAX_LINES + 1}: {lines} lines, at most {MAX_LINES} are allowed: split it")
+    if path.endswith(CODE):
+        for number, line in enumerate(code_without_comments(text).split("\n"), 1):
+            match = INCLUDE.match(line)
+            problem = match and check_include(path, match.group(1), match.group(2))
+            if problem:
+                problems.append(f"{path}:{number}: {problem}")
+    return problems
+
+
+def source_files(root):
+    for top in CHECKED_FOLDERS:
+        for folder, subfolders, names in os.walk(os.path.join(root, top)):
+            subfolders.sort()
+            for name in sorted(names):
+                if name.endswith(LENGTH_CHECKED):
+                    yield os.path.relpath(os.path.join(folder, name), root).replace(os.sep, "/")
+
+
+def main():
+    root = sys.argv[1] if len(sys.argv) > 1 else os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    files = list(source_files(root))
+    if not any(path.startswith("src/") for path in files):
+        print(f"{root}: no sources under src/ to check")
+        return 1
+    problems = [problem for path in files for problem in check_file(root, path)]
+    print("\n".join(problems + [f"{len(files)} files checked, {len(problems)} violations"]))
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+#!/usr/bin/env python3
+"""Proves that check_includes.py fails when it must and only then: one temporary tree for each rule."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+CHECKER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "check_includes.py")
+
+
+def run_on(files):
+    with tempfile.TemporaryDirectory() as root:
+        for path, text in files.items():
+            full = os.path.join(root, path)
+            os.makedirs(os.path.dirname(full), exist_ok=True)
+            with open(full, "w", encoding="utf-8") as file:
+                file.write(text)
+        done = subprocess.run([sys.executable, CHECKER, root], capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout
+
+
+class CheckIncludes(unittest.TestCase):
+    def accepts(self, path, text):
+        code, out = run_on({"src/base/a.h": "#include <vector>\n", path: text})
+        self.assertEqual(code, 0, out)
+
+    def refuses(self, path, text, expected):
+        code, out = run_on({"src/base/a.h": "#include <vector>\n", path: text})
+        self.assertEqual(code, 1, out)
+        self.assertIn(expected, out)
+
+    def test_every_edge_of_the_map_is_accepted(self):
+        self.accepts("src/quant/a.cc", '#include "quant/a.h"\n#include "base/f16.h"\n#include "tierkv/status.h"\n#include <xxhash.h>\n')
+        self.accepts("src/attn/a.cc", '#include "quant/a.h"\n#include "base/f16.h"\n')
+        self.accepts("src/cuda/a.cu", '#include "attn/a.h"\n#include "tier/a.h"\n')
+        self.accepts("src/cache/a.cc", '#include "policy/a.h"\n#include "attn/a.h"\n#include <toml++/toml.h>\n')
+        self.accepts("src/llama/a.cc", '#include "cache/a.h"\n')
+        self.accepts("apps/a.cc", '#include "tierkv/cache.h"\n#include <tierkv/cache.h>\n#include <cstdio>\n')
+        self.accepts("tests/a.cc", '#include "quant/codec.h"\n')
+        self.accepts("include/tierkv/a.h", '#include <cstdint>\n#include <stdint.h>\n#include "tierkv/b.h"\n')
+
+    def test_upward_edges_are_refused(self):
+        self.refuses("src/base/b.h", '#include "quant/codec.h"\n', "src/base/b.h:1: quant/codec.h: base may include no other room")
+        self.refuses("src/quant/a.cc", '\n#include "attn/a.h"\n', "src/quant/a.cc:2: attn/a.h: quant may include base")
+        self.refuses("src/policy/a.cc", '#include "cache/a.h"\n', "policy may include base")
+        self.refuses("src/attn/a.cc", '#  include <cache/a.h>\n', "attn may include base, quant")
+        self.refuses("src/tier/a.cc", '#include "quant/codec.h"\n', "tier may include base")
+
+    def test_private_headers_are_refused_outside_the_library(self):
+        self.refuses("apps/a.cc", '#include "quant/codec.h"\n', "public headers only")
+        self.refuses("python/a.cc", '#include <cache/a.h>\n', "public headers only")
+
+    def test_public_headers_stand_alone(self):
+        self.refuses("include/tierkv/a.h", '#include "base/f16.h"\n', "only tierkv/ and the standard library")
+        self.refuses("include/tierkv/a.h", "#include <toml++/toml.h>\n", "only tierkv/ and the standard library")
+        self.refuses("include/tierkv/a.h", "#include <xxhash.h>\n", "only tierkv/ and the standard library")
+
+    def test_paths_are_spelled_one_way(self):
+        self.refuses("src/quant/a.cc", '#include "a.h"\n', 'write "room/file.h"')
+        self.refuses("src/quant/a.cc", '#include "../base/f16.h"\n', "never with ..")
+
+    def test_an_unknown_room_must_be_declared(self):
+        self.refuses("src/attic/a.cc", "#include <vector>\n", "room src/attic is not in")
+
+    def test_comments_do_not_count(self):
+        self.accepts("src/base/c.h", '/* gone:\n#include "quant/codec.h"\n*/\n// #include "quant/codec.h"\n')
+
+    def test_length_is_limited(self):
+        self.accepts("bench/a.cc", "\n" * 800)
+        self.refuses("bench/a.cc", "\n" * 801, "801 lines, at most 800")
+
+    def test_an_empty_tree_is_an_error(self):
+        code, _ = run_on({"docs/a.md": ""})
+        self.assertEqual(code, 1)
+
+
+if __name__ == "__main__":
+    unittest.main()
