@@ -18,19 +18,20 @@ namespace tierkv {
 namespace {
 
 constexpr size_t kPage = 4096;
-constexpr size_t kRegion = size_t{1} << 20;
+constexpr size_t kSmallRegion = size_t{64} << 10;
+constexpr size_t kLargeRegion = size_t{1} << 20;
 
 size_t whole_pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
-// Small budgets get small regions, so that a region's unused end does not eat the budget.
-size_t region_size_for(size_t limit) {
-  if (limit == 0) return kRegion;
-  return std::clamp(whole_pages(limit / 64), size_t{4} * kPage, kRegion);
+// Regions grow with the arena, so that the unused end of the last one stays a small part of the whole, and small budgets get small ones.
+size_t region_size(size_t mapped, size_t limit) {
+  const size_t least = limit ? std::clamp(whole_pages(limit / 64), 4 * kPage, kSmallRegion) : kSmallRegion;
+  return std::clamp(whole_pages(mapped / 16), least, kLargeRegion);
 }
 
 }  // namespace
 
-Arena::Arena(size_t limit, size_t headroom) : limit_(limit), headroom_(headroom), region_bytes_(region_size_for(limit)) {}
+Arena::Arena(size_t limit, size_t headroom) : limit_(limit), headroom_(headroom) {}
 
 Arena::~Arena() {
   for (const auto& [base, bytes] : regions_) {
@@ -78,7 +79,7 @@ void* Arena::take(size_t bytes) noexcept {
 }
 
 bool Arena::map_region(size_t bytes, Use use) noexcept {
-  size_t size = whole_pages(std::max(bytes, region_bytes_));
+  size_t size = whole_pages(std::max(bytes, region_size(mapped_, limit_)));
   if (limit_ != 0) {
     const size_t allowed = use == Use::relief ? limit_ : limit_ - std::min(limit_, headroom_);
     const size_t left = allowed > mapped_ ? allowed - mapped_ : 0;

@@ -57,7 +57,6 @@ class Arena {
 
   const size_t limit_;
   const size_t headroom_;
-  const size_t region_bytes_;
   mutable std::mutex mutex_;
   std::map<Address, size_t> regions_;                 // base -> bytes
   std::map<Address, size_t> free_by_address_;

@@ -13,6 +13,7 @@
 #include "attn/attention.h"
 #include "base/arena.h"
 #include "cache/codec_book.h"
+#include "tierkv/config.h"
 #include "tierkv/stats.h"
 
 namespace tierkv::cache {

@@ -40,7 +40,7 @@ void add_stream(const cache::StreamEnv& env, const HeadStream& s, MemoryStats& s
   stats.bookkeeping_bytes += s.blocks.storage_bytes() + s.tail.bookkeeping_bytes();
 }
 
-void add_sequence(const cache::StreamEnv& env, const Sequence& sequence, MemoryStats& stats, std::unordered_set<const void*>* seen) {
+void walk_sequence(const cache::StreamEnv& env, const Sequence& sequence, MemoryStats& stats, std::unordered_set<const void*>* seen) {
   std::lock_guard lock(sequence.mutex);
   stats.bookkeeping_bytes += sequence.record_bytes();
   for (uint32_t l = 0; l < sequence.num_layers(); ++l) {
@@ -58,7 +58,7 @@ MemoryStats AdaptiveKVCache::memory_usage() const {
     for (const auto& [id, sequence] : impl_->sequences) all.push_back(sequence);
   }
   std::unordered_set<const void*> seen;
-  for (const auto& sequence : all) add_sequence(impl_->env, *sequence, stats, &seen);
+  for (const auto& sequence : all) walk_sequence(impl_->env, *sequence, stats, &seen);
   uint64_t used = stats.bookkeeping_bytes;
   for (const TierMemory& tier : stats.tier) used += tier.bytes();
   stats.total_bytes = impl_->arena->mapped();
@@ -72,7 +72,7 @@ MemoryStats AdaptiveKVCache::memory_usage() const {
 Result<MemoryStats> AdaptiveKVCache::memory_usage(SeqId seq) const {
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
   MemoryStats stats;
-  add_sequence(impl_->env, *sequence, stats, nullptr);
+  walk_sequence(impl_->env, *sequence, stats, nullptr);
   stats.total_bytes = stats.bookkeeping_bytes;
   for (const TierMemory& tier : stats.tier) stats.total_bytes += tier.bytes();
   stats.budget_bytes = impl_->config.byte_budget;
