@@ -96,8 +96,8 @@ class HalfCodec final : public Codec {
     for (size_t i = 0; i < in.size(); i += sizeof(uint16_t)) {
       uint16_t h;
       std::memcpy(&h, in.data() + i, sizeof h);
-      if ((h & Format::kExponent) == Format::kExponent) {
-        return error(StatusCode::data_loss, "value ", i / sizeof h, " of a 16-bit block is not finite");
+      if (!(std::fabs(Format::load(h)) <= kMaxStored)) {
+        return error(StatusCode::data_loss, "value ", i / sizeof h, " of a 16-bit block is ", Format::load(h));
       }
     }
     return Status();

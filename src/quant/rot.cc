@@ -1,0 +1,29 @@
+#include "quant/rot.h"
+
+#include "base/status_macros.h"
+#include "quant/affine.h"
+#include "quant/centered.h"
+#include "quant/rotated.h"
+
+namespace tierkv::quant {
+
+Result<std::unique_ptr<Codec>> make_rot(const CodecSpec& spec, Side side, const BlockShape& shape) {
+  Recipe recipe;
+  recipe.bits = spec.bits;
+  recipe.group = shape.head_dim;
+  if (side == Side::key) {
+    recipe.fit = FitKind::midrise;
+    recipe.meta = MetaKind::log8_scale;
+    recipe.zero = 0.5f * static_cast<float>((1u << spec.bits) - 1u);
+    recipe.keep_fit_codes = spec.bits <= 4;
+  } else {
+    recipe.fit = FitKind::range;
+    recipe.meta = spec.bits < 4 ? MetaKind::log4_pair : MetaKind::log8_pair;
+    recipe.rounding = Rounding::nearest;
+  }
+  TIERKV_ASSIGN_OR_RETURN(std::unique_ptr<Codec> codec, make_affine(spec, side, shape, recipe));
+  if (side == Side::key) codec = center_codec(std::move(codec));
+  return rotate_codec(std::move(codec));
+}
+
+}  // namespace tierkv::quant
