@@ -7,7 +7,8 @@
 // Values:   per token minimum and maximum, never clipped (clipping hurts values). [codes][log4_pair below 4 bits, log8_pair
 //           from 4 on] (meta.h), one entry per token.
 // Size:     128 tokens of 128 channels at 2 bits: keys 2.19 bits a value, values 2.08.
-// Error:    no bound per value for keys; values see the note on rounding in rot.cc.
+// Error:    no bound per value for keys. Values: half a step, and at the ends of a row the rounding of its coded minimum and
+//           maximum (nearest, rot.cc says why): below 4 bits up to a 30th of the spread of 64 minimums plus half a log step of scale.
 // REQUIRES: tokens % 16 == 0. Refused: non-finite values, rotated channel means past 65504.
 #pragma once
 
