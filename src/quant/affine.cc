@@ -5,6 +5,7 @@
 
 #include "base/status_macros.h"
 #include "quant/checks.h"
+#include "quant/vec.h"
 
 namespace tierkv::quant {
 
@@ -18,12 +19,12 @@ float* grow(std::vector<float>& v, size_t n) {
 // acc[i][l] = sum over p < depth of factors[i*stride + p] * tile[p*16 + l], for N queries at once so that a tile row is loaded once.
 template <uint32_t N>
 void dot_tile(const float* tile, uint32_t depth, const float* factors, size_t stride, float (*acc)[kTileLanes]) {
-  float sum[N][kTileLanes] = {};
+  Float4 sum[N][4] = {};
   for (uint32_t p = 0; p < depth; ++p) {
     const float* row = tile + static_cast<size_t>(p) * kTileLanes;
-    for (uint32_t i = 0; i < N; ++i) {
-      const float f = factors[i * stride + p];
-      for (uint32_t l = 0; l < kTileLanes; ++l) sum[i][l] += f * row[l];
+    for (uint32_t v = 0; v < 4; ++v) {
+      const Float4 x = load4<Float4>(row + 4 * v);
+      for (uint32_t i = 0; i < N; ++i) sum[i][v] += splat4(factors[i * stride + p]) * x;
     }
   }
   std::memcpy(acc, sum, sizeof sum);

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/f16.h"
+#include "quant/vec.h"
 
 namespace tierkv::quant {
 
@@ -20,25 +20,18 @@ void min_max(const float* x, uint32_t n, float& lo, float& hi) {
   }
 }
 
+// REQUIRES: n % 4 == 0 (groups come in sixteens).
 double squared_error(const float* x, uint32_t n, float scale, float offset, uint32_t levels) {
-  const float top = static_cast<float>(levels - 1);
-  const float inverse = 1.0f / scale;
-  float lanes[4] = {};  // four partial sums, so that the loop vectorises without reassociation
-  uint32_t i = 0;
-  for (; i + 4 <= n; i += 4) {
-    for (uint32_t l = 0; l < 4; ++l) {
-      const float code = round_small(std::min(std::max((x[i + l] - offset) * inverse, 0.0f), top));
-      const float e = x[i + l] - (offset + scale * code);
-      lanes[l] += e * e;
-    }
-  }
-  double sum = static_cast<double>(lanes[0]) + lanes[1] + lanes[2] + lanes[3];
-  for (; i < n; ++i) {
-    const float code = round_small(std::min(std::max((x[i] - offset) * inverse, 0.0f), top));
-    const double e = x[i] - (offset + scale * code);
+  const Float4 top = splat4(static_cast<float>(levels - 1)), step = splat4(scale), start = splat4(offset), magic = splat4(12582912.0f);
+  const Float4 inverse = splat4(1.0f / scale);
+  Float4 sum = splat4(0.0f);
+  for (uint32_t i = 0; i < n; i += 4) {
+    const Float4 v = load4<Float4>(x + i);
+    const Float4 code = (min4(max4((v - start) * inverse, splat4(0.0f)), top) + magic) - magic;
+    const Float4 e = v - (start + step * code);
     sum += e * e;
   }
-  return sum;
+  return sum4(sum);
 }
 
 GroupFit fit_range(const float* x, uint32_t n) {

@@ -7,6 +7,7 @@
 #include "base/f16.h"
 #include "base/status_macros.h"
 #include "quant/checks.h"
+#include "quant/vec.h"
 
 namespace tierkv::quant {
 
@@ -64,14 +65,11 @@ class HalfCodec final : public Codec {
       load_row(in, t, row);
       for (uint32_t i = 0; i < count; ++i) {
         const float* q = queries + static_cast<size_t>(i) * d;
-        float lanes[16] = {};
+        Float4 sum[4] = {};
         for (uint32_t c = 0; c < d; c += 16) {
-          for (uint32_t l = 0; l < 16; ++l) lanes[l] += q[c + l] * row[c + l];
+          for (uint32_t v = 0; v < 4; ++v) sum[v] += load4<Float4>(q + c + 4 * v) * load4<Float4>(row + c + 4 * v);
         }
-        for (uint32_t width = 8; width > 0; width /= 2) {
-          for (uint32_t l = 0; l < width; ++l) lanes[l] += lanes[l + width];
-        }
-        out[i * stride + t] = lanes[0];
+        out[i * stride + t] = sum4((sum[0] + sum[2]) + (sum[1] + sum[3]));
       }
     }
   }
@@ -96,8 +94,8 @@ class HalfCodec final : public Codec {
     for (size_t i = 0; i < in.size(); i += sizeof(uint16_t)) {
       uint16_t h;
       std::memcpy(&h, in.data() + i, sizeof h);
-      if ((h & Format::kExponent) == Format::kExponent) {
-        return error(StatusCode::data_loss, "value ", i / sizeof h, " of a 16-bit block is not finite");
+      if (!(std::fabs(Format::load(h)) <= kMaxStored)) {
+        return error(StatusCode::data_loss, "value ", i / sizeof h, " of a 16-bit block is ", Format::load(h));
       }
     }
     return Status();

@@ -4,25 +4,28 @@
 #include <bit>
 #include <cstring>
 
+#include "quant/vec.h"
+
 namespace tierkv::quant {
 
 static_assert(std::endian::native == std::endian::little, "block bytes are little-endian words read in place");
 
 namespace {
 
-// One plane of one tile. The inner loop runs over 16 lanes with constant shifts, which compilers turn into vector code.
+// One plane of one tile: sixteen lanes are four vectors, every shift a constant.
 template <uint32_t P, bool kFirst>
 void unpack_plane(const std::byte* in, uint32_t chunks, float weight, float* out) {
   constexpr uint32_t kMask = (1u << P) - 1u;
+  const Float4 factor = splat4(weight);
   for (uint32_t j = 0; j < chunks; ++j) {
-    uint32_t words[kTileLanes];
-    std::memcpy(words, in + static_cast<size_t>(j) * sizeof words, sizeof words);
-    for (uint32_t f = 0; f < 8 / P; ++f) {
-      for (uint32_t k = 0; k < 4; ++k) {
-        float* row = out + static_cast<size_t>(j * (32 / P) + 4 * f + k) * kTileLanes;
-        for (uint32_t l = 0; l < kTileLanes; ++l) {
-          const float v = static_cast<float>(static_cast<int32_t>((words[l] >> (8 * k + P * f)) & kMask)) * weight;
-          row[l] = kFirst ? v : row[l] + v;
+    for (uint32_t part = 0; part < 4; ++part) {
+      const Word4 words = load4<Word4>(in + static_cast<size_t>(j) * 64 + part * 16);
+      float* column = out + static_cast<size_t>(j) * (32 / P) * kTileLanes + part * 4;
+      for (uint32_t f = 0; f < 8 / P; ++f) {
+        for (uint32_t k = 0; k < 4; ++k) {
+          float* at = column + static_cast<size_t>(4 * f + k) * kTileLanes;
+          const Float4 v = to_float4((words >> (8 * k + P * f)) & kMask) * factor;
+          store4(at, kFirst ? v : load4<Float4>(at) + v);
         }
       }
     }

@@ -8,6 +8,7 @@
 
 #include "base/f16.h"
 #include "base/status_macros.h"
+#include "quant/checks.h"
 
 namespace tierkv::quant {
 
@@ -282,9 +283,9 @@ Status validate_meta(const MetaFormat& format, const std::byte* in) {
   decode_meta(format, in, scales.data(), offsets.data());
   for (uint32_t i = 0; i < format.entries; ++i) {
     const float end = offsets[i] + scales[i] * static_cast<float>(format.levels - 1);
-    if (!(scales[i] >= 0.0f) || !std::isfinite(scales[i]) || !std::isfinite(offsets[i]) || !std::isfinite(end)) {
+    if (!(scales[i] >= 0.0f && std::fabs(offsets[i]) <= kMaxStored && std::fabs(end) <= kMaxStored)) {
       return error(StatusCode::data_loss, "group ", i, " has scale ", scales[i], " and offset ", offsets[i],
-                   "; allowed: finite, scale not negative, inside the format's range");
+                   "; allowed: finite, scale not negative, inside the range of the format");
     }
   }
   return Status();

@@ -15,20 +15,30 @@
 #include "quant/centered.h"
 #include "quant/checks.h"
 #include "quant/half.h"
+#include "quant/int8.h"
 #include "quant/kivi.h"
+#include "quant/reference001.h"
+#include "quant/rot.h"
 #include "quant/rotated.h"
+#include "quant/turbo.h"
 
 namespace tierkv::quant {
 
 namespace {
 
 constexpr uint16_t kHad = CodecSpec::hadamard;
-constexpr uint16_t kKiviFlags = kHad | CodecSpec::scale8 | CodecSpec::scale4 | CodecSpec::clip | CodecSpec::center;
+constexpr uint16_t kWrappers = kHad | CodecSpec::center;
+constexpr uint16_t kKiviFlags = kWrappers | CodecSpec::scale8 | CodecSpec::scale4 | CodecSpec::clip;
 
 constexpr CodecRow kRows[] = {
     {1, "fp16", "IEEE half precision rows", 0, 0, kHad, false, make_fp16},
     {2, "bf16", "bfloat16 rows", 0, 0, kHad, false, make_bf16},
+    {3, "int8", "symmetric 8 bits, one fp16 scale per token and group of channels", 0, 0, kWrappers, true, make_int8},
     {4, "kivi", "min/max: keys per channel over tokens, values per token over channels", 1, 16, kKiviFlags, true, make_kivi},
+    {5, "asym", "document 001: per token scale and zero point, half-even rounding", 2, 8, kWrappers, false, make_asym},
+    {6, "sym", "document 001: per token scale, symmetric, half-even rounding", 2, 8, kWrappers, false, make_sym},
+    {7, "turbo", "TurboQuant-MSE: Hadamard, token norm, Lloyd-Max codebook", 2, 4, 0, false, make_turbo},
+    {8, "rot", "Hadamard; keys centred, clipped, unbiased; values min/max with coded scales", 2, 8, 0, false, make_rot},
 };
 
 struct FlagName {
