@@ -36,11 +36,11 @@ bool valid_utf8(std::string_view text) {
   return true;
 }
 
-std::string quote(std::string_view text) {
+std::string printable(std::string_view text, size_t limit) {
   static constexpr char kHex[] = "0123456789abcdef";
-  std::string out = "'";
+  std::string out;
   for (size_t i = 0; i < text.size();) {
-    if (i >= kQuotedBytes) {
+    if (i >= limit) {
       out += "…";
       break;
     }
@@ -58,8 +58,10 @@ std::string quote(std::string_view text) {
       i += n;
     }
   }
-  return out + "'";
+  return out;
 }
+
+std::string quote(std::string_view text) { return "'" + printable(text, kQuotedBytes) + "'"; }
 
 int edit_distance(std::string_view a, std::string_view b) {
   if (a.size() > kDistanceBytes || b.size() > kDistanceBytes) return static_cast<int>(kDistanceBytes);

@@ -8,7 +8,9 @@
 
 namespace tierkv {
 
-// 'text' in single quotes, at most 80 bytes of it, with control bytes and broken UTF-8 as \xNN: a hostile name cannot drive a terminal.
+// At most `limit` bytes of the text, with control bytes and broken UTF-8 as \xNN: a hostile name cannot drive a terminal.
+std::string printable(std::string_view text, size_t limit);
+// The same in single quotes, at most 80 bytes.
 std::string quote(std::string_view text);
 
 bool valid_utf8(std::string_view text);

@@ -1,0 +1,22 @@
+// config_presets.h — the named starting points.
+#pragma once
+
+#include <span>
+
+#include "tierkv/config.h"
+
+namespace tierkv::cache {
+
+struct Preset {
+  const char* name;
+  const char* summary;
+  uint32_t hot, warm;
+  const char* warm_codec;
+  const char* archive_codec;
+  uint32_t sinks;
+  uint32_t warm_block, archive_block;
+};
+
+std::span<const Preset> presets();
+
+}  // namespace tierkv::cache
