@@ -1,8 +1,9 @@
 // impl.h — the conductor's own state, shared by the files that make up AdaptiveKVCache:
-//   cache.cc      create, sequences, truncate, flush, adaptation
+//   cache.cc      create, sequences, get, truncate, flush
 //   append.cc     rows in, graduation, room
 //   attend.cc     views out, attention, observation
 //   evict.cc      budgets and policies
+//   adapt.cc      thresholds that follow quality
 //   memory.cc     resident bytes
 //   snapshot.cc   save, load, freeze, unfreeze
 //
@@ -26,7 +27,7 @@
 namespace tierkv {
 
 struct AdaptiveKVCache::Impl {
-  explicit Impl(const CacheConfig& c) : config(c), book(c.head_dim), pool(c.threads) {}
+  explicit Impl(const CacheConfig& c) : config(c), book(c.head_dim), pool(c.threads), quality(c.quality_target) {}
 
   CacheConfig config;
   cache::CodecBook book;
