@@ -142,8 +142,8 @@ class TreeBuilder : public nlohmann::json_sax<nlohmann::json> {
 
 }  // namespace
 
-Result<ConfigNode> parse_json_tree(std::string_view text, std::string_view origin) {
-  TIERKV_RETURN_IF_ERROR(check_config_size(text, origin));
+Result<ConfigNode> parse_json_tree(std::string_view text, std::string_view origin, size_t max_bytes) {
+  TIERKV_RETURN_IF_ERROR(check_config_size(text, origin, max_bytes));
   LineCount count;
   TreeBuilder builder(&count, origin);
   try {

@@ -26,10 +26,10 @@ std::string describe(const ConfigNode& node) {
   return "a value";
 }
 
-Status check_config_size(std::string_view text, std::string_view origin) {
-  if (text.size() <= kMaxConfigBytes) return {};
-  return error(StatusCode::invalid_argument, config_place(origin, 0), "a configuration of ", text.size(), " bytes; at most ",
-               kMaxConfigBytes, " are read");
+Status check_config_size(std::string_view text, std::string_view origin, size_t max_bytes) {
+  if (text.size() <= max_bytes) return {};
+  return error(StatusCode::invalid_argument, config_place(origin, 0), "a text of ", text.size(), " bytes; at most ",
+               max_bytes, " are read");
 }
 
 }  // namespace tierkv::cache

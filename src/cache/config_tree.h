@@ -49,7 +49,7 @@ struct ConfigMember {
 };
 
 // Errors read "origin:line: what". The root is a table. Duplicate keys may remain (JSON allows them); applying refuses them.
-Result<ConfigNode> parse_json_tree(std::string_view text, std::string_view origin);
+Result<ConfigNode> parse_json_tree(std::string_view text, std::string_view origin, size_t max_bytes = kMaxConfigBytes);
 Result<ConfigNode> parse_toml_tree(std::string_view text, std::string_view origin);
 
 // "origin:line: " or "origin: "
@@ -57,7 +57,7 @@ std::string config_place(std::string_view origin, uint32_t line);
 // The value as a message names it: "'abc' (a string)", "-3", "a table".
 std::string describe(const ConfigNode& node);
 
-// Refuses text past kMaxConfigBytes.
-Status check_config_size(std::string_view text, std::string_view origin);
+// Refuses text past `max_bytes`.
+Status check_config_size(std::string_view text, std::string_view origin, size_t max_bytes = kMaxConfigBytes);
 
 }  // namespace tierkv::cache
