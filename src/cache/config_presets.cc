@@ -11,7 +11,7 @@ namespace {
 // The published KIVI has no sinks; ours do, because without them every low-bit archive collapses on real models.
 constexpr Preset kPresets[] = {
     {"fp16", "nothing is compressed: the reference", 64, kAll, "fp16", "fp16", 0, 64, 128},
-    {"int8", "everything past the hot rows at 8 bits: as good as FP16", 64, kAll, "int8", "int8", 4, 64, 128},
+    {"int8", "everything past the hot rows at 8 bits: near-lossless", 64, kAll, "int8", "int8", 4, 64, 128},
     {"kivi4", "KIVI at 4 bits in groups of 64", 128, kAll, "kivi4-g64", "kivi4-g64", 4, 128, 128},
     {"kivi2", "KIVI at 2 bits in groups of 64 (its paper: `kivi2-g32`, no sinks)", 128, 0, "kivi4-g64", "kivi2-g64", 4, 128, 128},
     {"k4v2", "document 004's split: keys at 4 bits, values at 2", 128, 0, "kivi4-g64", "kivi4-g64/kivi2-g64", 4, 128, 128},

@@ -39,11 +39,16 @@ bool is_text(const ConfigNode& node) { return node.type == ConfigNode::Type::str
 
 // Counts, lengths and sizes. Strings hold only what a number cannot say: "all" and units; inline words hold numbers too.
 Result<Value> convert_whole(const FieldType& type, const ConfigNode& node) {
-  if (node.type == ConfigNode::Type::integer && !node.negative) return Value(node.magnitude);
+  const bool tokens = type.kind == Kind::tokens;
+  const auto accept = [&](uint64_t v) -> Result<Value> {
+    if (tokens && v == kAll) return wrong(type, describe(node));  // only the word means "all"
+    return Value(v);
+  };
+  if (node.type == ConfigNode::Type::integer && !node.negative) return accept(node.magnitude);
   if (is_text(node)) {
     uint64_t v = 0;
-    if (type.kind == Kind::tokens && node.text == "all") return Value(uint64_t{kAll});
-    if (node.type == ConfigNode::Type::word && whole_number(node.text, v)) return Value(v);
+    if (tokens && node.text == "all") return Value(uint64_t{kAll});
+    if (node.type == ConfigNode::Type::word && whole_number(node.text, v)) return accept(v);
     if (type.kind == Kind::bytes) {
       if (const auto size = parse_bytes(node.text); size.ok()) return Value(size.value());
     }
