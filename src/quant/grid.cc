@@ -103,7 +103,8 @@ GroupFit fit_midrise(const float* x, uint32_t n, uint32_t levels) {
   const float a = largest_magnitude(x, n);
   const double rms = rms_of(x, n);
   if (!(rms > 1e-30)) return fit;
-  // Candidates: no clipping at all, and eighths of an octave around half a step less than the usual four-sigma range.
+  // Candidates: no clipping at all, and eighths of an octave from 0.6 to 2.8 times a step near the optimum for a Gaussian group
+  // (4·levels^-0.9 is within 15 % of it from 2 to 8 bits).
   const float zero = 0.5f * static_cast<float>(levels - 1);
   fit.step = 2.0f * a / static_cast<float>(levels);
   double least = squared_error(x, n, fit.step, -zero * fit.step, levels);

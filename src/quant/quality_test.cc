@@ -97,12 +97,15 @@ Measured measure(const CodecPair& pair, const Scene& s) {
 TEST(Quality, AttentionErrorByCodec) {
   const struct {
     const char* codec;
-    double gaussian, heavy;  // most it may be
+    double gaussian, heavy;  // the most it may be: 15 % above what was measured
   } rows[] = {
-      {"fp16", 2, 2}, {"bf16", 2, 2}, {"int8", 2, 2}, {"kivi8", 2, 2}, {"kivi4", 2, 2}, {"kivi4-g32", 2, 2}, {"kivi4+had", 2, 2},
-      {"kivi4+had+s8+center", 2, 2}, {"kivi3", 2, 2}, {"kivi2", 2, 2}, {"kivi2-g32", 2, 2}, {"kivi2-g64", 2, 2}, {"kivi2+s8", 2, 2}, {"kivi2+clip", 2, 2},
-      {"kivi2+s8+clip/kivi2+had+s4", 2, 2}, {"asym8", 2, 2}, {"asym4", 2, 2}, {"sym8", 2, 2}, {"sym4", 2, 2}, {"turbo4", 2, 2}, {"turbo3", 2, 2}, {"turbo2", 2, 2},
-      {"rot8", 2, 2}, {"rot4", 2, 2}, {"rot3", 2, 2}, {"rot3/rot2", 2, 2}, {"rot2", 2, 2}, {"fp16/kivi2+had", 2, 2}, {"fp16/rot2", 2, 2}, {"fp16/rot3", 2, 2}, {"fp16/turbo2", 2, 2},
+      {"fp16", 0.00049, 0.0012}, {"bf16", 0.0039, 0.0052}, {"int8", 0.031, 0.058}, {"kivi8", 0.01, 0.016}, {"kivi4", 0.17, 0.25},
+      {"kivi4-g32", 0.13, 0.16}, {"kivi4+had", 0.18, 0.16}, {"kivi4+had+s8+center", 0.17, 0.19}, {"kivi3", 0.37, 0.61},
+      {"kivi2", 0.96, 1.9}, {"kivi2-g32", 0.69, 0.77}, {"kivi2-g64", 0.81, 0.95}, {"kivi2+s8", 0.98, 1.7},
+      {"kivi2+clip", 0.55, 0.78}, {"kivi2+s8+clip/kivi2+had+s4", 0.7, 0.74}, {"asym8", 0.021, 0.023}, {"asym4", 0.38, 0.58},
+      {"sym8", 0.031, 0.057}, {"sym4", 0.68, 0.72}, {"turbo4", 0.24, 0.22}, {"turbo3", 0.43, 0.43}, {"turbo2", 0.76, 0.64},
+      {"rot8", 0.012, 0.012}, {"rot4", 0.18, 0.24}, {"rot3", 0.37, 0.32}, {"rot3/rot2", 0.66, 0.62}, {"rot2", 0.92, 1.1},
+      {"fp16/kivi2+had", 0.56, 0.59}, {"fp16/rot2", 0.57, 0.58}, {"fp16/rot3", 0.23, 0.25}, {"fp16/turbo2", 0.37, 0.39},
   };
   const Scene gaussian = make_scene(false, 11), heavy = make_scene(true, 12);
   std::printf("| codec | bits K | bits V | Gaussian | (values alone) | Student-t 3 | (values alone) |\n|---|---|---|---|---|---|---|\n");
