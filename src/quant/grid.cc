@@ -22,7 +22,8 @@ void min_max(const float* x, uint32_t n, float& lo, float& hi) {
 
 // REQUIRES: n % 4 == 0 (groups come in sixteens).
 double squared_error(const float* x, uint32_t n, float scale, float offset, uint32_t levels) {
-  const Float4 top = splat4(static_cast<float>(levels - 1)), step = splat4(scale), start = splat4(offset), magic = splat4(12582912.0f);
+  const Float4 top = splat4(static_cast<float>(levels - 1)), step = splat4(scale), start = splat4(offset),
+               magic = splat4(12582912.0f);
   const Float4 inverse = splat4(1.0f / scale);
   Float4 sum = splat4(0.0f);
   for (uint32_t i = 0; i < n; i += 4) {
@@ -163,7 +164,8 @@ void code_group(const float* x, uint32_t n, float scale, float offset, uint32_t 
 void code_group_table(const float* x, uint32_t n, float scale, const float* table, uint32_t levels, uint16_t* codes) {
   for (uint32_t i = 0; i < n; ++i) {
     uint16_t code = 0;
-    for (uint32_t k = 1; k < levels; ++k) code = static_cast<uint16_t>(code + (x[i] > 0.5f * scale * (table[k - 1] + table[k]) ? 1 : 0));
+    for (uint32_t k = 1; k < levels; ++k)
+      code = static_cast<uint16_t>(code + (x[i] > 0.5f * scale * (table[k - 1] + table[k]) ? 1 : 0));
     codes[i] = code;
   }
 }

@@ -38,8 +38,8 @@ class HalfCodec final : public Codec {
     const size_t n = static_cast<size_t>(shape().tokens) * shape().head_dim;
     for (size_t i = 0; i < n; ++i) {
       if (std::fabs(rows[i]) >= Format::kTooLarge) {
-        return error(StatusCode::invalid_argument, "row ", i / shape().head_dim, ", channel ", i % shape().head_dim, " is ", rows[i],
-                     "; it must be below ", Format::kTooLarge, " in magnitude");
+        return error(StatusCode::invalid_argument, "row ", i / shape().head_dim, ", channel ", i % shape().head_dim, " is ",
+                     rows[i], "; it must be below ", Format::kTooLarge, " in magnitude");
       }
     }
     for (size_t i = 0; i < n; ++i) {
@@ -72,8 +72,8 @@ class HalfCodec final : public Codec {
     }
   }
 
-  void accumulate(std::span<const std::byte> in, const BlockContext&, const float* weights, size_t stride, uint32_t count, uint32_t rows,
-                  float* acc, Workspace& ws) const override {
+  void accumulate(std::span<const std::byte> in, const BlockContext&, const float* weights, size_t stride, uint32_t count,
+                  uint32_t rows, float* acc, Workspace& ws) const override {
     const uint32_t d = shape().head_dim;
     ws.a.resize(std::max<size_t>(ws.a.size(), d));
     float* row = ws.a.data();
