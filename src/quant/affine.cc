@@ -16,7 +16,7 @@ float* grow(std::vector<float>& v, size_t n) {
   return v.data();
 }
 
-// acc[i][l] = sum over p < depth of factors[i*stride + p] * tile[p*16 + l], for N queries at once so that a tile row is loaded once.
+// acc[i][l] = sum over p < depth of factors[i*stride + p] * tile[p*16 + l], N queries at once so that a row is loaded once.
 template <uint32_t N>
 void dot_tile(const float* tile, uint32_t depth, const float* factors, size_t stride, float (*acc)[kTileLanes]) {
   Float4 sum[N][4] = {};
@@ -123,8 +123,8 @@ class AffineCodec final : public Codec {
     }
   }
 
-  void accumulate(std::span<const std::byte> in, const BlockContext&, const float* weights, size_t stride, uint32_t count, uint32_t rows,
-                  float* acc, Workspace& ws) const override {
+  void accumulate(std::span<const std::byte> in, const BlockContext&, const float* weights, size_t stride, uint32_t count,
+                  uint32_t rows, float* acc, Workspace& ws) const override {
     const uint32_t d = shape().head_dim, tokens = shape().tokens;
     if (rows == 0) return;
     const auto [scales, offsets] = load_meta(in, ws);
@@ -193,8 +193,8 @@ class AffineCodec final : public Codec {
     }
   }
 
-  void scores_by_channel(std::span<const std::byte> in, const float* queries, uint32_t count, uint32_t rows, float* out, size_t stride,
-                         Workspace& ws) const {
+  void scores_by_channel(std::span<const std::byte> in, const float* queries, uint32_t count, uint32_t rows, float* out,
+                         size_t stride, Workspace& ws) const {
     const uint32_t d = shape().head_dim;
     const auto [scales, offsets] = load_meta(in, ws);
     float* tile = grow(ws.a, lanes_.tile_floats());
@@ -220,8 +220,8 @@ class AffineCodec final : public Codec {
     }
   }
 
-  void scores_by_token(std::span<const std::byte> in, const float* queries, uint32_t count, uint32_t rows, float* out, size_t stride,
-                       Workspace& ws) const {
+  void scores_by_token(std::span<const std::byte> in, const float* queries, uint32_t count, uint32_t rows, float* out,
+                       size_t stride, Workspace& ws) const {
     const uint32_t d = shape().head_dim, tokens = shape().tokens;
     const auto [scales, offsets] = load_meta(in, ws);
     float* tile = grow(ws.a, lanes_.tile_floats());
@@ -229,7 +229,8 @@ class AffineCodec final : public Codec {
     for (uint32_t i = 0; i < count; ++i) {
       for (uint32_t g = 0; g < groups_; ++g) {
         double sum = 0.0;
-        for (uint32_t c = g * recipe_.group; c < g * recipe_.group + group_length(g, d); ++c) sum += queries[static_cast<size_t>(i) * d + c];
+        for (uint32_t c = g * recipe_.group; c < g * recipe_.group + group_length(g, d); ++c)
+          sum += queries[static_cast<size_t>(i) * d + c];
         totals[i * groups_ + g] = static_cast<float>(sum);
       }
     }

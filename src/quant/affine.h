@@ -3,7 +3,7 @@
 // A codec is a Recipe: which way groups run, how a group is fitted (grid.h), how its scale is stored (meta.h), how many bits.
 //
 // Layout:   [codes, lanes.h, a multiple of 64 bytes][metadata, meta.h]
-//           Group order in the metadata: Axis::channel: token group major, then channel; Axis::token: channel group major, then token.
+//           Groups in the metadata: Axis::channel: by token group, then channel; Axis::token: by channel group, then token.
 // Scores:   scales of a channel go into the query once per token group, scales of a token onto the finished sum, offsets become one
 //           number per (query, group). One tile of 16 lanes at a time is unpacked, into a buffer all queries share.
 // Error:    that of the fit and its rounding; Rounding::cover with FitKind::range keeps |x - x'| <= scale/2.

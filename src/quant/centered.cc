@@ -30,7 +30,8 @@ class CenteredCodec final : public Codec {
     for (uint32_t c = 0; c < d; ++c) {
       stored[c] = f32_to_f16(static_cast<float>(sums[c] / tokens));
       if ((stored[c] & 0x7C00u) == 0x7C00u) {
-        return error(StatusCode::invalid_argument, "the mean of channel ", c, " is ", sums[c] / tokens, ", past 65504, the largest fp16");
+        return error(StatusCode::invalid_argument, "the mean of channel ", c, " is ", sums[c] / tokens,
+                     ", past 65504, the largest fp16");
       }
     }
     std::vector<float> rest(rows, rows + static_cast<size_t>(tokens) * d);
@@ -52,8 +53,8 @@ class CenteredCodec final : public Codec {
     }
   }
 
-  void scores(std::span<const std::byte> in, const BlockContext& ctx, const float* queries, uint32_t count, uint32_t rows, float* out,
-              size_t stride, Workspace& ws) const override {
+  void scores(std::span<const std::byte> in, const BlockContext& ctx, const float* queries, uint32_t count, uint32_t rows,
+              float* out, size_t stride, Workspace& ws) const override {
     inner_->scores(in.first(inner_->bytes()), ctx, queries, count, rows, out, stride, ws);
     const uint32_t d = shape().head_dim;
     float mean[256];

@@ -11,7 +11,8 @@ Status check_shape(const BlockShape& shape) {
     return error(StatusCode::invalid_argument, "a block of ", shape.tokens, " tokens is not supported; allowed: 1..256");
   }
   if (shape.head_dim < 32 || shape.head_dim > 256 || shape.head_dim % 16 != 0) {
-    return error(StatusCode::invalid_argument, "head_dim ", shape.head_dim, " is not supported; allowed: multiples of 16 from 32 to 256");
+    return error(StatusCode::invalid_argument, "head_dim ", shape.head_dim,
+                 " is not supported; allowed: multiples of 16 from 32 to 256");
   }
   return Status();
 }
@@ -34,8 +35,8 @@ Status check_finite(const float* rows, const BlockShape& shape) {
     for (uint32_t c = 0; c < d; ++c) good += std::fabs(row[c]) <= kMaxMagnitude ? 1u : 0u;
     for (uint32_t c = 0; good != d && c < d; ++c) {
       if (std::fabs(row[c]) <= kMaxMagnitude) continue;
-      return error(StatusCode::invalid_argument, "row ", t, ", channel ", c, " is ", row[c], "; every value must be finite and at most ",
-                   kMaxMagnitude, " in magnitude");
+      return error(StatusCode::invalid_argument, "row ", t, ", channel ", c, " is ", row[c],
+                   "; every value must be finite and at most ", kMaxMagnitude, " in magnitude");
     }
   }
   return Status();

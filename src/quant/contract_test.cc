@@ -94,7 +94,8 @@ TEST(Contract, BytesStayNearTheBitsOfTheCode) {
     const double bits = 8.0 * static_cast<double>(codec.bytes()) / values;
     const int width = codec.spec().bits != 0 ? codec.spec().bits : codec.spec().id == 3 ? 8 : 16;
     ASSERT_GE(bits, width);
-    if (codec.shape().tokens % 32 == 0 && codec.shape().head_dim % 32 == 0 && codec.shape().tokens >= 64) ASSERT_LE(bits, width + 2.2);
+    if (codec.shape().tokens % 32 == 0 && codec.shape().head_dim % 32 == 0 && codec.shape().tokens >= 64)
+      ASSERT_LE(bits, width + 2.2);
   });
 }
 
@@ -183,7 +184,8 @@ TEST(Contract, AccumulateIsTheWeightedSumOfDecodedRows) {
           for (uint32_t t = 0; t < rows; ++t) scale += w[i * stride + t] * norm(&back[static_cast<size_t>(t) * d], d);
           for (uint32_t c = 0; c < d; ++c) {
             double want = start[i * d + c];
-            for (uint32_t t = 0; t < rows; ++t) want += static_cast<double>(w[i * stride + t]) * back[static_cast<size_t>(t) * d + c];
+            for (uint32_t t = 0; t < rows; ++t)
+              want += static_cast<double>(w[i * stride + t]) * back[static_cast<size_t>(t) * d + c];
             ASSERT_NEAR(acc[i * d + c], want, 1e-4 * (scale / std::sqrt(d) + 1));
           }
         }
@@ -215,7 +217,8 @@ TEST(Contract, ExtremeRowsWorkOrAreRefused) {
     for (const float size : {0.0f, 1e-41f, 3e-39f, 1e-20f, 6e-8f, 1e-4f, 60000.0f, 65504.0f, 1e30f, 3e38f}) {
       for (int kind = 0; kind < 3; ++kind) {
         std::vector<float> rows(static_cast<size_t>(codec.shape().tokens) * d);
-        for (size_t i = 0; i < rows.size(); ++i) rows[i] = kind == 0 ? size : kind == 1 ? (i % 3 == 0 ? -size : size) : (i % 37 == 0 ? size : 0.0f);
+        for (size_t i = 0; i < rows.size(); ++i)
+          rows[i] = kind == 0 ? size : kind == 1 ? (i % 3 == 0 ? -size : size) : (i % 37 == 0 ? size : 0.0f);
         std::vector<std::byte> bytes(codec.bytes(), std::byte{0x5A});
         if (const Status status = codec.encode(rows.data(), {}, bytes); !status.ok()) {
           ASSERT_EQ(status.code(), StatusCode::invalid_argument);
@@ -240,7 +243,8 @@ TEST(Contract, DamagedMetadataIsRefusedOrStaysFinite) {
     std::mt19937 rng(kSeed);
     for (int round = 0; round < 20; ++round) {
       std::vector<std::byte> bad = good;
-      for (int i = 0; i < 40; ++i) bad[bad.size() - 1 - rng() % std::min<size_t>(bad.size(), 600)] = std::byte{static_cast<uint8_t>(i % 2 ? 0xFF : rng())};
+      for (int i = 0; i < 40; ++i)
+        bad[bad.size() - 1 - rng() % std::min<size_t>(bad.size(), 600)] = std::byte{static_cast<uint8_t>(i % 2 ? 0xFF : rng())};
       if (!codec.validate(bad).ok()) continue;
       std::vector<float> back(static_cast<size_t>(codec.shape().tokens) * codec.shape().head_dim);
       codec.decode(bad, {}, 0, codec.shape().tokens, back.data());

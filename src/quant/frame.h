@@ -1,8 +1,8 @@
 // frame.h — the orthonormal frames codecs store rows in, and the way there and back.
 //
-// Frame::hadamard: x -> H·D·x/sqrt(n) with fixed pseudo-random signs D, a fast Walsh–Hadamard transform over the largest power of two
-// that divides head_dim, applied to each run of that many channels (head_dim 96 is three runs of 32). Orthonormal, so dot products
-// are unchanged and the inverse is D·H/sqrt(n). The signs depend on head_dim alone and are part of the block format.
+// Frame::hadamard: x -> H·D·x/sqrt(n) with fixed pseudo-random signs D, a fast Walsh–Hadamard transform over the largest power of
+// two that divides head_dim, applied to each run of that many channels (head_dim 96 is three runs of 32). Orthonormal, so dot
+// products are unchanged and the inverse is D·H/sqrt(n). The signs depend on head_dim alone and are part of the block format.
 #pragma once
 
 #include <cstdint>

@@ -22,7 +22,8 @@ void min_max(const float* x, uint32_t n, float& lo, float& hi) {
 
 // REQUIRES: n % 4 == 0 (groups come in sixteens).
 double squared_error(const float* x, uint32_t n, float scale, float offset, uint32_t levels) {
-  const Float4 top = splat4(static_cast<float>(levels - 1)), step = splat4(scale), start = splat4(offset), magic = splat4(12582912.0f);
+  const Float4 top = splat4(static_cast<float>(levels - 1)), step = splat4(scale), start = splat4(offset),
+               magic = splat4(12582912.0f);
   const Float4 inverse = splat4(1.0f / scale);
   Float4 sum = splat4(0.0f);
   for (uint32_t i = 0; i < n; i += 4) {
@@ -103,7 +104,8 @@ GroupFit fit_midrise(const float* x, uint32_t n, uint32_t levels) {
   const float a = largest_magnitude(x, n);
   const double rms = rms_of(x, n);
   if (!(rms > 1e-30)) return fit;
-  // Candidates: no clipping at all, and eighths of an octave around half a step less than the usual four-sigma range.
+  // Candidates: no clipping at all, and eighths of an octave from 0.6 to 2.8 times a step near the optimum for a Gaussian group
+  // (4·levels^-0.9 is within 15 % of it from 2 to 8 bits).
   const float zero = 0.5f * static_cast<float>(levels - 1);
   fit.step = 2.0f * a / static_cast<float>(levels);
   double least = squared_error(x, n, fit.step, -zero * fit.step, levels);
@@ -162,7 +164,8 @@ void code_group(const float* x, uint32_t n, float scale, float offset, uint32_t 
 void code_group_table(const float* x, uint32_t n, float scale, const float* table, uint32_t levels, uint16_t* codes) {
   for (uint32_t i = 0; i < n; ++i) {
     uint16_t code = 0;
-    for (uint32_t k = 1; k < levels; ++k) code = static_cast<uint16_t>(code + (x[i] > 0.5f * scale * (table[k - 1] + table[k]) ? 1 : 0));
+    for (uint32_t k = 1; k < levels; ++k)
+      code = static_cast<uint16_t>(code + (x[i] > 0.5f * scale * (table[k - 1] + table[k]) ? 1 : 0));
     codes[i] = code;
   }
 }

@@ -1,6 +1,6 @@
 // kivi.h — min/max codec: keys per channel over a group of tokens, values per token over a group of channels. 1..16 bits.
 //
-// Layout:   [codes, lanes.h][f16 scale per group][f16 minimum per group] (affine.h), or log-coded metadata with +s8 and +s4 (meta.h)
+// Layout:   [codes, lanes.h][f16 scale per group][f16 minimum per group] (affine.h), or coded metadata with +s8 and +s4 (meta.h)
 // Groups:   keys: the block's tokens; values: head_dim, at most 128. "-gN" (a multiple of 16) sets both and is cut to the axis.
 // Error:    the stored grid always covers the group: |x - x'| <= scale/2 with the stored scale, which is
 //           fp16:     (max - min + one fp16 step of min)/(2^bits - 1), rounded up to the next fp16;

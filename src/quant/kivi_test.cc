@@ -112,7 +112,8 @@ double attention_error(const std::vector<float>& keys, const std::vector<float>&
       std::vector<double> s(tokens);
       double sum = 0, top = -1e300;
       for (uint32_t t = 0; t < tokens; ++t) {
-        for (uint32_t c = 0; c < d; ++c) s[t] += static_cast<double>(q[i * d + c]) * k[static_cast<size_t>(t) * d + c] / std::sqrt(d);
+        for (uint32_t c = 0; c < d; ++c)
+          s[t] += static_cast<double>(q[i * d + c]) * k[static_cast<size_t>(t) * d + c] / std::sqrt(d);
         top = std::max(top, s[t]);
       }
       for (double& x : s) sum += (x = std::exp(x - top));

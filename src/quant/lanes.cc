@@ -89,7 +89,8 @@ uint32_t Lanes::get(const std::byte* in, uint32_t lane, uint32_t position) const
   for (uint32_t p = 0; p < plane_count_; ++p) {
     const Plane& plane = planes_[p];
     const uint32_t positions = 32 / plane.bits;
-    const size_t index = (static_cast<size_t>(lane / kTileLanes) * plane.chunks + position / positions) * kTileLanes + lane % kTileLanes;
+    const size_t index =
+        (static_cast<size_t>(lane / kTileLanes) * plane.chunks + position / positions) * kTileLanes + lane % kTileLanes;
     uint32_t word;
     std::memcpy(&word, in + plane.offset + index * sizeof word, sizeof word);
     const uint32_t i = position % positions;

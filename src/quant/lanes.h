@@ -7,7 +7,7 @@
 //           word, in bits p·f .. p·f+p-1 of that byte.
 //           Keys: lane = token, depth = channel. Values: lane = channel, depth = token. Four consecutive positions of a lane
 //           end up in the four bytes of one word, which is what an 8-bit dot-product instruction adds up, and nothing else is.
-// Padding:  lanes to 16 and the depth to a whole word of each plane, with zero codes. At a depth that is a multiple of 32 nothing is lost.
+// Padding:  lanes to 16 and the depth to a whole word of each plane, with zero codes. Depths in steps of 32 lose nothing.
 // Threads:  immutable after construction.
 #pragma once
 

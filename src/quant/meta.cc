@@ -60,7 +60,8 @@ uint32_t pick_level(const float* levels, uint32_t count, float factor, double wa
   uint32_t lo = 1, hi = count - 1;
   while (lo < hi) {
     const uint32_t mid = (lo + hi) / 2;
-    if (static_cast<double>(levels[mid] * factor) >= want) hi = mid; else lo = mid + 1;
+    if (static_cast<double>(levels[mid] * factor) >= want) hi = mid;
+    else lo = mid + 1;
   }
   if (rounding == Rounding::cover) return lo;
   const double above = static_cast<double>(levels[lo] * factor) - want, below = want - static_cast<double>(levels[lo - 1] * factor);
@@ -89,7 +90,8 @@ MinimumGrid code_minimums(std::span<const GroupFit> run, uint32_t codes, Roundin
     int code = 0;
     if (step > 0.0f) {
       const double at = (static_cast<double>(run[i].lo) - lo) / step;
-      code = std::clamp(static_cast<int>(rounding == Rounding::cover ? std::floor(at) : std::floor(at + 0.5)), 0, static_cast<int>(codes) - 1);
+      code = std::clamp(static_cast<int>(rounding == Rounding::cover ? std::floor(at) : std::floor(at + 0.5)), 0,
+                        static_cast<int>(codes) - 1);
       if (rounding == Rounding::cover) {
         while (code > 0 && lo + step * static_cast<float>(code) > run[i].lo) --code;
       }

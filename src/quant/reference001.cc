@@ -17,7 +17,8 @@ Status check_tensor(std::span<const float> tensor, uint32_t parts, uint32_t bits
     return error(StatusCode::invalid_argument, tensor.size(), " values do not divide into ", parts, " heads");
   }
   for (size_t i = 0; i < tensor.size(); ++i) {
-    if (!std::isfinite(tensor[i])) return error(StatusCode::invalid_argument, "value ", i, " is ", tensor[i], "; every value must be finite");
+    if (!std::isfinite(tensor[i]))
+      return error(StatusCode::invalid_argument, "value ", i, " is ", tensor[i], "; every value must be finite");
   }
   return Status();
 }

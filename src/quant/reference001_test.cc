@@ -94,7 +94,8 @@ TEST(Reference001, CodecsStoreWhatTheFunctionsCompute) {
       (*codec)->decode(bytes, {}, 0, 16, back.data());
       for (uint32_t t = 0; t < 16; ++t) {
         const std::span<const float> row(&rows[t * 64], 64);
-        const std::vector<float> want = name[0] == 'a' ? dequantize(*quantize_asymmetric(row, 1, bits)) : dequantize(*quantize_symmetric(row, bits));
+        const std::vector<float> want =
+            name[0] == 'a' ? dequantize(*quantize_asymmetric(row, 1, bits)) : dequantize(*quantize_symmetric(row, bits));
         for (uint32_t c = 0; c < 64; ++c) ASSERT_NEAR(back[t * 64 + c], want[c], 1e-5) << name << bits;
       }
     }

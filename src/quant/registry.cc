@@ -2,8 +2,8 @@
 //
 // Adding one is one file and one row: write quant/foo.h and foo.cc with
 //   Result<std::unique_ptr<Codec>> make_foo(const CodecSpec&, Side, const BlockShape&);
-// most are a Recipe for make_affine() (affine.h), see kivi.cc; then add a row below with the next free id. The flags +had and +center
-// are wrapped around whatever make_foo() returns when the row allows them, so a codec never handles them itself.
+// most are a Recipe for make_affine() (affine.h), see kivi.cc; then add a row below with the next free id. The flags +had and
+// +center are wrapped around whatever make_foo() returns when the row allows them, so a codec never handles them itself.
 // The contract tests (contract_test.cc), benchmarks, the command line and the C API iterate the table and pick the row up.
 // An id is stored in every block on disk: never change or reuse one.
 #include "quant/registry.h"
@@ -47,7 +47,7 @@ struct FlagName {
 };
 // In the order to_string() writes them.
 constexpr FlagName kFlagNames[] = {
-    {CodecSpec::hadamard, "had"}, {CodecSpec::scale8, "s8"},      {CodecSpec::scale4, "s4"},
+    {CodecSpec::hadamard, "had"}, {CodecSpec::scale8, "s8"},     {CodecSpec::scale4, "s4"},
     {CodecSpec::clip, "clip"},    {CodecSpec::center, "center"},
 };
 
@@ -100,8 +100,8 @@ Status check_spec(const CodecSpec& spec, const CodecRow& row) {
                  row.max_bits == 0 ? std::string("no width") : std::to_string(row.min_bits) + ".." + std::to_string(row.max_bits));
   }
   if ((spec.flags & ~row.allowed_flags) != 0) {
-    return error(StatusCode::invalid_argument, row.name, " does not take ", flag_names(spec.flags & ~row.allowed_flags), "; allowed: ",
-                 flag_names(row.allowed_flags));
+    return error(StatusCode::invalid_argument, row.name, " does not take ", flag_names(spec.flags & ~row.allowed_flags),
+                 "; allowed: ", flag_names(row.allowed_flags));
   }
   if ((spec.flags & CodecSpec::scale8) != 0 && (spec.flags & CodecSpec::scale4) != 0) {
     return error(StatusCode::invalid_argument, "+s8 and +s4 exclude each other");
@@ -137,12 +137,13 @@ Result<CodecSpec> parse_codec(std::string_view text) {
     spec.bits = static_cast<uint8_t>(number);
     if (row->max_bits == 0) return bad_codec(text, std::string(row->name) + " takes no width; allowed: " + all_names());
   } else if (row->max_bits != 0) {
-    return bad_codec(text, std::string(row->name) + " needs a width after its name; allowed: " + std::to_string(row->min_bits) + ".." +
-                               std::to_string(row->max_bits));
+    return bad_codec(text, std::string(row->name) + " needs a width after its name; allowed: " + std::to_string(row->min_bits) +
+                               ".." + std::to_string(row->max_bits));
   }
   if (rest.starts_with("-g")) {
     rest.remove_prefix(2);
-    if (!take_number(rest, 65535, number) || number == 0) return bad_codec(text, "-g needs a group size; allowed: multiples of 16 up to 256");
+    if (!take_number(rest, 65535, number) || number == 0)
+      return bad_codec(text, "-g needs a group size; allowed: multiples of 16 up to 256");
     spec.group = static_cast<uint16_t>(number);
   }
   while (!rest.empty()) {

@@ -17,6 +17,15 @@ TEST(Registry, IdsAndNamesAreUnique) {
   EXPECT_EQ(find_codec_row(0), nullptr);
 }
 
+// Stored in every block: this list only ever grows.
+TEST(Registry, IdsNeverChange) {
+  const char* names[] = {"fp16", "bf16", "int8", "kivi", "asym", "sym", "turbo", "rot"};
+  for (uint16_t id = 1; id <= 8; ++id) {
+    ASSERT_NE(find_codec_row(id), nullptr);
+    EXPECT_STREQ(find_codec_row(id)->name, names[id - 1]);
+  }
+}
+
 TEST(Registry, TextRoundTrips) {
   for (const CodecRow& row : codec_rows()) {
     for (int bits = row.min_bits; bits <= row.max_bits; ++bits) {
@@ -51,12 +60,30 @@ TEST(Registry, ErrorsNameTextProblemAndAllowed) {
     const char* text;
     const char* says;
   } cases[] = {
-      {"", "unknown name; allowed: fp16"},      {"kiwi2", "codec \"kiwi2\": unknown name"}, {"kivi", "needs a width after its name; allowed: 1..16"},
-      {"kivi17", "allowed: 1..16"},             {"kivi0", "allowed: 1..16"},                {"kivi999999999999", "width"},
-      {"fp164", "takes no width"},              {"fp16+clip", "does not take +clip"},       {"fp16-g64", "takes no group"},
-      {"kivi2-g20", "multiples of 16"},         {"kivi2-g", "needs a group size"},          {"kivi2-g0", "needs a group size"},
-      {"kivi2-g512", "multiples of 16 up to"},  {"kivi2+s8+s4", "exclude each other"},      {"kivi2+s8+s8", "given twice"},
-      {"kivi2+fast", "\"+fast\" is not understood"}, {"kivi2 ", "is not understood"},       {"kivi2+", "is not understood"},
+      {"", "unknown name; allowed: fp16"},
+      {"kiwi2", "codec \"kiwi2\": unknown name"},
+      {"kivi", "needs a width after its name; allowed: 1..16"},
+      {"kivi17", "allowed: 1..16"},
+      {"kivi0", "allowed: 1..16"},
+      {"kivi999999999999", "width"},
+      {"fp164", "takes no width"},
+      {"fp16+clip", "does not take +clip"},
+      {"fp16-g64", "takes no group"},
+      {"kivi2-g20", "multiples of 16"},
+      {"kivi2-g", "needs a group size"},
+      {"kivi2-g0", "needs a group size"},
+      {"kivi2-g512", "multiples of 16 up to"},
+      {"kivi2+s8+s4", "exclude each other"},
+      {"kivi2+s8+s8", "given twice"},
+      {"turbo5", "allowed: 2..4"},
+      {"rot2+had", "does not take +had"},
+      {"sym9", "allowed: 2..8"},
+      {"asym4-g64", "asym takes no group"},
+      {"int84", "takes no width"},
+      {"rot1", "allowed: 2..8"},
+      {"kivi2+fast", "\"+fast\" is not understood"},
+      {"kivi2 ", "is not understood"},
+      {"kivi2+", "is not understood"},
   };
   for (const auto& c : cases) {
     const auto parsed = parse_codec(c.text);
@@ -71,6 +98,8 @@ TEST(Registry, WithBitsClampsToTheRow) {
   EXPECT_EQ(to_string(with_bits(kivi, 2)), "kivi2-g32+had");
   EXPECT_EQ(with_bits(kivi, 99).bits, 16);
   EXPECT_EQ(with_bits(kivi, -3).bits, 1);
+  EXPECT_EQ(to_string(with_bits(*parse_codec("turbo3"), 8)), "turbo4");
+  EXPECT_EQ(to_string(with_bits(*parse_codec("rot2"), 1)), "rot2");
   const CodecSpec fp16 = *parse_codec("fp16");
   EXPECT_EQ(with_bits(fp16, 4), fp16);
 }
@@ -82,7 +111,8 @@ TEST(Registry, MakeRefusesWhatItDoesNotHave) {
   EXPECT_FALSE(make_codec(CodecSpec{1, 3, 0, 0, 0}, Side::key, shape).ok());
   EXPECT_FALSE(make_codec(CodecSpec{4, 2, 1, 0, 0}, Side::key, shape).ok());
   EXPECT_FALSE(make_codec(CodecSpec{4, 2, 0, 0, 0x8000}, Side::key, shape).ok());
-  for (BlockShape bad : {BlockShape{0, 64}, BlockShape{257, 64}, BlockShape{64, 16}, BlockShape{64, 33}, BlockShape{64, 272}, BlockShape{8, 64}}) {
+  for (BlockShape bad :
+       {BlockShape{0, 64}, BlockShape{257, 64}, BlockShape{64, 16}, BlockShape{64, 33}, BlockShape{64, 272}, BlockShape{8, 64}}) {
     EXPECT_EQ(make_codec(*parse_codec("kivi2"), Side::key, bad).status().code(), StatusCode::invalid_argument);
   }
   EXPECT_TRUE(make_codec(*parse_codec("fp16"), Side::key, BlockShape{1, 64}).ok());

@@ -19,8 +19,8 @@ Result<std::unique_ptr<Codec>> make_rot(const CodecSpec& spec, Side side, const 
   } else {
     recipe.fit = FitKind::range;
     recipe.meta = spec.bits < 4 ? MetaKind::log4_pair : MetaKind::log8_pair;
-    // Nearest, not covering: with 4-bit metadata covering costs 2 % more attention error on Gaussian rows of one length and up to half
-    // as much again when lengths vary (2 bits, e^(0.8·normal)), while nearest is level with fp16 metadata.
+    // Nearest, not covering: with 4-bit metadata covering costs 2 % more attention error on Gaussian rows of one length and half as
+    // much again when lengths vary (2 bits, e^(0.8·normal)), while nearest is level with fp16 metadata.
     recipe.rounding = Rounding::nearest;
   }
   TIERKV_ASSIGN_OR_RETURN(std::unique_ptr<Codec> codec, make_affine(spec, side, shape, recipe));

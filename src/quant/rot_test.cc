@@ -36,8 +36,8 @@ TEST(Rot, TwoBitBlocksAreUnderTheArchiveLimit) {
     const size_t values = (*make_codec(*parse_codec("rot2"), Side::value, shape))->bytes();
     EXPECT_LE(static_cast<double>(keys + values + 64) * 6.9, 2.0 * 2.0 * 128 * d) << d;
     if (d == 128) {
-      EXPECT_EQ(keys, 128u * 128 / 4 + (4 + 128) + 2 * 128);        // codes, log scales, means: 2.189 bits
-      EXPECT_EQ(values, 128u * 128 / 4 + 2 * 16 + 128);             // codes, two run headers, a byte a token: 2.078 bits
+      EXPECT_EQ(keys, 128u * 128 / 4 + (4 + 128) + 2 * 128);  // codes, log scales, means: 2.189 bits
+      EXPECT_EQ(values, 128u * 128 / 4 + 2 * 16 + 128);       // codes, two run headers, a byte a token: 2.078 bits
     }
   }
 }

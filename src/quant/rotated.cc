@@ -27,8 +27,8 @@ class RotatedCodec final : public Codec {
     from_frame(Frame::hadamard, out, count, shape().head_dim);
   }
 
-  void scores(std::span<const std::byte> in, const BlockContext& ctx, const float* queries, uint32_t count, uint32_t rows, float* out,
-              size_t stride, Workspace& ws) const override {
+  void scores(std::span<const std::byte> in, const BlockContext& ctx, const float* queries, uint32_t count, uint32_t rows,
+              float* out, size_t stride, Workspace& ws) const override {
     inner_->scores(in, ctx, queries, count, rows, out, stride, ws);
   }
 

@@ -10,7 +10,7 @@
 namespace tierkv::quant {
 namespace {
 
-// Every level is the mean of the normal between the midpoints to its neighbours: the codebook is a fixed point of Lloyd's iteration.
+// Every level is the mean of the normal between the midpoints to its neighbours: a fixed point of Lloyd's iteration.
 TEST(Turbo, CodebookIsLloydMaxForTheNormal) {
   const auto density = [](double x) { return std::exp(-x * x / 2) / std::sqrt(2 * std::acos(-1.0)); };
   const auto above = [](double x) { return 0.5 * std::erfc(x / std::sqrt(2.0)); };
@@ -32,7 +32,8 @@ TEST(Turbo, ErrorIsTheQuantizersDistortion) {
   std::mt19937 rng(17);
   std::normal_distribution<float> normal;
   std::vector<float> rows(128 * 128), back(rows.size());
-  for (size_t i = 0; i < rows.size(); ++i) rows[i] = normal(rng) * (i % 128 == 5 ? 3.0f : 1.0f) * static_cast<float>(1 + i / 128 % 7);
+  for (size_t i = 0; i < rows.size(); ++i)
+    rows[i] = normal(rng) * (i % 128 == 5 ? 3.0f : 1.0f) * static_cast<float>(1 + i / 128 % 7);
   const double want[] = {0.3428, 0.1859, 0.0975};  // square roots of 0.1175, 0.03454, 0.009497
   for (uint32_t bits : {2u, 3u, 4u}) {
     const auto codec = make_codec(*parse_codec("turbo" + std::to_string(bits)), Side::value, {128, 128});

@@ -1,6 +1,6 @@
-// vec.h — sixteen floats at a time in the compiler's own vector type (GCC and Clang): four SSE2 registers, and plain code elsewhere.
+// vec.h — four floats at a time in the compiler's own vector type (GCC and Clang): an SSE2 register, and plain code elsewhere.
 //
-// Only what the tile loops need. Loops over float[16] would do, but compilers unroll them before they vectorise and then spill the sums.
+// Only what the tile loops need. Loops over float[16] would do, but compilers unroll them before they vectorise and spill the sums.
 #pragma once
 
 #include <cstdint>
