@@ -94,8 +94,9 @@ TEST(Contract, BytesStayNearTheBitsOfTheCode) {
     const double bits = 8.0 * static_cast<double>(codec.bytes()) / values;
     const int width = codec.spec().bits != 0 ? codec.spec().bits : codec.spec().id == 3 ? 8 : 16;
     ASSERT_GE(bits, width);
-    if (codec.shape().tokens % 32 == 0 && codec.shape().head_dim % 32 == 0 && codec.shape().tokens >= 64)
+    if (codec.shape().tokens % 32 == 0 && codec.shape().head_dim % 32 == 0 && codec.shape().tokens >= 64) {
       ASSERT_LE(bits, width + 2.2);
+    }
   });
 }
 
