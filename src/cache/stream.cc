@@ -238,8 +238,10 @@ void truncate(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, uint32
       --ref.rows;
     }
   }
-  if (has_sinks(s) && length < plan.sinks && s.tail.can_push_front(s.blocks[0].rows)) {
-    // Fewer tokens than sinks are left: back to the tail, so that the tokens that come next can become sinks too.
+  if (has_sinks(s) && length < plan.sinks && s.tail.can_push_front(s.blocks[0].rows) && s.blocks.size() == 1 && !s.blocks[0].positions &&
+      s.tail.first_position() == s.blocks[0].rows) {
+    // Fewer tokens than sinks are left: back to the tail, so that the tokens that come next can become sinks too. A sequence that was
+    // loaded from a cache with other sinks may have a gap or blocks in between; its sinks stay as they are.
     BlockRef ref = s.blocks[0];
     const auto* keys = reinterpret_cast<const uint16_t*>(ref.block->keys().data());
     const auto* values = reinterpret_cast<const uint16_t*>(ref.block->values().data());

@@ -156,6 +156,7 @@ bool Tail::reserve_positions(Arena& arena) { return positions_.reserve(arena, ro
 void Tail::keep(std::span<const uint8_t> keep) {
   const uint32_t n = rows();
   if (n == 0) return;
+  const bool to_the_end = !sparse() && keep[n - 1];
   if (!sparse()) {
     for (uint32_t i = 0; i < n; ++i) positions_.push_reserved(first_position_ + i);
   }
@@ -174,8 +175,9 @@ void Tail::keep(std::span<const uint8_t> keep) {
   end_ = begin_ + to;
   positions_.resize_down(to);
   if (lanes_) stats_.resize_down(static_cast<size_t>(to) * lanes_);
-  // Consecutive again (only the front went): positions need no list.
-  if (to && positions_[to - 1] - positions_[0] == to - 1) {
+  // Only the front went: positions need no list. Rows that are consecutive but end before the sequence does (a truncation into a gap)
+  // keep theirs, because the next row does not continue them.
+  if (to && to_the_end && positions_[to - 1] - positions_[0] == to - 1) {
     first_position_ = positions_[0];
     positions_.resize_down(0);
   }
@@ -185,6 +187,21 @@ void Tail::shrink(Arena& arena, uint32_t wanted) {
   wanted = std::max(wanted, rows());
   if (!buffer_ || buffer_->refs.load(std::memory_order_acquire) != 1 || buffer_->capacity <= 2 * wanted) return;
   (void)rebuild(arena, wanted);  // failing to shrink loses nothing
+}
+
+bool Tail::restore(Arena& arena, uint32_t rows, uint32_t first_position, const uint32_t* positions, uint32_t ring_capacity, uint32_t most) {
+  if (positions && !positions_.reserve(arena, rows)) return false;
+  if (lanes_ && rows && !stats_.reserve(arena, static_cast<size_t>(rows) * lanes_)) return false;
+  if (ring_) {
+    if (ring_capacity && !rebuild(arena, ring_capacity)) return false;
+  } else if (rows && !reserve(arena, rows, most)) {
+    return false;
+  }
+  end_ = rows;
+  first_position_ = first_position;
+  for (uint32_t i = 0; positions && i < rows; ++i) positions_.push_reserved(positions[i]);
+  for (size_t i = 0; i < static_cast<size_t>(rows) * lanes_; ++i) stats_.push_reserved(0.0f);
+  return true;
 }
 
 bool Tail::clone_from(Arena& arena, const Tail& other) {

@@ -59,6 +59,8 @@ class Tail {
   uint32_t first_position() const { return rows() ? position(0) : first_position_; }
   const uint16_t* key_row(uint32_t row) const { return buffer_->keys() + static_cast<size_t>(slot(row)) * head_dim_; }
   const uint16_t* value_row(uint32_t row) const { return buffer_->values() + static_cast<size_t>(slot(row)) * head_dim_; }
+  uint16_t* key_row(uint32_t row) { return buffer_->keys() + static_cast<size_t>(slot(row)) * head_dim_; }
+  uint16_t* value_row(uint32_t row) { return buffer_->values() + static_cast<size_t>(slot(row)) * head_dim_; }
   // [lanes] of a row; lanes > 0.
   float* stats_row(uint32_t row) { return stats_.data() + static_cast<size_t>(row) * lanes_; }
   const float* stats_row(uint32_t row) const { return stats_.data() + static_cast<size_t>(row) * lanes_; }
@@ -81,6 +83,11 @@ class Tail {
   [[nodiscard]] bool reserve_positions(Arena& arena);
   void keep(std::span<const uint8_t> keep);
   void shrink(Arena& arena, uint32_t wanted);
+
+  // For snapshots: makes an empty tail hold `rows` rows, contents undefined and statistics zero, at `positions` (null: consecutive from
+  // first_position). A ring gets back its old capacity, which decides where its runs split and so the order attention adds in.
+  // REQUIRES: configured, never used; ring_capacity >= rows for a ring. False: no memory; reset() frees what there is.
+  [[nodiscard]] bool restore(Arena& arena, uint32_t rows, uint32_t first_position, const uint32_t* positions, uint32_t ring_capacity, uint32_t most);
 
   [[nodiscard]] bool clone_from(Arena& arena, const Tail& other);
   void swap(Tail& other);

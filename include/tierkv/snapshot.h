@@ -1,0 +1,48 @@
+// snapshot.h — looks into a snapshot without a cache: what model and shape it is of, how long, what its tiers hold.
+//
+// The bytes are those of AdaptiveKVCache::freeze() or of a file save() wrote; docs/block_format.md describes them. Everything load() checks
+// is checked here too, but for what depends on the cache: whatever passes is whole and loads into a cache of the same shape.
+//
+// Errors:   data_loss for bytes that are truncated, damaged or contradict themselves; unsupported for a file that needs a newer reader or
+//           a codec this build does not have; not_found and io_error for the file itself.
+// Threads:  pure functions.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tierkv/stats.h"
+#include "tierkv/status.h"
+
+namespace tierkv {
+
+struct SnapshotTier {
+  uint64_t tokens = 0;  // live rows, summed over layers and KV heads
+  uint64_t bytes = 0;   // of their keys and values in the file
+};
+
+struct SnapshotInfo {
+  uint32_t version = 0;         // of the writer's format
+  uint32_t min_reader = 0;      // the oldest reader that understands it
+  std::string model;            // as configured when it was saved; may be empty
+  uint32_t num_layers = 0;
+  uint32_t num_kv_heads = 0;
+  uint32_t head_dim = 0;
+  std::string hot_type;         // fp16 or bf16
+  uint32_t length = 0;          // positions, the smallest over layers
+  uint32_t eviction_lanes = 0;  // bit set: which eviction statistics it carries
+  uint64_t file_bytes = 0;
+  uint64_t blocks = 0;          // sealed blocks in all streams
+  SnapshotTier tier[kNumTiers];
+  std::vector<std::string> codecs;  // "rot2 x128": codec and tokens of a block, in order of first use
+
+  const SnapshotTier& operator[](Tier t) const { return tier[static_cast<int>(t)]; }
+};
+
+[[nodiscard]] Result<SnapshotInfo> inspect_snapshot(std::span<const std::byte> bytes);
+[[nodiscard]] Result<SnapshotInfo> inspect_snapshot(const std::string& path);
+
+}  // namespace tierkv
