@@ -61,16 +61,19 @@ Status query_positions(const AttentionOptions& options, uint32_t length, uint32_
     return error(StatusCode::out_of_range, count, " queries for a sequence of ", length, " tokens; give first_position");
   }
   const int64_t first = options.first_position < 0 ? static_cast<int64_t>(length) - count : options.first_position;
-  if (first + count > static_cast<int64_t>(cache::kDeadPosition)) {
-    return error(StatusCode::out_of_range, "query position ", first + count - 1, " is out of range");
+  if (first > static_cast<int64_t>(cache::kDeadPosition) - count) {
+    return error(StatusCode::out_of_range, "first_position ", first, " is out of range: positions end at ", cache::kDeadPosition - 1);
   }
   for (uint32_t i = 0; i < count; ++i) out.push_back(static_cast<uint32_t>(first) + i);
   return {};
 }
 
-Status check_options(const AttentionOptions& o) {
+Status check_options(const AttentionOptions& o, uint32_t query_heads) {
   if (!std::isfinite(o.scale) || o.scale < 0.0f) return error(StatusCode::invalid_argument, "scale must be finite and not negative");
   if (!std::isfinite(o.softcap) || o.softcap < 0.0f) return error(StatusCode::invalid_argument, "softcap must be finite and not negative");
+  for (uint32_t h = 0; o.sink_logits && h < query_heads; ++h) {
+    if (!std::isfinite(o.sink_logits[h])) return error(StatusCode::invalid_argument, "sink_logits of query head ", h, " is not finite");
+  }
   return {};
 }
 
@@ -81,7 +84,7 @@ Status AdaptiveKVCache::attention(SeqId seq, uint32_t layer, const RowsView& que
   TIERKV_RETURN_IF_ERROR(impl_->check_layer(layer));
   TIERKV_RETURN_IF_ERROR(cache::check_shape(queries, "queries", c.query_heads(), c.head_dim));
   TIERKV_RETURN_IF_ERROR(cache::check_finite(queries, "queries", /*bf16=*/true));
-  TIERKV_RETURN_IF_ERROR(check_options(options));
+  TIERKV_RETURN_IF_ERROR(check_options(options, c.query_heads()));
   if (queries.tokens == 0) return {};
   if (!out) return error(StatusCode::invalid_argument, "attention needs a place for its output");
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
