@@ -38,10 +38,17 @@ void Tail::runs(Run out[2]) const {
   if (first_run < n) out[1] = run(0, first_run, n - first_run);
 }
 
-bool Tail::reserve(Arena& arena, uint32_t extra, uint32_t most) {
+bool Tail::continue_at(Arena& arena, uint32_t position) {
+  if (rows() == 0 || sparse() || first_position_ + rows() == position) return true;
+  if (!positions_.reserve(arena, rows() + 1)) return false;
+  for (uint32_t i = 0, n = rows(); i < n; ++i) positions_.push_reserved(first_position_ + i);
+  return true;
+}
+
+bool Tail::reserve(Arena& arena, uint32_t extra, uint32_t most, Arena::Use use) {
   const uint32_t needed = rows() + extra;
-  if (sparse() && !positions_.reserve(arena, needed)) return false;
-  if (lanes_ && !stats_.reserve(arena, static_cast<size_t>(needed) * lanes_)) return false;
+  if (sparse() && !positions_.reserve(arena, needed, use)) return false;
+  if (lanes_ && !stats_.reserve(arena, static_cast<size_t>(needed) * lanes_, use)) return false;
   const bool shared = buffer_ && buffer_->refs.load(std::memory_order_acquire) != 1;
   const uint32_t capacity = this->capacity();
   if (buffer_ && !shared) {
@@ -53,13 +60,13 @@ bool Tail::reserve(Arena& arena, uint32_t extra, uint32_t most) {
     }
   }
   const uint32_t wanted = needed <= capacity && shared ? capacity : grown_capacity(capacity, needed, most);
-  if (!rebuild(arena, std::max(wanted, needed))) return false;
+  if (!rebuild(arena, std::max(wanted, needed), use)) return false;
   ++reallocations_;
   return true;
 }
 
-bool Tail::rebuild(Arena& arena, uint32_t capacity) {
-  void* memory = arena.allocate(TailBuffer::total_bytes(capacity, head_dim_), MemoryTag::hot);
+bool Tail::rebuild(Arena& arena, uint32_t capacity, Arena::Use use) {
+  void* memory = arena.allocate(TailBuffer::total_bytes(capacity, head_dim_), MemoryTag::hot, use);
   if (!memory) return false;
   TailBuffer* fresh = new (memory) TailBuffer;
   fresh->capacity = capacity;

@@ -67,10 +67,13 @@ class Tail {
   // At most two runs (the second empty unless a ring wraps).
   void runs(Run out[2]) const;
 
+  // The next row will be `position`. After eviction and truncation that may leave a gap behind the last row, which only a list of positions
+  // can say. False: no memory for it.
+  [[nodiscard]] bool continue_at(Arena& arena, uint32_t position);
   // Room for `extra` more rows, in a buffer nobody else sees. `most` bounds a linear tail's expected size (0: unknown). On failure nothing
   // the caller can see has changed.
-  [[nodiscard]] bool reserve(Arena& arena, uint32_t extra, uint32_t most);
-  // The next row; REQUIRES a successful reserve(). Positions go on from the last row's.
+  [[nodiscard]] bool reserve(Arena& arena, uint32_t extra, uint32_t most, Arena::Use use = Arena::Use::normal);
+  // The next row; REQUIRES a successful continue_at() and reserve().
   void push(uint32_t position, uint16_t*& key, uint16_t*& value);
 
   void drop_front(uint32_t count);
@@ -104,7 +107,7 @@ class Tail {
  private:
   bool sparse() const { return !positions_.empty(); }
   uint32_t slot(uint32_t row) const { return ring_ ? (first_position_ + row) % buffer_->capacity : begin_ + row; }
-  [[nodiscard]] bool rebuild(Arena& arena, uint32_t capacity);
+  [[nodiscard]] bool rebuild(Arena& arena, uint32_t capacity, Arena::Use use = Arena::Use::normal);
   void copy_rows(TailBuffer& to, uint32_t to_capacity) const;
   void move_to_front();
 
