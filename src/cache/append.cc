@@ -27,11 +27,12 @@ struct Appending {
   bool evicting;
 };
 
-// Rows to take in one step: up to where the tail is due to graduate, so that it never grows past its bound.
+// Rows to take in one step: up to where the tail is due to graduate, so that it never grows past its bound, and never more than
+// eviction can make room for beside the sinks and one token.
 uint32_t step_size(const Appending& a, uint32_t tail_rows, uint32_t left, uint32_t most_tokens) {
   uint32_t step = left;
   if (const uint32_t bound = a.plan.tail_bound()) step = std::min(step, tail_rows < bound ? bound - tail_rows : a.plan.first_block());
-  if (a.evicting && most_tokens) step = std::min(step, std::max(1u, most_tokens / 2));
+  if (a.evicting && most_tokens) step = std::min({step, std::max(1u, most_tokens / 2), most_tokens - a.plan.sinks - 1});
   return step;
 }
 
@@ -39,7 +40,7 @@ bool reserve_tails(Appending& a, Arena& arena, uint32_t count) {
   const uint32_t ring_rows = a.plan.window - 1 + a.plan.slack + count;
   const uint32_t most = a.plan.ring ? ring_rows : a.plan.tail_bound();
   for (HeadStream& s : a.seq.heads(a.layer)) {
-    if (!s.tail.reserve(arena, count, most)) return false;
+    if (!s.tail.continue_at(arena, a.seq.layer(a.layer).length) || !s.tail.reserve(arena, count, most)) return false;
     if (a.plan.ring) s.tail.shrink(arena, ring_rows);
   }
   return true;
@@ -69,9 +70,6 @@ Status no_room(const Arena& arena, uint32_t layer) {
 static Status append_step(AdaptiveKVCache::Impl& impl, Appending& a, uint32_t first, uint32_t count) {
   LayerState& state = a.seq.layer(a.layer);
   if (a.evicting && !impl.make_room(a.seq, a.layer, count)) return no_room(*impl.arena, a.layer);
-  if (a.plan.window) {
-    for (HeadStream& s : a.seq.heads(a.layer)) cache::expire(impl.env, s, a.plan, state.length);
-  }
   while (!reserve_tails(a, *impl.arena, count)) {
     if (!impl.policy || !impl.relieve(a.seq)) return no_room(*impl.arena, a.layer);
   }
@@ -132,7 +130,13 @@ Status AdaptiveKVCache::Impl::append(Sequence& seq, uint32_t layer, const RowsVi
     return error(StatusCode::resource_exhausted, "max_seq_len is ", config.max_seq_len, " and layer ", layer, " would hold ", length,
                  " tokens; raise max_seq_len or set eviction.policy");
   }
-  const auto next_step = [&](uint32_t left) { return step_size(a, seq.heads(layer)[0].tail.rows(), left, config.max_seq_len); };
+  // What the first of the new tokens cannot see nobody will; the later ones' windows wait for the next append, because their queries may
+  // all come at once after this one.
+  if (a.plan.window) {
+    for (HeadStream& s : seq.heads(layer)) cache::expire(env, s, a.plan, state.length);
+  }
+  const uint32_t limit = a.evicting ? layer_limit(layer) : 0;
+  const auto next_step = [&](uint32_t left) { return step_size(a, seq.heads(layer)[0].tail.rows(), left, limit); };
   const uint32_t first_step = next_step(n);
   if (first_step == n) return append_step(*this, a, 0, n);
 

@@ -43,8 +43,13 @@ uint32_t longest(std::span<const HeadStream> heads) {
 
 }  // namespace
 
-// True when at least one token went. The newest token and the sinks always stay.
-bool AdaptiveKVCache::Impl::evict_layer(Sequence& seq, uint32_t layer, uint32_t budget) {
+uint32_t AdaptiveKVCache::Impl::layer_limit(uint32_t layer) const {
+  if (config.max_seq_len == 0) return 0;
+  return std::max(policy->layer_budget(layer, config.num_layers, config.max_seq_len), plan(layer).sinks + 2);
+}
+
+// The newest token and the sinks always stay.
+AdaptiveKVCache::Impl::Evicted AdaptiveKVCache::Impl::evict_layer(Sequence& seq, uint32_t layer, uint32_t budget) {
   const LayerPlan p = plan(layer);
   const LayerState& state = seq.layer(layer);
   budget = std::max(budget, p.sinks + 1);
@@ -58,41 +63,42 @@ bool AdaptiveKVCache::Impl::evict_layer(Sequence& seq, uint32_t layer, uint32_t 
   q.input.protect_recent = std::clamp(std::max(config.eviction.protect_recent, state.unobserved), 1u, std::max(1u, room * 3 / 4));
   q.input.window_queries = state.window_queries;
 
-  bool dropped = false;
+  Evicted done;
   std::vector<uint8_t> keep;
   const auto heads = seq.heads(layer);
+  const auto carry_out = [&](const Question& question, HeadStream& s) {
+    keep.assign(question.positions.size(), 0);
+    policy->plan(question.input, keep);
+    if (std::find(keep.begin(), keep.end(), 0) == keep.end()) return;
+    const bool gone = cache::evict_rows(env, s, p, keep);
+    done.any |= gone;
+    done.all &= gone;
+  };
+  Question mean;
   if (policy->scope() == policy::Scope::layer) {
-    Question mean;
     mean.input = q.input;
     mean.load(env, heads[0], lane_slot);
+    uint32_t voices = 1;
     for (uint32_t h = 1; h < heads.size(); ++h) {
       q.load(env, heads[h], lane_slot);
-      if (q.positions != mean.positions) continue;  // a head that once lacked the memory to follow: judged with the others' eyes
+      if (q.positions != mean.positions) continue;
+      ++voices;
       for (int l = 0; l < policy::kNumLanes; ++l) {
         for (size_t i = 0; i < mean.lane[l].size(); ++i) mean.lane[l][i] += q.lane[l][i];
       }
     }
     for (auto& lane : mean.lane) {
-      for (float& x : lane) x /= static_cast<float>(heads.size());
+      for (float& x : lane) x /= static_cast<float>(voices);
     }
     mean.point();
-    keep.assign(mean.positions.size(), 0);
-    policy->plan(mean.input, keep);
-    if (std::find(keep.begin(), keep.end(), 0) == keep.end()) return false;
-    for (HeadStream& s : heads) {
-      if (cache::live_rows(s) == keep.size()) dropped |= cache::evict_rows(env, s, p, keep);
-    }
-    return dropped;
   }
   for (HeadStream& s : heads) {
     q.load(env, s, lane_slot);
     q.point();
-    keep.assign(q.positions.size(), 0);
-    policy->plan(q.input, keep);
-    if (std::find(keep.begin(), keep.end(), 0) == keep.end()) continue;
-    dropped |= cache::evict_rows(env, s, p, keep);
+    // A head that once lacked the memory to follow the others is judged by its own statistics until it has caught up.
+    carry_out(policy->scope() == policy::Scope::layer && q.positions == mean.positions ? mean : q, s);
   }
-  return dropped;
+  return done;
 }
 
 // Memory is short: every layer gives up an eighth of its tokens. False when there was nothing left to give.
@@ -110,21 +116,20 @@ bool AdaptiveKVCache::Impl::relieve(Sequence& seq) {
   for (uint32_t l = 0; l < seq.num_layers(); ++l) {
     if (!evicts(l)) continue;
     const uint32_t own = policy->layer_budget(l, seq.num_layers(), budget);
-    if (longest(seq.heads(l)) > own) any |= evict_layer(seq, l, own);
+    if (longest(seq.heads(l)) > own) any |= evict_layer(seq, l, own).any;
   }
   return any;
 }
 
 // Room for `extra` more tokens under max_seq_len. False when eviction itself found no memory.
 bool AdaptiveKVCache::Impl::make_room(Sequence& seq, uint32_t layer, uint32_t extra) {
-  if (config.max_seq_len == 0) return true;
-  const uint32_t sinks = plan(layer).sinks;
-  const uint32_t limit = std::max(policy->layer_budget(layer, seq.num_layers(), config.max_seq_len), sinks + 2);
+  const uint32_t limit = layer_limit(layer);
+  if (limit == 0) return true;
   const uint32_t live = longest(seq.heads(layer));
   if (static_cast<uint64_t>(live) + extra <= limit) return true;
   const uint32_t batch = std::clamp(config.eviction.batch, 1u, std::max(1u, limit / 8));
   const uint32_t give = std::max(extra, batch);
-  return evict_layer(seq, layer, limit > give ? limit - give : 1) || live <= sinks + 1;
+  return evict_layer(seq, layer, limit > give ? limit - give : 1).all;
 }
 
 Status AdaptiveKVCache::evict(SeqId seq, uint32_t tokens) {
@@ -136,7 +141,7 @@ Status AdaptiveKVCache::evict(SeqId seq, uint32_t tokens) {
     const uint32_t budget = impl_->policy->layer_budget(l, sequence->num_layers(), tokens);
     const uint32_t least = impl_->plan(l).sinks + 1;
     if (longest(sequence->heads(l)) <= std::max(budget, least)) continue;
-    if (!impl_->evict_layer(*sequence, l, budget)) {
+    if (!impl_->evict_layer(*sequence, l, budget).all) {
       return error(StatusCode::resource_exhausted, "no memory left for eviction's own lists in layer ", l);
     }
   }

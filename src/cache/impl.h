@@ -60,7 +60,13 @@ struct AdaptiveKVCache::Impl {
   Status append(cache::Sequence& seq, uint32_t layer, const RowsView& keys, const RowsView& values);
   // evict.cc; all with the sequence's lock held
   bool evicts(uint32_t layer) const { return policy && plan(layer).window == 0; }
-  bool evict_layer(cache::Sequence& seq, uint32_t layer, uint32_t budget);
+  // Live tokens a layer may hold under max_seq_len; 0: any number.
+  uint32_t layer_limit(uint32_t layer) const;
+  struct Evicted {
+    bool any = false;   // at least one token went
+    bool all = true;    // every head did what the policy asked; false: a head found no memory for its lists
+  };
+  Evicted evict_layer(cache::Sequence& seq, uint32_t layer, uint32_t budget);
   bool relieve(cache::Sequence& seq);
   bool make_room(cache::Sequence& seq, uint32_t layer, uint32_t extra);
 };

@@ -199,7 +199,7 @@ bool evict_rows(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, std:
     at += ref.live;
   }
   const bool tail_loses = !all_kept(at, s.tail.rows());
-  if (tail_loses && !(s.tail.reserve(*env.arena, 0, plan.tail_bound()) && s.tail.reserve_positions(*env.arena))) return false;
+  if (tail_loses && !(s.tail.reserve(*env.arena, 0, plan.tail_bound(), Arena::Use::relief) && s.tail.reserve_positions(*env.arena))) return false;
 
   at = 0;
   size_t to = 0;
