@@ -1,0 +1,110 @@
+// inspect.h — a test's eyes: the cache's own state behind the public class, and a digest of everything a caller could ever notice.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "base/checksum.h"
+#include "cache/impl.h"
+#include "tierkv/cache.h"
+
+namespace tierkv::testing {
+
+// Explicit instantiations may name private members, so the public header needs no friend for the tests' sake.
+template <auto Member>
+struct ImplDoor {
+  friend AdaptiveKVCache::Impl& impl_of(const AdaptiveKVCache& cache) { return *(cache.*Member); }
+};
+AdaptiveKVCache::Impl& impl_of(const AdaptiveKVCache& cache);
+template struct ImplDoor<&AdaptiveKVCache::impl_>;
+
+class Digest {
+ public:
+  void add(const void* data, size_t bytes) {
+    const uint64_t parts[2] = {value_, checksum({static_cast<const std::byte*>(data), bytes})};
+    value_ = checksum(std::as_bytes(std::span(parts)));
+  }
+  template <class T>
+  void add(const T& x) {
+    static_assert(std::is_arithmetic_v<T>);
+    add(&x, sizeof x);
+  }
+  uint64_t value() const { return value_; }
+
+ private:
+  uint64_t value_ = 0x9E3779B97F4A7C15ull;
+};
+
+// Rows of a windowed layer that left the window and its slack may be forgotten at any moment: `oldest` is the first that counts.
+inline void digest_stream(const AdaptiveKVCache::Impl& impl, const cache::HeadStream& s, uint32_t oldest, Digest& d) {
+  for (const cache::BlockRef& ref : s.blocks) {
+    if (ref.position(ref.rows - 1u) < oldest) continue;
+    d.add(ref.block->checksum);
+    d.add(static_cast<int>(ref.block->tier));
+    d.add(ref.rows);
+    d.add(ref.live);
+    for (uint32_t row = 0; row < ref.rows; ++row) d.add(ref.position(row));
+    if (ref.stats) d.add(ref.stats, static_cast<size_t>(ref.rows) * impl.env.lanes * sizeof(float));
+  }
+  const size_t row_bytes = impl.env.head_dim * sizeof(uint16_t);
+  for (uint32_t row = 0; row < s.tail.rows(); ++row) {
+    if (s.tail.position(row) < oldest) continue;
+    d.add(s.tail.position(row));
+    d.add(s.tail.key_row(row), row_bytes);
+    d.add(s.tail.value_row(row), row_bytes);
+    if (impl.env.lanes) d.add(s.tail.stats_row(row), impl.env.lanes * sizeof(float));
+  }
+}
+
+// Everything about every sequence, to the bit. REQUIRES: no call is under way.
+inline uint64_t digest_of(const AdaptiveKVCache& cache) {
+  const AdaptiveKVCache::Impl& impl = impl_of(cache);
+  Digest d;
+  for (const auto& [id, sequence] : impl.sequences) {
+    d.add(id);
+    for (uint32_t l = 0; l < sequence->num_layers(); ++l) {
+      const cache::LayerState& state = sequence->layer(l);
+      d.add(state.length);
+      d.add(state.unobserved);
+      d.add(state.window_queries);
+      const cache::LayerPlan& plan = impl.plans[l];
+      const uint32_t reach = plan.window ? plan.window - 1 + plan.slack : state.length;
+      for (const cache::HeadStream& s : std::as_const(*sequence).heads(l)) {
+        digest_stream(impl, s, state.length > reach ? state.length - reach : 0, d);
+      }
+    }
+  }
+  for (const LayerThresholds& t : cache.thresholds()) {
+    d.add(t.hot);
+    d.add(t.warm);
+    d.add(t.archive_bits);
+  }
+  d.add(cache.quality_metrics().samples);
+  return d.value();
+}
+
+// Resident bytes as reported against the arena's own books; empty when they agree.
+inline std::string books_problem(const AdaptiveKVCache& cache) {
+  const Arena& arena = *impl_of(cache).arena;
+  const MemoryStats m = cache.memory_usage();
+  const auto differ = [](const char* what, uint64_t reported, uint64_t truth) {
+    return std::string(what) + " reported " + std::to_string(reported) + ", the arena has " + std::to_string(truth);
+  };
+  uint64_t sum = m.bookkeeping_bytes + m.free_bytes;
+  for (int t = 0; t < kNumTiers; ++t) {
+    const uint64_t truth = arena.allocated(static_cast<MemoryTag>(t));
+    if (m.tier[t].bytes() != truth) return differ(tier_name(static_cast<Tier>(t)), m.tier[t].bytes(), truth);
+    sum += m.tier[t].bytes();
+  }
+  if (m.bookkeeping_bytes != arena.allocated(MemoryTag::bookkeeping)) {
+    return differ("bookkeeping", m.bookkeeping_bytes, arena.allocated(MemoryTag::bookkeeping));
+  }
+  if (m.free_bytes != arena.free_bytes()) return differ("free", m.free_bytes, arena.free_bytes());
+  if (m.total_bytes != arena.mapped()) return differ("total", m.total_bytes, arena.mapped());
+  if (sum != m.total_bytes) return differ("the sum of all parts", sum, m.total_bytes);
+  if (m.budget_bytes && m.peak_bytes > m.budget_bytes) return differ("budget exceeded: peak", m.peak_bytes, m.budget_bytes);
+  return {};
+}
+
+}  // namespace tierkv::testing

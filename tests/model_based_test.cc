@@ -1,0 +1,87 @@
+// ctest: slow
+// model_based_test.cc — 100,000 random operations on several sequences against a naive reference cache.
+//
+//   TIERKV_SEED=n       the same run again
+//   TIERKV_MODEL_OPS=n  operations for each configuration
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "model_checks.h"
+#include "model_machine.h"
+#include "model_operations.h"
+
+namespace tierkv::testing {
+namespace {
+
+constexpr const char* kSmall = "warm_block=16,archive_block=32,";
+
+std::vector<MachineSetup> setups() {
+  const std::string small = kSmall;
+  const std::string eviction = small + "hot=16,warm=32,warm_codec=kivi8-g16,archive=kivi8-g16,sinks=4,protect_recent=8,evict_batch=8,observation=8,";
+  std::vector<MachineSetup> all = {
+      {"tiers", small + "hot=16,warm=48,warm_codec=kivi8-g16,archive=kivi4-g16,sinks=4", 0.45},
+      {"rotated", "hot=32,warm=64,warm_codec=rot4,archive=rot2,sinks=4,warm_block=32,archive_block=64,threads=2", 1.6},
+      {"different_sides", small + "hot=8,warm=32,warm_codec=kivi8-g16/int8,archive=kivi6-g16+center/kivi5-g16,sinks=1", 0.25},
+      {"turbo", small + "hot=16,warm=32,warm_codec=turbo4,archive=turbo3,sinks=3", 1.2},
+      {"exact", small + "hot=8,warm=32,warm_codec=fp16,archive=fp16,sinks=2", 0.0, 400},
+      {"exact_bf16", small + "hot=8,warm=32,warm_codec=bf16,archive=bf16,sinks=2,hot_type=bf16", 0.0, 400},
+      {"bf16", small + "hot=16,warm=32,warm_codec=kivi8-g16,archive=kivi8-g16,sinks=2,hot_type=bf16", 0.05},
+      {"hot_all", "hot=all,threads=2", 0.0, 300},
+      {"nothing_hot", small + "hot=0,warm=0,archive=kivi8-g16,sinks=2", 0.05},
+      {"warm_only", small + "hot=4,warm=all,warm_codec=int8,sinks=0", 0.05},
+      {"adapting", small + "hot=32,warm=32,warm_codec=kivi8-g16,archive=kivi3-g16,sinks=4", 1.0, 256, true},
+      {"limited", small + "hot=16,warm=32,warm_codec=kivi8-g16,archive=kivi8-g16,max_seq_len=120", 0.05},
+      {"budget", small + "hot=16,warm=32,warm_codec=kivi8-g16,archive=kivi4-g16,budget=96KiB", 0.45},
+      {"budget_window", small + "hot=16,warm=32,warm_codec=kivi8-g16,archive=kivi8-g16,budget=64KiB,window=48,window_slack=4", 0.1},
+      {"budget_ring", small + "hot=64,budget=64KiB,window=48,window_slack=4", 0.0},
+      {"budget_h2o", eviction + "evict=h2o,budget=96KiB", 0.2, 200},
+      {"budget_streaming", eviction + "evict=streaming_llm,budget=112KiB,max_seq_len=90", 0.2, 200},
+      {"windows", small + "hot=16,warm=32,warm_codec=kivi8-g16,archive=kivi8-g16,sinks=4,window_slack=8,num_layers=3", 0.1, 400, false,
+       [](CacheConfig& c) {
+         c.overrides.resize(2);
+         c.overrides[0].first = c.overrides[0].last = 1;
+         c.overrides[0].window = 24, c.overrides[0].hot = 64;  // a ring
+         c.overrides[1].first = c.overrides[1].last = 2;
+         c.overrides[1].window = 40;                           // blocks that are dropped
+       }},
+      {"ring_no_slack", "hot=64,window=17,window_slack=0,sinks=4,threads=2", 0.0, 400},
+      {"window_fp16", small + "hot=4,warm=16,warm_codec=fp16,archive=fp16,window=20,window_slack=4", 0.0, 400},
+  };
+  for (const char* policy : {"h2o", "sliding_window", "streaming_llm", "tova", "snapkv", "scissorhands", "pyramidkv", "pyramidkv_linear"}) {
+    all.push_back({policy, eviction + "max_seq_len=70,evict=" + policy, 0.2, 200});
+  }
+  all.push_back({"tiny_limit", small + "hot=4,warm=0,archive=kivi8-g16,sinks=4,protect_recent=2,evict_batch=1,max_seq_len=8,evict=h2o", 0.2, 200});
+  return all;
+}
+
+uint64_t setting(const char* name, uint64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text ? std::strtoull(text, nullptr, 10) : otherwise;
+}
+
+uint64_t operations_each() {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  const uint64_t total = 20000;
+#else
+  const uint64_t total = 100000;
+#endif
+  const uint64_t n = setups().size();
+  return setting("TIERKV_MODEL_OPS", (total + n - 1) / n);
+}
+
+class ModelBased : public ::testing::TestWithParam<MachineSetup> {};
+
+TEST_P(ModelBased, BehavesLikeTheReference) {
+  uint64_t seed = 20250101;
+  for (const char c : GetParam().name) seed = seed * 131 + static_cast<unsigned char>(c);
+  seed = setting("TIERKV_SEED", seed);
+  std::printf("seed %llu, %llu operations\n", static_cast<unsigned long long>(seed), static_cast<unsigned long long>(operations_each()));
+  Machine machine(GetParam(), seed);
+  EXPECT_TRUE(machine.run(operations_each())) << machine.report();
+}
+
+INSTANTIATE_TEST_SUITE_P(Random, ModelBased, ::testing::ValuesIn(setups()), [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace tierkv::testing

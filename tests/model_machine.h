@@ -1,0 +1,98 @@
+// model_machine.h — a machine that does random things to an AdaptiveKVCache and to the naive reference beside it, and compares.
+//
+// Everything random comes from one seed. The first difference stops the machine; report() says what differed, in which operation, and
+// how to run the same again.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "inspect.h"
+#include "reference_cache.h"
+#include "tierkv/cache.h"
+
+namespace tierkv::testing {
+
+struct MachineSetup {
+  std::string name;
+  std::string settings;              // CacheConfig's inline form
+  double row_tolerance = 0.0;        // of a compressed element, for rows within [-1, 1]; 0: bit-exact in every tier
+  uint32_t max_length = 256;         // the machine shortens longer sequences
+  bool adapts = false;               // feeds quality scores, so that thresholds move
+  std::function<void(CacheConfig&)> more = nullptr;  // what the inline form cannot say
+};
+
+inline std::ostream& operator<<(std::ostream& out, const MachineSetup& setup) { return out << setup.name; }
+
+class Machine {
+ public:
+  Machine(const MachineSetup& setup, uint64_t seed);
+  // True when `operations` operations found nothing.
+  bool run(uint64_t operations);
+  std::string report() const;
+
+ private:
+  struct Rows;  // the caller's rows in one of many layouts
+
+  // operations
+  void add();
+  void append();
+  void attend();
+  void get_rows();
+  void truncate();
+  void fork();
+  void remove();
+  void evict();
+  void flush();
+  void adapt();
+  void freeze();
+  void memory();
+  void verify();
+  void bad_call();
+
+  // checks
+  void check_layer(SeqId id, uint32_t layer);
+  void check_rows(SeqId id, uint32_t layer, uint32_t head, uint32_t most);
+  void check_live_after_append(SeqId id, uint32_t layer, uint32_t before, const std::vector<std::vector<uint32_t>>& old_live);
+  void check_head_attention(SeqId id, uint32_t layer, uint32_t head, const std::vector<float>& queries, uint32_t count,
+                            const std::vector<float>& out, const AttentionOptions& options, const MassReport* mass);
+  ReferenceHead rows_of(SeqId id, uint32_t layer, uint32_t head) const;
+  const cache::HeadStream& stream(SeqId id, uint32_t layer, uint32_t head) const;
+  Rows make_rows(uint32_t tokens, uint32_t heads, DType type, float size);
+
+  // chance
+  uint32_t below(uint32_t n) { return n ? static_cast<uint32_t>(rng_() % n) : 0; }
+  bool one_in(uint32_t n) { return below(n) == 0; }
+  float real(float size) { return size * (static_cast<float>(below(1u << 24)) / static_cast<float>(1u << 23) - 1.0f); }
+  SeqId any_sequence();
+  uint32_t any_layer() { return below(config_.num_layers); }
+
+  bool may_run_out() const { return config_.byte_budget != 0; }
+  bool evicting() const { return config_.eviction.policy != "none"; }
+  template <class... Parts>
+  void fail(const Parts&... parts) {
+    if (!problem_.empty()) return;
+    std::ostringstream out;
+    (out << ... << parts);
+    problem_ = out.str();
+  }
+
+  const MachineSetup setup_;
+  const uint64_t seed_;
+  std::mt19937_64 rng_;
+  CacheConfig config_;
+  std::unique_ptr<AdaptiveKVCache> cache_;
+  std::map<SeqId, ReferenceSequence> model_;
+  std::map<SeqId, std::vector<uint32_t>> promised_;  // by layer: the oldest position a windowed layer must still hold
+  uint64_t operation_ = 0;
+  const char* doing_ = "create";
+  std::string problem_;
+  std::map<std::string, uint64_t> done_;  // how often each operation ran: a machine that never truncates proves nothing
+};
+
+}  // namespace tierkv::testing
