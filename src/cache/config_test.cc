@@ -211,8 +211,9 @@ TEST(ConfigErrors, RangesAreHeld) {
   EXPECT_HAS(toml_refusal("[eviction]\npyramid_beta = inf"), "'eviction.pyramid_beta' must be");
   EXPECT_HAS(inline_refusal("evict=h20"), "not 'h20'; did you mean 'h2o'?");
   EXPECT_HAS(inline_refusal("hot_type=f16"), "one of fp16, bf16");
-  EXPECT_HAS(inline_refusal("archive=kivi99"), "'archive_codec' must be a codec");
+  EXPECT_HAS(inline_refusal("archive=kivi99"), "'archive_codec' names no codec");
   EXPECT_HAS(inline_refusal("archive=nope"), "nope");
+  EXPECT_EQ(inline_refusal("archive=\x1b[2J").find('\x1b'), std::string::npos);
   EXPECT_HAS(inline_refusal("model=" + std::string(257, 'x')), "at most 256 bytes");
   EXPECT_HAS(inline_refusal("model=a\x01"), "control characters");
   EXPECT_HAS(inline_refusal("model=\xff"), "UTF-8");
@@ -247,6 +248,26 @@ TEST(ConfigErrors, SyntaxErrorsHaveLines) {
   EXPECT_STARTS(toml_refusal("model = \"\xff\""), "my.toml:1: not TOML: ");
 }
 
+TEST(ConfigToml, StringsAndCommentsMayHoldAnyCharacterAndNothingElseMay) {
+  const std::pair<const char*, const char*> good[] = {
+      {"model = \"caf\xC3\xA9\" # caf\xC3\xA9", "caf\xC3\xA9"},
+      {"model = 'it\xC3\xA9' # '\"", "it\xC3\xA9"},
+      {"model = \"\\\"\xC3\xA9\\\\\" # \"", "\"\xC3\xA9\\"},
+      {"model = \"\"\"a\\\n   \xC3\xA9\"\"\"\"\"", "a\xC3\xA9\"\""},
+      {"model = \'\'\'\xC3\xA9\'\'\'\'", "\xC3\xA9'"},
+      {"\xEF\xBB\xBFmodel = \"bom\"", "bom"},
+  };
+  for (const auto& [text, model] : good) {
+    CacheConfig c;
+    const Status status = apply_toml(text, c);
+    EXPECT_TRUE(status.ok()) << text << "\n" << status.to_string();
+    EXPECT_EQ(c.model, model);
+  }
+  for (const char* bad : {"caf\xC3\xA9 = 1", "hot =\xC2\xA0""1", "hot = 1 \xC3\xA9", "model = \"a\nb\" \xC3\xA9", "model = \"\"\"\\\xC3\xA9\"\"\""})
+    EXPECT_STARTS(toml_refusal(bad), "my.toml:1: not TOML: ");
+  EXPECT_STARTS(toml_refusal("[[ = 29\n"), "my.toml");
+}
+
 TEST(ConfigErrors, ImpossibleCombinationsNameTheLineOfAKeyInvolved) {
   EXPECT_EQ(toml_refusal("hot = 3\nwarm_block = 96\n"), "my.toml:2: 'archive_block' must be a multiple of 'warm_block' (96), not 128");
   EXPECT_STARTS(toml_refusal("num_kv_heads = 3\nnum_heads = 8"), "my.toml:2: 'num_heads' must be a multiple of 'num_kv_heads' (3), not 8");
@@ -276,7 +297,7 @@ TEST(ConfigErrors, HostileTextIsBounded) {
   EXPECT_STARTS(toml_refusal("hot = " + std::string(100000, '[')), "my.toml:1: ");
   std::string dotted = "a";
   for (int i = 0; i < 100000; ++i) dotted += ".a";
-  EXPECT_HAS(toml_refusal("hot = 1\n" + dotted + " = 1"), "my.toml:2: more than 16 dots");
+  EXPECT_HAS(toml_refusal("hot = 1\n" + dotted + " = 1"), "my.toml:2: more than 32 dots");
   EXPECT_HAS(toml_refusal("[" + dotted + "]"), "dots");
   EXPECT_HAS(toml_refusal("a.b.c.d.e.f.g.h.i.j.k = 1"), "nested more than");
   std::string nest;  // dotted keys inside arrays inside dotted keys, as deep as the parser goes
@@ -400,14 +421,14 @@ TEST(ConfigValidate, NamesWhatIsMissingOrImpossible) {
   EXPECT_HAS(message([](auto& c) { c.num_kv_heads = 0; }), "'num_kv_heads' is not set");
   EXPECT_HAS(message([](auto& c) { c.warm_block = 8; }), "'warm_block' must be");
   EXPECT_HAS(message([](auto& c) { c.archive_block = 96; }), "'archive_block' must be a multiple of 'warm_block' (64), not 96");
-  EXPECT_HAS(message([](auto& c) { c.tiers.warm_codec = "nope"; }), "'warm_codec' must be a codec");
+  EXPECT_HAS(message([](auto& c) { c.tiers.warm_codec = "nope"; }), "'warm_codec' names no codec");
   EXPECT_HAS(message([](auto& c) { c.tiers.hot = (1u << 30) + 1; }), "'hot' must be");
   EXPECT_HAS(message([](auto& c) { c.max_seq_len = 4; }), "'sinks' (4) must be below 'max_seq_len' (4)");
   EXPECT_HAS(message([](auto& c) { c.byte_budget = 1; }), "'byte_budget' (1) is too small for one block in every layer");
   EXPECT_HAS(message([](auto& c) { c.overrides.push_back({2, 4, 1u, {}, {}, {}, {}, {}}); }), "'layer[0].layers' names layer 4");
   EXPECT_HAS(message([](auto& c) { c.overrides.push_back({3, 2, 1u, {}, {}, {}, {}, {}}); }), "ends before it starts");
   EXPECT_HAS(message([](auto& c) { c.overrides.push_back({0, 1, {}, {}, {}, {}, {}, {}}); }), "override nothing");
-  EXPECT_HAS(message([](auto& c) { c.overrides.push_back({0, 1, {}, {}, {}, {}, "nope", {}}); }), "'layer[0].warm_codec' must be a codec");
+  EXPECT_HAS(message([](auto& c) { c.overrides.push_back({0, 1, {}, {}, {}, {}, "nope", {}}); }), "'layer[0].warm_codec' names no codec");
   EXPECT_HAS(message([](auto& c) { c.overrides.push_back({0, 1, {}, {}, 60000u, {}, {}, {}}), c.max_seq_len = 9; }), "'layer[0].sinks' (60000)");
   EXPECT_HAS(message([](auto& c) { c.eviction.policy = "lru"; }), "'eviction.policy' must be one of none, h2o");
   EXPECT_HAS(message([](auto& c) { c.eviction.pool = 6; }), "'eviction.pool' must be an odd number");

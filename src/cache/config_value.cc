@@ -122,7 +122,7 @@ std::string misfit(const FieldType& type, const Value& value) {
     case Kind::choice: return unfit_choice(type, std::get<std::string>(value));
     case Kind::codec: {
       const auto pair = quant::parse_codec_pair(std::get<std::string>(value));
-      return pair.ok() ? std::string() : "must be " + allowed(type) + ": " + pair.status().message();
+      return pair.ok() ? std::string() : "names no codec: " + printable(pair.status().message(), 400);
     }
   }
   return {};
