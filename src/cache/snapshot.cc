@@ -66,13 +66,11 @@ bool build_block(const Building& b, const SnapshotBlock& from, BlockRef& ref) {
   return true;
 }
 
-bool build_tail(const Building& b, const SnapshotStream& from, const LayerPlan& plan, Tail& tail) {
+bool build_tail(const Building& b, const SnapshotStream& from, Tail& tail) {
   std::vector<uint32_t> positions(from.positions.size() / sizeof(uint32_t));
   if (!positions.empty()) std::memcpy(positions.data(), from.positions.data(), from.positions.size());
-  if (!tail.restore(*b.env.arena, from.tail_rows, from.tail_first_position, positions.empty() ? nullptr : positions.data(), from.ring_capacity,
-                    plan.tail_bound())) {
-    return false;
-  }
+  const uint32_t* list = positions.empty() ? nullptr : positions.data();
+  if (!tail.restore(*b.env.arena, from.tail_rows, from.tail_first_position, list, from.ring_capacity)) return false;
   const size_t row_bytes = b.env.head_dim * sizeof(uint16_t);
   for (uint32_t i = 0; i < from.tail_rows; ++i) {
     std::memcpy(tail.key_row(i), from.keys.data() + i * row_bytes, row_bytes);
@@ -82,20 +80,19 @@ bool build_tail(const Building& b, const SnapshotStream& from, const LayerPlan& 
   return true;
 }
 
-bool build_stream(const Building& b, const SnapshotStream& from, const LayerPlan& plan, HeadStream& s) {
+bool build_stream(const Building& b, const SnapshotStream& from, HeadStream& s) {
   if (!s.blocks.reserve(*b.env.arena, from.blocks)) return false;
   for (uint32_t i = 0; i < from.blocks; ++i) {
     BlockRef ref;
     if (!build_block(b, b.snapshot.blocks[from.first_block + i], ref)) return false;
     s.blocks.push_reserved(ref);
   }
-  return build_tail(b, from, plan, s.tail);
+  return build_tail(b, from, s.tail);
 }
 
 }  // namespace
 
-Result<std::shared_ptr<Sequence>> build_sequence(const StreamEnv& env, CodecBook& book, const int* lane_slot, std::span<const LayerPlan> plans,
-                                                 const Snapshot& snapshot) {
+Result<std::shared_ptr<Sequence>> build_sequence(const StreamEnv& env, CodecBook& book, const int* lane_slot, const Snapshot& snapshot) {
   Building b{env, snapshot, LaneMap(snapshot.header.lane_mask, lane_slot, env.lanes), {}};
   for (const CodecEntry* entry : snapshot.codecs) {
     TIERKV_ASSIGN_OR_RETURN(b.codecs[entry], book.get(entry->pair, entry->tokens));
@@ -111,25 +108,26 @@ Result<std::shared_ptr<Sequence>> build_sequence(const StreamEnv& env, CodecBook
     for (uint32_t h = 0; h < snapshot.header.kv_heads; ++h) {
       HeadStream& s = sequence->heads(l)[h];
       s.tail.configure(env.head_dim, env.lanes, from.ring);
-      if (!build_stream(b, snapshot.streams[static_cast<size_t>(l) * snapshot.header.kv_heads + h], plans[l], s)) return std::shared_ptr<Sequence>();
+      if (!build_stream(b, snapshot.streams[static_cast<size_t>(l) * snapshot.header.kv_heads + h], s)) return std::shared_ptr<Sequence>();
     }
   }
   return sequence;
 }
 
 uint64_t needed_bytes(const StreamEnv& env, const Snapshot& snapshot) {
-  uint64_t total = 0;
+  const auto list = [](uint64_t count, size_t size) { return Arena::rounded(count * size); };
+  const uint64_t stat_bytes = env.lanes * sizeof(float);
+  uint64_t total = Arena::rounded(snapshot.layers.size() * sizeof(LayerState) + snapshot.streams.size() * sizeof(HeadStream));
   for (const SnapshotBlock& b : snapshot.blocks) {
-    total += Arena::rounded(Block::total_bytes(*b.codec)) + sizeof(BlockRef);
-    if (!b.positions.empty()) total += Arena::rounded(b.codec->tokens * sizeof(uint32_t));
-    if (env.lanes) total += Arena::rounded(static_cast<size_t>(b.codec->tokens) * env.lanes * sizeof(float));
+    total += Arena::rounded(Block::total_bytes(*b.codec)) + list(b.codec->tokens, stat_bytes);
+    if (!b.positions.empty()) total += list(b.codec->tokens, sizeof(uint32_t));
   }
   for (const SnapshotStream& s : snapshot.streams) {
     const uint32_t rows = std::max(s.tail_rows, s.ring_capacity);
     if (rows) total += Arena::rounded(TailBuffer::total_bytes(rows, env.head_dim));
-    total += s.positions.size() + static_cast<uint64_t>(s.tail_rows) * env.lanes * sizeof(float);
+    total += list(s.blocks, sizeof(BlockRef)) + list(s.positions.size(), 1) + list(s.tail_rows, stat_bytes);
   }
-  return total + snapshot.layers.size() * sizeof(LayerState) + snapshot.streams.size() * sizeof(HeadStream);
+  return total;
 }
 
 }  // namespace cache
@@ -210,7 +208,7 @@ Result<std::shared_ptr<cache::Sequence>> thaw(AdaptiveKVCache::Impl& impl, std::
   Arena& arena = *impl.arena;
   const size_t mapped = arena.mapped();
   if (arena.limit() && mapped - arena.free_bytes() + needed > arena.limit()) return no_room(arena, needed);
-  TIERKV_ASSIGN_OR_RETURN(auto sequence, cache::build_sequence(impl.env, impl.book, impl.lane_slot, plans, snapshot));
+  TIERKV_ASSIGN_OR_RETURN(auto sequence, cache::build_sequence(impl.env, impl.book, impl.lane_slot, snapshot));
   if (!sequence) {
     if (arena.mapped() > mapped) arena.trim();
     return no_room(arena, needed);

@@ -122,8 +122,8 @@ struct SnapshotShape {
 
 // Null when memory ran out. `book` is the cache's; lane_slot maps policy lanes to env's slots, -1 where not kept.
 [[nodiscard]] Result<std::shared_ptr<Sequence>> build_sequence(const StreamEnv& env, CodecBook& book, const int* lane_slot,
-                                                               std::span<const LayerPlan> plans, const Snapshot& snapshot);
-// What build_sequence() takes from the arena, to the byte but for the hot tails' room to grow.
+                                                               const Snapshot& snapshot);
+// What build_sequence() takes from the arena, to the byte.
 [[nodiscard]] uint64_t needed_bytes(const StreamEnv& env, const Snapshot& snapshot);
 
 }  // namespace tierkv::cache

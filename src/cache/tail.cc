@@ -196,14 +196,11 @@ void Tail::shrink(Arena& arena, uint32_t wanted) {
   (void)rebuild(arena, wanted);  // failing to shrink loses nothing
 }
 
-bool Tail::restore(Arena& arena, uint32_t rows, uint32_t first_position, const uint32_t* positions, uint32_t ring_capacity, uint32_t most) {
+bool Tail::restore(Arena& arena, uint32_t rows, uint32_t first_position, const uint32_t* positions, uint32_t ring_capacity) {
   if (positions && !positions_.reserve(arena, rows)) return false;
   if (lanes_ && rows && !stats_.reserve(arena, static_cast<size_t>(rows) * lanes_)) return false;
-  if (ring_) {
-    if (ring_capacity && !rebuild(arena, ring_capacity)) return false;
-  } else if (rows && !reserve(arena, rows, most)) {
-    return false;
-  }
+  const uint32_t capacity = ring_ ? ring_capacity : rows;
+  if (capacity && !rebuild(arena, capacity)) return false;
   end_ = rows;
   first_position_ = first_position;
   for (uint32_t i = 0; positions && i < rows; ++i) positions_.push_reserved(positions[i]);

@@ -88,9 +88,10 @@ class Tail {
   void shrink(Arena& arena, uint32_t wanted);
 
   // For snapshots: makes an empty tail hold `rows` rows, contents undefined and statistics zero, at `positions` (null: consecutive from
-  // first_position). A ring gets back its old capacity, which decides where its runs split and so the order attention adds in.
+  // first_position). A ring gets back its old capacity, which decides where its runs split and so the order attention adds in; a linear
+  // tail gets just enough.
   // REQUIRES: configured, never used; ring_capacity >= rows for a ring. False: no memory; reset() frees what there is.
-  [[nodiscard]] bool restore(Arena& arena, uint32_t rows, uint32_t first_position, const uint32_t* positions, uint32_t ring_capacity, uint32_t most);
+  [[nodiscard]] bool restore(Arena& arena, uint32_t rows, uint32_t first_position, const uint32_t* positions, uint32_t ring_capacity);
 
   [[nodiscard]] bool clone_from(Arena& arena, const Tail& other);
   void swap(Tail& other);
