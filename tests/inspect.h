@@ -57,23 +57,32 @@ inline void digest_stream(const AdaptiveKVCache::Impl& impl, const cache::HeadSt
   }
 }
 
+inline void digest_sequence(const AdaptiveKVCache::Impl& impl, const cache::Sequence& sequence, Digest& d) {
+  for (uint32_t l = 0; l < sequence.num_layers(); ++l) {
+    const cache::LayerState& state = sequence.layer(l);
+    d.add(state.length);
+    d.add(state.unobserved);
+    d.add(state.window_queries);
+    const cache::LayerPlan& plan = impl.plans[l];
+    const uint32_t reach = plan.window ? plan.window - 1 + plan.slack : state.length;
+    for (const cache::HeadStream& s : sequence.heads(l)) digest_stream(impl, s, state.length > reach ? state.length - reach : 0, d);
+  }
+}
+
+// One sequence, whatever its id. REQUIRES: no call is under way.
+inline uint64_t sequence_digest(const AdaptiveKVCache& cache, SeqId id) {
+  Digest d;
+  digest_sequence(impl_of(cache), *impl_of(cache).sequences.at(id), d);
+  return d.value();
+}
+
 // Everything about every sequence, to the bit. REQUIRES: no call is under way.
 inline uint64_t digest_of(const AdaptiveKVCache& cache) {
   const AdaptiveKVCache::Impl& impl = impl_of(cache);
   Digest d;
   for (const auto& [id, sequence] : impl.sequences) {
     d.add(id);
-    for (uint32_t l = 0; l < sequence->num_layers(); ++l) {
-      const cache::LayerState& state = sequence->layer(l);
-      d.add(state.length);
-      d.add(state.unobserved);
-      d.add(state.window_queries);
-      const cache::LayerPlan& plan = impl.plans[l];
-      const uint32_t reach = plan.window ? plan.window - 1 + plan.slack : state.length;
-      for (const cache::HeadStream& s : std::as_const(*sequence).heads(l)) {
-        digest_stream(impl, s, state.length > reach ? state.length - reach : 0, d);
-      }
-    }
+    digest_sequence(impl, *sequence, d);
   }
   for (const LayerThresholds& t : cache.thresholds()) {
     d.add(t.hot);

@@ -189,6 +189,29 @@ inline void Machine::bad_call() {
   if (digest != digest_of(*cache_)) return fail("bad call ", kind, " changed the cache");
 }
 
-inline void Machine::freeze() {}
+// A frozen sequence comes back to the bit, and damaged bytes are refused and change nothing.
+inline void Machine::freeze() {
+  const SeqId id = any_sequence();
+  auto bytes = cache_->freeze(id);
+  if (!bytes.ok()) return fail(bytes.status().to_string());
+  if (one_in(3)) {
+    const uint64_t digest = digest_of(*cache_);
+    auto damaged = *bytes;
+    if (one_in(2)) damaged.resize(below(static_cast<uint32_t>(damaged.size())));
+    else damaged[below(static_cast<uint32_t>(damaged.size()))] ^= static_cast<std::byte>(1u << below(8));
+    if (cache_->unfreeze(damaged).ok()) return fail("damaged bytes were taken");
+    if (digest != digest_of(*cache_)) return fail("damaged bytes changed the cache");
+  }
+  if (model_.size() >= 6) return;
+  auto copy = cache_->unfreeze(*bytes);
+  if (!copy.ok()) {
+    if (!may_run_out() || copy.status().code() != StatusCode::resource_exhausted) return fail(copy.status().to_string());
+    return;
+  }
+  if (sequence_digest(*cache_, id) != sequence_digest(*cache_, *copy)) return fail("a thawed sequence differs from the frozen one");
+  model_.emplace(*copy, model_.at(id));
+  promised_[*copy] = promised_.at(id);
+  for (uint32_t l = 0; l < config_.num_layers; ++l) check_layer(*copy, l);
+}
 
 }  // namespace tierkv::testing

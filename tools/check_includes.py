@@ -20,6 +20,7 @@ ALLOWED = {
     "attn": {"base", "quant"},
     "cuda": {"base", "quant", "attn", "tier"},
     "cache": {"base", "quant", "tier", "policy", "attn", "cuda", "profile"},
+    "capi": {"base", "quant", "tier", "policy", "attn", "cuda", "profile", "cache"},
     "llama": {"base", "quant", "tier", "policy", "attn", "cuda", "profile", "cache"},
 }
 # Folders outside src/ that live on the public headers alone.

@@ -1,0 +1,212 @@
+/* c.h — tierkv for C and for everything that speaks C: AdaptiveKVCache (tierkv/cache.h) behind opaque handles.
+ *
+ * Status:    every fallible call returns a tierkv_status, TIERKV_OK (0) or one of the numbers of StatusCode. tierkv_last_error() then says in
+ *            a sentence what was wrong, where, and what is allowed. A failed call changes nothing and writes no output, and no
+ *            exception ever crosses this header. Null where a pointer is needed is TIERKV_INVALID_ARGUMENT, never a crash.
+ *
+ * Ownership: what a function of this header creates, the caller destroys: configs with tierkv_config_destroy, caches with
+ *            tierkv_cache_destroy, buffers and strings of char** and void** outputs with tierkv_free. `const char*` results belong to the
+ *            library: those of tables (names, version) live for ever, tierkv_last_error()'s until the thread's next tierkv call.
+ *            Rows, queries and outputs are the caller's and are not kept after the call. A cache copies its config.
+ *
+ * Threads:   calls on different sequences of one cache may run at the same time from any number of threads; so may adding, forking and
+ *            removing sequences and all statistics. Calls on one sequence are serialised inside. Destroying a cache while another thread is
+ *            in a call on it is not allowed. A tierkv_config is plain data: one thread at a time. The last error is per thread.
+ *
+ * Growth:    structs that the caller fills begin with `size`; the _init functions set it. A newer library takes an older, shorter struct and
+ *            uses defaults for the rest, so a program keeps working without being compiled again.
+ */
+#ifndef TIERKV_C_H
+#define TIERKV_C_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef int tierkv_status;
+enum {
+  TIERKV_OK = 0,
+  TIERKV_INVALID_ARGUMENT = 1,    /* something that can never work: a shape, a NaN, an unknown key, a null pointer */
+  TIERKV_NOT_FOUND = 2,           /* unknown sequence, evicted position, missing file */
+  TIERKV_OUT_OF_RANGE = 3,        /* a position or layer past the end */
+  TIERKV_RESOURCE_EXHAUSTED = 4,  /* byte budget, max_seq_len or the machine's memory */
+  TIERKV_FAILED_PRECONDITION = 5, /* right call, wrong moment */
+  TIERKV_DATA_LOSS = 6,           /* checksum mismatch, truncated or damaged bytes */
+  TIERKV_UNSUPPORTED = 7,         /* a newer file version, a codec this build does not have */
+  TIERKV_IO_ERROR = 8,            /* the operating system said no */
+  TIERKV_INTERNAL = 9             /* a bug in tierkv */
+};
+
+/* "invalid_argument"; "unknown" for other numbers. */
+const char* tierkv_status_name(tierkv_status status);
+/* Why this thread's last failed call failed; "" when its last call succeeded. Calls that return nothing or a name leave it alone. */
+const char* tierkv_last_error(void);
+/* "0.1.0" */
+const char* tierkv_version(void);
+/* Frees what a char** or void** output received. Null is fine. */
+void tierkv_free(void* p);
+
+/* --- what there is. Names by index, null past the end. */
+const char* tierkv_codec_name(size_t index);     /* "kivi": most take a width, "kivi2" */
+const char* tierkv_codec_summary(size_t index);
+const char* tierkv_policy_name(size_t index);
+const char* tierkv_policy_summary(size_t index);
+const char* tierkv_preset_name(size_t index);
+
+/* --- configuration */
+typedef struct tierkv_config tierkv_config;
+
+/* The `balanced` defaults, without a model's shape. */
+tierkv_status tierkv_config_create(tierkv_config** out);
+void tierkv_config_destroy(tierkv_config* config);
+/* num_heads (query heads) 0: as many as KV heads. */
+tierkv_status tierkv_config_set_model(tierkv_config* config, const char* name, uint32_t num_layers, uint32_t num_heads, uint32_t num_kv_heads,
+                                      uint32_t head_dim);
+tierkv_status tierkv_config_set_max_seq_len(tierkv_config* config, uint32_t tokens);
+tierkv_status tierkv_config_set_byte_budget(tierkv_config* config, uint64_t bytes);
+tierkv_status tierkv_config_set_threads(tierkv_config* config, uint32_t threads);
+/* On error the config is as it was. */
+tierkv_status tierkv_config_apply_preset(tierkv_config* config, const char* name);
+tierkv_status tierkv_config_apply_inline(tierkv_config* config, const char* text); /* "hot=64,warm=448,archive=rot2,sinks=4" */
+tierkv_status tierkv_config_apply_toml(tierkv_config* config, const char* text);
+tierkv_status tierkv_config_apply_json(tierkv_config* config, const char* text);
+tierkv_status tierkv_config_apply_file(tierkv_config* config, const char* path);   /* .toml or .json */
+tierkv_status tierkv_config_apply_spec(tierkv_config* config, const char* spec);   /* a preset, a file's path or the inline form */
+/* The whole configuration; tierkv_free() it. */
+tierkv_status tierkv_config_to_json(const tierkv_config* config, char** out);
+/* Whether a cache could be made of it. */
+tierkv_status tierkv_config_validate(const tierkv_config* config);
+
+/* --- the cache */
+typedef struct tierkv_cache tierkv_cache;
+typedef uint64_t tierkv_seq;
+
+tierkv_status tierkv_cache_create(const tierkv_config* config, tierkv_cache** out);
+void tierkv_cache_destroy(tierkv_cache* cache);
+
+tierkv_status tierkv_seq_add(tierkv_cache* cache, tierkv_seq* out);
+/* A copy that shares every block until one of the two changes it. */
+tierkv_status tierkv_seq_fork(tierkv_cache* cache, tierkv_seq seq, tierkv_seq* out);
+tierkv_status tierkv_seq_remove(tierkv_cache* cache, tierkv_seq seq);
+/* Writes at most `capacity` ids to `out` (may be null when 0) and how many there are to `count`. */
+tierkv_status tierkv_seq_list(const tierkv_cache* cache, tierkv_seq* out, size_t capacity, size_t* count);
+
+enum { TIERKV_F32 = 0, TIERKV_F16 = 1, TIERKV_BF16 = 2 };
+
+/* The caller's rows: element (token t, head h, channel c) is data[t*token_stride + h*head_stride + c], strides in elements, channels contiguous.
+ * tierkv_rows_dense() makes the plain layout [tokens][heads][head_dim]. */
+typedef struct tierkv_rows {
+  const void* data;
+  int type;
+  uint32_t tokens;
+  uint32_t heads;
+  uint32_t head_dim;
+  int64_t token_stride;
+  int64_t head_stride;
+} tierkv_rows;
+
+tierkv_rows tierkv_rows_dense(const void* data, int type, uint32_t tokens, uint32_t heads, uint32_t head_dim);
+
+/* Appends the next tokens of one layer. */
+tierkv_status tierkv_append(tierkv_cache* cache, tierkv_seq seq, uint32_t layer, const tierkv_rows* keys, const tierkv_rows* values);
+/* The same for plain f32 rows of the cache's own shape, [tokens][kv heads][head_dim]. */
+tierkv_status tierkv_append_f32(tierkv_cache* cache, tierkv_seq seq, uint32_t layer, const float* keys, const float* values, uint32_t tokens);
+
+typedef struct tierkv_attention_options {
+  size_t size;             /* sizeof(tierkv_attention_options) of the caller */
+  int causal;              /* 1: a query sees positions up to its own */
+  int observe;             /* 1: the eviction policy learns from this call */
+  float scale;             /* 0: 1/sqrt(head_dim) */
+  float softcap;           /* 0: none */
+  int64_t first_position;  /* of the first query; -1: the queries are the newest tokens */
+  const float* sink_logits;/* one extra logit per query head, or null */
+  float* token_mass;       /* [kv heads][length] softmax mass each position received, or null */
+  size_t token_mass_size;  /* floats that token_mass has room for */
+} tierkv_attention_options;
+
+void tierkv_attention_options_init(tierkv_attention_options* options);
+/* out is [tokens][query heads][head_dim]; options may be null. */
+tierkv_status tierkv_attention(tierkv_cache* cache, tierkv_seq seq, uint32_t layer, const tierkv_rows* queries, float* out,
+                               const tierkv_attention_options* options);
+tierkv_status tierkv_attention_f32(tierkv_cache* cache, tierkv_seq seq, uint32_t layer, const float* queries, uint32_t tokens, float* out);
+
+/* Rows at positions, as the cache would use them: [positions][kv heads][head_dim]; either output may be null. */
+tierkv_status tierkv_get(const tierkv_cache* cache, tierkv_seq seq, uint32_t layer, const uint32_t* positions, size_t count, float* keys,
+                         float* values);
+/* Forgets every position >= length in every layer. */
+tierkv_status tierkv_truncate(tierkv_cache* cache, tierkv_seq seq, uint32_t length);
+/* Keeps at most `tokens` tokens in every layer by the configured policy. */
+tierkv_status tierkv_evict(tierkv_cache* cache, tierkv_seq seq, uint32_t tokens);
+/* Graduates every full block that is due and gives free memory back to the system. */
+tierkv_status tierkv_flush(tierkv_cache* cache);
+
+/* Positions appended so far; the first is the smallest over layers. */
+tierkv_status tierkv_length(const tierkv_cache* cache, tierkv_seq seq, uint32_t* out);
+tierkv_status tierkv_layer_length(const tierkv_cache* cache, tierkv_seq seq, uint32_t layer, uint32_t* out);
+/* Live positions of one KV head, ascending: at most `capacity` to `out` (may be null when 0), and how many there are to `count`. */
+tierkv_status tierkv_positions(const tierkv_cache* cache, tierkv_seq seq, uint32_t layer, uint32_t kv_head, uint32_t* out, size_t capacity,
+                               size_t* count);
+
+/* --- statistics */
+enum { TIERKV_SINK = 0, TIERKV_HOT = 1, TIERKV_WARM = 2, TIERKV_ARCHIVE = 3, TIERKV_NUM_TIERS = 4 };
+
+typedef struct tierkv_tier_memory {
+  uint64_t tokens;         /* live rows, summed over layers and KV heads */
+  uint64_t payload_bytes;
+  uint64_t overhead_bytes;
+} tierkv_tier_memory;
+
+typedef struct tierkv_memory {
+  size_t size;             /* sizeof(tierkv_memory) of the caller, set before the call */
+  tierkv_tier_memory tier[TIERKV_NUM_TIERS];
+  uint64_t bookkeeping_bytes;
+  uint64_t free_bytes;
+  uint64_t total_bytes;    /* everything above: what the cache has mapped */
+  uint64_t peak_bytes;
+  uint64_t budget_bytes;   /* 0: no budget */
+  uint64_t fp16_bytes;     /* what the same live tokens would take as plain FP16 */
+} tierkv_memory;
+
+typedef struct tierkv_quality {
+  size_t size;             /* sizeof(tierkv_quality) of the caller, set before the call */
+  uint64_t samples;
+  double mean;
+  double recent_mean;
+  double target;
+  uint64_t adaptations;
+} tierkv_quality;
+
+typedef struct tierkv_thresholds {
+  uint32_t hot;
+  uint32_t warm;
+  uint32_t archive_bits;
+} tierkv_thresholds;
+
+tierkv_status tierkv_memory_usage(const tierkv_cache* cache, tierkv_memory* out);
+tierkv_status tierkv_seq_memory_usage(const tierkv_cache* cache, tierkv_seq seq, tierkv_memory* out);
+tierkv_status tierkv_quality_metrics(const tierkv_cache* cache, tierkv_quality* out);
+/* Recomputes every block's checksum; TIERKV_DATA_LOSS names the first that does not match. */
+tierkv_status tierkv_verify(const tierkv_cache* cache, tierkv_seq seq);
+
+/* --- adaptation: one measurement of quality, 1 is as good as FP16 */
+tierkv_status tierkv_adapt_thresholds(tierkv_cache* cache, double score);
+/* One per layer: at most `capacity` to `out` (may be null when 0), and how many there are to `count`. */
+tierkv_status tierkv_get_thresholds(const tierkv_cache* cache, tierkv_thresholds* out, size_t capacity, size_t* count);
+tierkv_status tierkv_save_thresholds(const tierkv_cache* cache, const char* path);
+tierkv_status tierkv_load_thresholds(tierkv_cache* cache, const char* path);
+
+/* --- snapshots of one sequence, resumed bit for bit */
+tierkv_status tierkv_save(const tierkv_cache* cache, tierkv_seq seq, const char* path);
+tierkv_status tierkv_load(tierkv_cache* cache, const char* path, tierkv_seq* out);
+/* tierkv_free() the bytes. */
+tierkv_status tierkv_freeze(const tierkv_cache* cache, tierkv_seq seq, void** out, size_t* size);
+tierkv_status tierkv_unfreeze(tierkv_cache* cache, const void* bytes, size_t size, tierkv_seq* out);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TIERKV_C_H */
