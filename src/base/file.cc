@@ -87,7 +87,8 @@ Result<Bytes> read_whole(const std::string& path, uint64_t max_size) {
 
   Bytes out;
   // One byte more than the size shows the end of a file that did not grow with one read.
-  out.resize(static_cast<size_t>(std::min<uint64_t>(S_ISREG(info.st_mode) ? static_cast<uint64_t>(info.st_size) : 65535u, max_size)) + 1);
+  out.resize(
+      static_cast<size_t>(std::min<uint64_t>(S_ISREG(info.st_mode) ? static_cast<uint64_t>(info.st_size) : 65535u, max_size)) + 1);
   size_t used = 0;
   while (true) {
     const ssize_t n = ::read(fd.get(), out.data() + used, std::min<size_t>(out.size() - used, size_t{1} << 30));

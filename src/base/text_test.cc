@@ -19,7 +19,8 @@ TEST(Text, QuotedEscapesWhatATerminalWouldObey) {
 TEST(Text, Utf8IsCheckedStrictly) {
   EXPECT_TRUE(valid_utf8(""));
   EXPECT_TRUE(valid_utf8("a\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80"));
-  for (const char* bad : {"\xC0\x80", "\xED\xA0\x80", "\xF4\x90\x80\x80", "\xE2\x82", "\x80", "\xFF", "\xE0\x80\x80", "\xF0\x80\x80\x80"})
+  for (const char* bad :
+       {"\xC0\x80", "\xED\xA0\x80", "\xF4\x90\x80\x80", "\xE2\x82", "\x80", "\xFF", "\xE0\x80\x80", "\xF0\x80\x80\x80"})
     EXPECT_FALSE(valid_utf8(bad)) << quote(bad);
 }
 

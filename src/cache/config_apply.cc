@@ -84,10 +84,12 @@ class Applier {
 
 // "unknown key 'archve'; did you mean 'archive_codec'? allowed keys: …"
 template <class Target>
-std::string unknown_key(std::span<const Field<Target>> fields, std::string_view section, const std::string& shown, std::string_view key,
-                        std::vector<std::string> extra, bool inline_form) {
+std::string unknown_key(std::span<const Field<Target>> fields, std::string_view section, const std::string& shown,
+                        std::string_view key, std::vector<std::string> extra, bool inline_form) {
   std::vector<std::string> typed, meant, keys;
-  const auto candidate = [&](std::string_view name, std::string suggestion) { typed.emplace_back(name), meant.push_back(std::move(suggestion)); };
+  const auto candidate = [&](std::string_view name, std::string suggestion) {
+    typed.emplace_back(name), meant.push_back(std::move(suggestion));
+  };
   for (std::string& name : extra) candidate(name, name), keys.push_back(name);
   std::string elsewhere;
   for (const auto& field : fields) {
@@ -113,7 +115,8 @@ std::string unknown_key(std::span<const Field<Target>> fields, std::string_view 
 
 Status apply_layer(const ConfigNode& table, uint32_t line, size_t index, Applier& applier) {
   const std::string prefix = "layer[" + std::to_string(index) + "]";
-  if (table.type != Type::table) return applier.refuse(line, "'", prefix, "' must be a table with 'layers' and settings, not ", describe(table));
+  if (table.type != Type::table)
+    return applier.refuse(line, "'", prefix, "' must be a table with 'layers' and settings, not ", describe(table));
   LayerOverride out;
   bool named = false;
   for (const ConfigMember& member : table.members) {
@@ -166,9 +169,11 @@ Status apply_section(const ConfigNode& table, std::string_view section, Applier&
       TIERKV_RETURN_IF_ERROR(apply_section(member.value, "eviction", applier));
       continue;
     }
-    const auto it = std::find_if(fields.begin(), fields.end(), [&](const auto& f) { return section == f.section && member.key == f.key; });
+    const auto it =
+        std::find_if(fields.begin(), fields.end(), [&](const auto& f) { return section == f.section && member.key == f.key; });
     if (it == fields.end()) {
-      const std::vector<std::string> extra = section.empty() ? std::vector<std::string>{"preset", "eviction", "layer"} : std::vector<std::string>{};
+      const std::vector<std::string> extra =
+          section.empty() ? std::vector<std::string>{"preset", "eviction", "layer"} : std::vector<std::string>{};
       return applier.refuse(member.line, unknown_key(fields, section, path, member.key, extra, false));
     }
     TIERKV_RETURN_IF_ERROR(applier.assign(*it, path, member.line, member.value, applier.config()));
@@ -202,7 +207,8 @@ ConfigNode word(std::string_view text) {
 Status apply_pair(std::string_view key, std::string_view value, Applier& applier) {
   if (key == "preset") return applier.preset(word(value), 0);
   const auto fields = config_fields();
-  const auto it = std::find_if(fields.begin(), fields.end(), [&](const auto& f) { return key == f.path() || (*f.alias && key == f.alias); });
+  const auto it =
+      std::find_if(fields.begin(), fields.end(), [&](const auto& f) { return key == f.path() || (*f.alias && key == f.alias); });
   if (it == fields.end()) return applier.refuse(0, unknown_key(fields, "", std::string(key), key, {"preset"}, true));
   return applier.assign(*it, it->path(), 0, word(value), applier.config());
 }
@@ -244,7 +250,8 @@ Status apply_inline(std::string_view text, CacheConfig& config) {
     if (more) rest.remove_prefix(comma + 1);
     const size_t equals = item.find('=');
     if (equals != std::string_view::npos) {
-      TIERKV_RETURN_IF_ERROR(cache::apply_pair(cache::trimmed(item.substr(0, equals)), cache::trimmed(item.substr(equals + 1)), applier));
+      TIERKV_RETURN_IF_ERROR(
+          cache::apply_pair(cache::trimmed(item.substr(0, equals)), cache::trimmed(item.substr(equals + 1)), applier));
     } else if (item.empty()) {
       return applier.refuse(0, "an empty setting in ", quote(text), "; expected a preset or key=value, separated by commas");
     } else if (first) {
@@ -262,13 +269,15 @@ Status apply_spec(std::string_view spec, CacheConfig& config) {
   if (file && text.find('=') == std::string_view::npos) return apply_file(std::string(text), config);
   if (file) {
     // "runs/lr=0.1/kv.toml" is a path, "model=a.json" is not: what exists decides.
-    if (const auto found = read_text_file(std::string(text), cache::kMaxConfigBytes); found.ok()) return apply_file(std::string(text), config);
+    if (const auto found = read_text_file(std::string(text), cache::kMaxConfigBytes); found.ok())
+      return apply_file(std::string(text), config);
   }
   const auto names = preset_names();
   const std::string_view head = cache::trimmed(text.substr(0, text.find(',')));
   if (head.find('=') == std::string_view::npos && std::find(names.begin(), names.end(), head) == names.end()) {
     const int guess = nearest(head, names);
-    return error(StatusCode::invalid_argument, quote(head), " is no preset (", join(names), "), no .toml or .json file and no key=value",
+    return error(StatusCode::invalid_argument, quote(head), " is no preset (", join(names),
+                 "), no .toml or .json file and no key=value",
                  guess >= 0 ? "; did you mean '" + names[static_cast<size_t>(guess)] + "'?" : "");
   }
   return apply_inline(text, config);

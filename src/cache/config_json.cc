@@ -156,7 +156,8 @@ Result<ConfigNode> parse_json_tree(std::string_view text, std::string_view origi
   }
   ConfigNode root = builder.take();
   if (root.type != ConfigNode::Type::table) {
-    return error(StatusCode::invalid_argument, config_place(origin, root.line), "a configuration is a JSON object, not ", describe(root));
+    return error(StatusCode::invalid_argument, config_place(origin, root.line), "a configuration is a JSON object, not ",
+                 describe(root));
   }
   return root;
 }

@@ -19,8 +19,8 @@ constexpr Preset kPresets[] = {
     {"balanced", "the default: 2-bit archive behind 4-bit warm", 64, 448, "rot4", "rot2", 4, 64, 128},
     {"quality", "3-bit archive, longer tiers", 128, 896, "rot4", "rot3", 8, 64, 128},
     {"compact", "the smallest that still has every tier", 32, 128, "rot4", "rot2", 4, 64, 128},
-    {"adr004", "document 004's defaults: 1024 hot, 2048 at 4 bits, the rest at 2, groups of 128", 1024, 2048, "kivi4-g128", "kivi2-g128",
-     4, 128, 128},
+    {"adr004", "document 004's defaults: 1024 hot, 2048 at 4 bits, the rest at 2, groups of 128", 1024, 2048, "kivi4-g128",
+     "kivi2-g128", 4, 128, 128},
 };
 
 }  // namespace

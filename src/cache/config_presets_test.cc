@@ -86,9 +86,9 @@ TEST(Presets, StandInTheDocument) {
   const std::string document = read_text_file(std::string(TIERKV_SOURCE_DIR) + "/docs/configuration.md", 1 << 20).value();
   const auto length = [](uint32_t n) { return n == kAll ? std::string("all") : std::to_string(n); };
   for (const cache::Preset& p : cache::presets()) {
-    const std::string row = "| `" + std::string(p.name) + "` | " + length(p.hot) + " | " + length(p.warm) + " | `" + p.warm_codec + "` | `" +
-                            p.archive_codec + "` | " + std::to_string(p.sinks) + " | " + std::to_string(p.warm_block) + " | " +
-                            std::to_string(p.archive_block) + " | " + p.summary + " |\n";
+    const std::string row = "| `" + std::string(p.name) + "` | " + length(p.hot) + " | " + length(p.warm) + " | `" + p.warm_codec +
+                            "` | `" + p.archive_codec + "` | " + std::to_string(p.sinks) + " | " + std::to_string(p.warm_block) +
+                            " | " + std::to_string(p.archive_block) + " | " + p.summary + " |\n";
     EXPECT_NE(document.find(row), std::string::npos) << "add to the document:\n" << row;
   }
 #else

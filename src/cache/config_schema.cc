@@ -7,7 +7,7 @@ namespace {
 
 template <auto... Path>
 auto& at(auto& object) {
-  return (object.* ... .*Path);
+  return (object.*....*Path);
 }
 
 std::optional<Value> to_value(uint32_t v) { return Value(static_cast<uint64_t>(v)); }
@@ -30,7 +30,12 @@ void store(const Value& v, std::optional<T>& out) {
 
 template <class Target, auto... Path>
 Field<Target> row(const char* section, const char* key, const char* alias, FieldType type, const char* help) {
-  return {section, key, alias, type, help, [](const Target& t) { return to_value(at<Path...>(t)); },
+  return {section,
+          key,
+          alias,
+          type,
+          help,
+          [](const Target& t) { return to_value(at<Path...>(t)); },
           [](Target& t, const Value& v) { store(v, at<Path...>(t)); }};
 }
 
@@ -117,10 +122,12 @@ std::span<const Field<CacheConfig>> config_fields() {
       row<C, &C::tiers, &L::window>("", "window", "", count(0, kMaxTokens), kWindowHelp),
       row<C, &C::hot_type>("", "hot_type", "", choice(hot_types), "the 16-bit float of the hot rows"),
       row<C, &C::warm_block>("", "warm_block", "", count(16, 256, 16), "tokens in a warm block"),
-      row<C, &C::archive_block>("", "archive_block", "", count(16, 256, 16), "tokens in an archive block, a multiple of `warm_block`"),
+      row<C, &C::archive_block>("", "archive_block", "", count(16, 256, 16),
+                                "tokens in an archive block, a multiple of `warm_block`"),
       row<C, &C::max_seq_len>("", "max_seq_len", "max_len", count(0, kMaxTokens), "tokens kept per sequence; 0: no limit"),
       row<C, &C::byte_budget>("", "byte_budget", "budget", bytes(), "bytes of all sequences together; 0: no limit"),
-      row<C, &C::window_slack>("", "window_slack", "", count(0, 65536), "tokens a windowed layer keeps past its window, for truncate()"),
+      row<C, &C::window_slack>("", "window_slack", "", count(0, 65536),
+                               "tokens a windowed layer keeps past its window, for truncate()"),
       row<C, &C::quality_target>("", "quality_target", "", real(0.0, 1.0, false), "score that adaptation holds"),
       row<C, &C::threads>("", "threads", "", count(1, 1024), "threads attention() may use, the caller's own included"),
       row<C, &C::eviction, &E::policy>("eviction", "policy", "evict", choice(policy_names),

@@ -46,7 +46,7 @@ template <class Target>
 struct Field {
   const char* section;  // "" or the table it is in
   const char* key;
-  const char* alias;    // short name of the inline form, or ""
+  const char* alias;  // short name of the inline form, or ""
   FieldType type;
   const char* help;
   std::optional<Value> (*get)(const Target&);

@@ -96,7 +96,8 @@ CacheConfig whole() {
   c.eviction = {"snapkv", 16, 8, 24, 5, 1000, 10.0};
   LayerOverride first;
   first.first = 0, first.last = 1;
-  first.hot = kAll, first.warm = 128, first.warm_codec = "fp16", first.archive_codec = "kivi2-g32", first.sinks = 0, first.window = 0;
+  first.hot = kAll, first.warm = 128, first.warm_codec = "fp16", first.archive_codec = "kivi2-g32", first.sinks = 0,
+  first.window = 0;
   LayerOverride last;
   last.first = last.last = 3, last.window = 64;
   c.overrides = {first, last};
@@ -128,7 +129,8 @@ TEST(ConfigJson, ToJsonAndBackIsTheSameFromAnyBase) {
 TEST(ConfigJson, SameKeysAsToml) {
   CacheConfig c;
   const Status status = apply_json(R"({"preset": "kivi2", "hot": 7, "byte_budget": "1.5GB", "quality_target": 1,
-    "eviction": {"policy": "tova"}, "layer": [{"layers": 2, "warm": "all"}, {"layers": "3-5", "hot": 1}]})", c);
+    "eviction": {"policy": "tova"}, "layer": [{"layers": 2, "warm": "all"}, {"layers": "3-5", "hot": 1}]})",
+                                   c);
   ASSERT_TRUE(status.ok()) << status.to_string();
   EXPECT_EQ(c.tiers.hot, 7u);
   EXPECT_EQ(c.tiers.archive_codec, "kivi2-g64");
@@ -156,7 +158,8 @@ TEST(ConfigErrors, UnknownKeyWithLineSuggestionAndList) {
       EXPECT_HAS(m, field.key);
     }
   }
-  EXPECT_STARTS(json_refusal("{\n \"hot\": 1,\n \"archve\": \"rot2\"\n}"), "my.json:3: unknown key 'archve'; did you mean 'archive_codec'?");
+  EXPECT_STARTS(json_refusal("{\n \"hot\": 1,\n \"archve\": \"rot2\"\n}"),
+                "my.json:3: unknown key 'archve'; did you mean 'archive_codec'?");
   EXPECT_STARTS(inline_refusal("hto=64"), "inline: unknown key 'hto'; did you mean 'hot'?");
   EXPECT_STARTS(inline_refusal("archve=kivi2"), "inline: unknown key 'archve'; did you mean 'archive'?");
   EXPECT_STARTS(toml_refusal("[eviction]\npolicyy = \"h2o\""), "my.toml:2: unknown key 'eviction.policyy'; did you mean 'policy'?");
@@ -167,7 +170,8 @@ TEST(ConfigErrors, UnknownKeyWithLineSuggestionAndList) {
 }
 
 TEST(ConfigErrors, WrongTypesNameTheKeyTheAllowedAndTheGiven) {
-  EXPECT_EQ(toml_refusal("warm_block = \"64\""), "my.toml:1: 'warm_block' must be a whole number in 16..256, a multiple of 16, not '64' (a string)");
+  EXPECT_EQ(toml_refusal("warm_block = \"64\""),
+            "my.toml:1: 'warm_block' must be a whole number in 16..256, a multiple of 16, not '64' (a string)");
   EXPECT_EQ(json_refusal("{\"hot\": 64.5}"), "my.json:1: 'hot' must be a whole number in 0..1073741824 or \"all\", not 64.5");
   EXPECT_HAS(json_refusal("{\"hot\": 64.0}"), "not 64.0");
   EXPECT_HAS(toml_refusal("hot = 64.0"), "not 64.0");
@@ -200,9 +204,26 @@ TEST(ConfigErrors, IntegersRefuseFractionsNegativesAndOverflow) {
 }
 
 TEST(ConfigErrors, RangesAreHeld) {
-  for (const char* bad : {"warm_block=24", "warm_block=0", "warm_block=272", "archive_block=8", "head_dim=33", "head_dim=16", "head_dim=272",
-                          "threads=0", "threads=1025", "pool=4", "pool=0", "pool=257", "observation=0", "pyramid_beta=0.5", "quality_target=0",
-                          "quality_target=1.01", "quality_target=nan", "quality_target=inf", "evict_batch=0", "sinks=65537"}) {
+  for (const char* bad : {"warm_block=24",
+                          "warm_block=0",
+                          "warm_block=272",
+                          "archive_block=8",
+                          "head_dim=33",
+                          "head_dim=16",
+                          "head_dim=272",
+                          "threads=0",
+                          "threads=1025",
+                          "pool=4",
+                          "pool=0",
+                          "pool=257",
+                          "observation=0",
+                          "pyramid_beta=0.5",
+                          "quality_target=0",
+                          "quality_target=1.01",
+                          "quality_target=nan",
+                          "quality_target=inf",
+                          "evict_batch=0",
+                          "sinks=65537"}) {
     const std::string m = inline_refusal(bad);
     EXPECT_HAS(m, "must be");
     EXPECT_HAS(m, "not ");
@@ -232,10 +253,11 @@ TEST(ConfigErrors, DuplicatesAreRefused) {
 }
 
 TEST(ConfigErrors, JsonLinesAreRightAroundNumbersAndStrings) {
-  EXPECT_STARTS(json_refusal("{\n\"hot\":\n-1\n,\n\"warm\":1}"), "my.json:2: 'hot'");       // the key's line
+  EXPECT_STARTS(json_refusal("{\n\"hot\":\n-1\n,\n\"warm\":1}"), "my.json:2: 'hot'");  // the key's line
   EXPECT_STARTS(json_refusal("{\n\"hot\": 1\n,\n\n\"oops\": 1}"), "my.json:5: unknown");
   EXPECT_STARTS(json_refusal("{\r\n\"hot\": 1,\r\n\"oops\"\r\n: 1}"), "my.json:3: unknown");
-  EXPECT_STARTS(json_refusal("{\n\"layer\": [\n{\"layers\": 0, \"hot\": 1},\n{\"hot\": 1}]}"), "my.json:4: 'layer[1]' needs 'layers'");
+  EXPECT_STARTS(json_refusal("{\n\"layer\": [\n{\"layers\": 0, \"hot\": 1},\n{\"hot\": 1}]}"),
+                "my.json:4: 'layer[1]' needs 'layers'");
 }
 
 TEST(ConfigErrors, SyntaxErrorsHaveLines) {
@@ -250,12 +272,9 @@ TEST(ConfigErrors, SyntaxErrorsHaveLines) {
 
 TEST(ConfigToml, StringsAndCommentsMayHoldAnyCharacterAndNothingElseMay) {
   const std::pair<const char*, const char*> good[] = {
-      {"model = \"caf\xC3\xA9\" # caf\xC3\xA9", "caf\xC3\xA9"},
-      {"model = 'it\xC3\xA9' # '\"", "it\xC3\xA9"},
-      {"model = \"\\\"\xC3\xA9\\\\\" # \"", "\"\xC3\xA9\\"},
-      {"model = \"\"\"a\\\n   \xC3\xA9\"\"\"\"\"", "a\xC3\xA9\"\""},
-      {"model = \'\'\'\xC3\xA9\'\'\'\'", "\xC3\xA9'"},
-      {"\xEF\xBB\xBFmodel = \"bom\"", "bom"},
+      {"model = \"caf\xC3\xA9\" # caf\xC3\xA9", "caf\xC3\xA9"}, {"model = 'it\xC3\xA9' # '\"", "it\xC3\xA9"},
+      {"model = \"\\\"\xC3\xA9\\\\\" # \"", "\"\xC3\xA9\\"},    {"model = \"\"\"a\\\n   \xC3\xA9\"\"\"\"\"", "a\xC3\xA9\"\""},
+      {"model = \'\'\'\xC3\xA9\'\'\'\'", "\xC3\xA9'"},          {"\xEF\xBB\xBFmodel = \"bom\"", "bom"},
   };
   for (const auto& [text, model] : good) {
     CacheConfig c;
@@ -263,20 +282,27 @@ TEST(ConfigToml, StringsAndCommentsMayHoldAnyCharacterAndNothingElseMay) {
     EXPECT_TRUE(status.ok()) << text << "\n" << status.to_string();
     EXPECT_EQ(c.model, model);
   }
-  for (const char* bad : {"caf\xC3\xA9 = 1", "hot =\xC2\xA0""1", "hot = 1 \xC3\xA9", "model = \"a\nb\" \xC3\xA9", "model = \"\"\"\\\xC3\xA9\"\"\""})
+  for (const char* bad : {"caf\xC3\xA9 = 1",
+                          "hot =\xC2\xA0"
+                          "1",
+                          "hot = 1 \xC3\xA9", "model = \"a\nb\" \xC3\xA9", "model = \"\"\"\\\xC3\xA9\"\"\""})
     EXPECT_STARTS(toml_refusal(bad), "my.toml:1: not TOML: ");
   EXPECT_STARTS(toml_refusal("[[ = 29\n"), "my.toml");
 }
 
 TEST(ConfigErrors, ImpossibleCombinationsNameTheLineOfAKeyInvolved) {
-  EXPECT_EQ(toml_refusal("hot = 3\nwarm_block = 96\n"), "my.toml:2: 'archive_block' must be a multiple of 'warm_block' (96), not 128");
-  EXPECT_STARTS(toml_refusal("num_kv_heads = 3\nnum_heads = 8"), "my.toml:2: 'num_heads' must be a multiple of 'num_kv_heads' (3), not 8");
+  EXPECT_EQ(toml_refusal("hot = 3\nwarm_block = 96\n"),
+            "my.toml:2: 'archive_block' must be a multiple of 'warm_block' (96), not 128");
+  EXPECT_STARTS(toml_refusal("num_kv_heads = 3\nnum_heads = 8"),
+                "my.toml:2: 'num_heads' must be a multiple of 'num_kv_heads' (3), not 8");
   EXPECT_STARTS(json_refusal("{\n\"max_seq_len\": 4}"), "my.json:2: 'sinks' (4) must be below 'max_seq_len' (4)");
-  EXPECT_STARTS(toml_refusal("num_layers = 2\n[[layer]]\nlayers = \"1-2\"\nhot = 1"), "my.toml:3: 'layer[0].layers' names layer 2; the model has 2");
+  EXPECT_STARTS(toml_refusal("num_layers = 2\n[[layer]]\nlayers = \"1-2\"\nhot = 1"),
+                "my.toml:3: 'layer[0].layers' names layer 2; the model has 2");
   EXPECT_STARTS(toml_refusal("[[layer]]\nlayers = 1\n"), "my.toml:2: 'layer[0].layers': layers 1 override nothing");
   EXPECT_STARTS(toml_refusal("[[layer]]\nhot = 1\n"), "my.toml:1: 'layer[0]' needs 'layers'");
   EXPECT_HAS(toml_refusal("[[layer]]\nlayers = \"3-1\"\nhot = 1"), "must be a layer such as 3 or a range");
-  EXPECT_HAS(inline_refusal("byte_budget=1000", model()), "at least 196608 bytes are needed");  // 4 layers, 3 heads, 64 rows of 64, K and V
+  EXPECT_HAS(inline_refusal("byte_budget=1000", model()),
+             "at least 196608 bytes are needed");  // 4 layers, 3 heads, 64 rows of 64, K and V
   CacheConfig short_limit;
   short_limit.max_seq_len = 6;
   EXPECT_HAS(toml_refusal("preset = \"quality\"", short_limit), "my.toml:1: 'sinks' (8) must be below 'max_seq_len' (6)");
@@ -312,9 +338,11 @@ TEST(ConfigErrors, HostileTextIsBounded) {
 
 TEST(ConfigInline, SetsByShortAndFullNames) {
   CacheConfig c;
-  const Status status = apply_inline("hot=64, warm=448 ,archive=kivi2,sinks=4,window=9,evict=h2o,budget=1.5GiB,max_seq_len=100,"
-                                     "hot_type=bf16,warm_block=32,archive_block=96,threads=2,eviction.pool=3,warm_codec=kivi4,"
-                                     "quality_target=0.5,protect_recent=7,evict_window=11", c);
+  const Status status = apply_inline(
+      "hot=64, warm=448 ,archive=kivi2,sinks=4,window=9,evict=h2o,budget=1.5GiB,max_seq_len=100,"
+      "hot_type=bf16,warm_block=32,archive_block=96,threads=2,eviction.pool=3,warm_codec=kivi4,"
+      "quality_target=0.5,protect_recent=7,evict_window=11",
+      c);
   ASSERT_TRUE(status.ok()) << status.to_string();
   EXPECT_EQ(c.tiers, (LayerConfig{64, 448, "kivi4", "kivi2", 4, 9}));
   EXPECT_EQ(c.eviction.policy, "h2o");
@@ -375,7 +403,9 @@ TEST(ConfigSpec, TakesPresetsFilesAndInline) {
 
 TEST(Config, LaterOverridesWinAndTheRestIsInherited) {
   CacheConfig c;
-  ASSERT_TRUE(apply_toml("[[layer]]\nlayers = \"0-3\"\nhot = 5\nsinks = 1\n[[layer]]\nlayers = 2\nhot = 6\narchive_codec = \"kivi2\"", c).ok());
+  ASSERT_TRUE(
+      apply_toml("[[layer]]\nlayers = \"0-3\"\nhot = 5\nsinks = 1\n[[layer]]\nlayers = 2\nhot = 6\narchive_codec = \"kivi2\"", c)
+          .ok());
   EXPECT_EQ(c.layer(0), (LayerConfig{5, 448, "rot4", "rot2", 1, 0}));
   EXPECT_EQ(c.layer(2), (LayerConfig{6, 448, "rot4", "kivi2", 1, 0}));
   EXPECT_EQ(c.layer(4), c.tiers);
@@ -390,16 +420,26 @@ TEST(Config, ALayerListReplacesTheOldOne) {
 // --- sizes
 
 TEST(ConfigBytes, UnitsAreExact) {
-  const std::pair<const char*, uint64_t> good[] = {{"0", 0}, {"123", 123}, {"7B", 7}, {"2GiB", 2147483648}, {"512MiB", 536870912},
-                                                   {"1.5GB", 1500000000}, {"1.5 GiB", 1610612736}, {"0.001kb", 1}, {"1tib", 1099511627776},
-                                                   {"2TB", 2000000000000}, {"1.0B", 1}, {"0.0009765625MiB", 1024}, {"3KiB", 3072}};
+  const std::pair<const char*, uint64_t> good[] = {{"0", 0},
+                                                   {"123", 123},
+                                                   {"7B", 7},
+                                                   {"2GiB", 2147483648},
+                                                   {"512MiB", 536870912},
+                                                   {"1.5GB", 1500000000},
+                                                   {"1.5 GiB", 1610612736},
+                                                   {"0.001kb", 1},
+                                                   {"1tib", 1099511627776},
+                                                   {"2TB", 2000000000000},
+                                                   {"1.0B", 1},
+                                                   {"0.0009765625MiB", 1024},
+                                                   {"3KiB", 3072}};
   for (const auto& [text, bytes] : good) {
     const auto parsed = cache::parse_bytes(text);
     ASSERT_TRUE(parsed.ok()) << text;
     EXPECT_EQ(parsed.value(), bytes) << text;
   }
-  for (const char* bad : {"", "GiB", "1.5B", "1.GB", ".5GB", "1.2.3GB", "-1GB", "1G", "1 GB x", "1e3", "99999999TiB", "18446744073709551616",
-                          "0.1B", "0.0000000000000001TB", "1,5GB", "0.3KiB"})
+  for (const char* bad : {"", "GiB", "1.5B", "1.GB", ".5GB", "1.2.3GB", "-1GB", "1G", "1 GB x", "1e3", "99999999TiB",
+                          "18446744073709551616", "0.1B", "0.0000000000000001TB", "1,5GB", "0.3KiB"})
     EXPECT_FALSE(cache::parse_bytes(bad).ok()) << bad;
   EXPECT_HAS(inline_refusal("budget=2XB"), "with a unit such as");
 }
@@ -428,8 +468,14 @@ TEST(ConfigValidate, NamesWhatIsMissingOrImpossible) {
   EXPECT_HAS(message([](auto& c) { c.overrides.push_back({2, 4, 1u, {}, {}, {}, {}, {}}); }), "'layer[0].layers' names layer 4");
   EXPECT_HAS(message([](auto& c) { c.overrides.push_back({3, 2, 1u, {}, {}, {}, {}, {}}); }), "ends before it starts");
   EXPECT_HAS(message([](auto& c) { c.overrides.push_back({0, 1, {}, {}, {}, {}, {}, {}}); }), "override nothing");
-  EXPECT_HAS(message([](auto& c) { c.overrides.push_back({0, 1, {}, {}, {}, {}, "nope", {}}); }), "'layer[0].warm_codec' names no codec");
-  EXPECT_HAS(message([](auto& c) { c.overrides.push_back({0, 1, {}, {}, 60000u, {}, {}, {}}), c.max_seq_len = 9; }), "'layer[0].sinks' (60000)");
+  EXPECT_HAS(message([](auto& c) {
+               c.overrides.push_back({0, 1, {}, {}, {}, {}, "nope", {}});
+             }),
+             "'layer[0].warm_codec' names no codec");
+  EXPECT_HAS(message([](auto& c) {
+               c.overrides.push_back({0, 1, {}, {}, 60000u, {}, {}, {}}), c.max_seq_len = 9;
+             }),
+             "'layer[0].sinks' (60000)");
   EXPECT_HAS(message([](auto& c) { c.eviction.policy = "lru"; }), "'eviction.policy' must be one of none, h2o");
   EXPECT_HAS(message([](auto& c) { c.eviction.pool = 6; }), "'eviction.pool' must be an odd number");
   EXPECT_HAS(message([](auto& c) { c.quality_target = std::numeric_limits<double>::quiet_NaN(); }), "'quality_target' must be");
@@ -458,7 +504,8 @@ TEST(ConfigDocument, HoldsEveryRowOfTheSchema) {
 #ifdef TIERKV_SOURCE_DIR
   const auto document = read_text_file(std::string(TIERKV_SOURCE_DIR) + "/docs/configuration.md", 1 << 20);
   ASSERT_TRUE(document.ok()) << document.status().to_string();
-  for (const std::string& row : cache::markdown_rows()) EXPECT_NE(document.value().find(row + "\n"), std::string::npos) << "add to the document:\n" << row;
+  for (const std::string& row : cache::markdown_rows())
+    EXPECT_NE(document.value().find(row + "\n"), std::string::npos) << "add to the document:\n" << row;
 #else
   GTEST_SKIP() << "TIERKV_SOURCE_DIR is not defined";
 #endif

@@ -7,9 +7,9 @@
 #include "base/text.h"
 #include "cache/config_tree.h"
 
-// toml++ 3.3 takes things for granted that hostile text can break: it asserts some ("[[ =" aborts, or under NDEBUG goes on), and its
-// tables of white space end in "unreachable" for ordinary letters such as U+00E9. A library must survive any file a user hands it, so
-// here, in every build, its assertions throw (parse_toml_tree() catches) and those tables answer "no".
+// toml++ 3.3 takes things for granted that hostile text can break: it asserts some ("[[ =" aborts, or under NDEBUG goes on), and
+// its tables of white space end in "unreachable" for ordinary letters such as U+00E9. A library must survive any file a user
+// hands it, so here, in every build, its assertions throw (parse_toml_tree() catches) and those tables answer "no".
 // Our own name for its namespace keeps all this from mixing with a copy of toml++ in the program that links tierkv.
 namespace tierkv::cache {
 [[noreturn]] static void toml_assertion_failed() { throw std::logic_error("malformed text"); }
@@ -33,8 +33,8 @@ namespace tierkv::cache {
 namespace tierkv::cache {
 namespace {
 
-// toml++ bounds nested values but not dotted keys, and its tables are destroyed recursively: "a.a.a…" of a hostile length would overflow
-// the stack. Keys here have one dot, so a line with many that is not a comment is refused before parsing.
+// toml++ bounds nested values but not dotted keys, and its tables are destroyed recursively: "a.a.a…" of a hostile length would
+// overflow the stack. Keys here have one dot, so a line with many that is not a comment is refused before parsing.
 constexpr int kMaxDotsPerLine = 32;
 
 Status check_dots(std::string_view text, std::string_view origin) {
@@ -119,8 +119,8 @@ Result<ConfigNode> parse_toml_tree(std::string_view text, std::string_view origi
     const toml::table root = toml::parse(text);
     return Converter(origin).convert(root, 0);
   } catch (const toml::parse_error& e) {
-    return error(StatusCode::invalid_argument, config_place(origin, e.source().begin.line), "not TOML: ",
-                 printable(e.description(), 200));
+    return error(StatusCode::invalid_argument, config_place(origin, e.source().begin.line),
+                 "not TOML: ", printable(e.description(), 200));
   } catch (const std::exception& e) {
     return error(StatusCode::invalid_argument, config_place(origin, 0), "not TOML: ", e.what());
   }

@@ -28,8 +28,8 @@ std::string describe(const ConfigNode& node) {
 
 Status check_config_size(std::string_view text, std::string_view origin, size_t max_bytes) {
   if (text.size() <= max_bytes) return {};
-  return error(StatusCode::invalid_argument, config_place(origin, 0), "a text of ", text.size(), " bytes; at most ",
-               max_bytes, " are read");
+  return error(StatusCode::invalid_argument, config_place(origin, 0), "a text of ", text.size(), " bytes; at most ", max_bytes,
+               " are read");
 }
 
 }  // namespace tierkv::cache

@@ -39,7 +39,8 @@ class Checker {
 
   void check_fields() {
     for (const auto& field : config_fields()) {
-      if (const std::string why = misfit(field.type, *field.get(c_)); !why.empty()) add({field.path()}, text("'", field.path(), "' ", why));
+      if (const std::string why = misfit(field.type, *field.get(c_)); !why.empty())
+        add({field.path()}, text("'", field.path(), "' ", why));
     }
     for (size_t i = 0; i < c_.overrides.size(); ++i) {
       for (const auto& field : layer_fields()) {
@@ -60,7 +61,8 @@ class Checker {
       }
     }
     if (c_.num_kv_heads != 0 && c_.query_heads() % c_.num_kv_heads != 0) {
-      add({"num_heads", "num_kv_heads"}, text("'num_heads' must be a multiple of 'num_kv_heads' (", c_.num_kv_heads, "), not ", c_.num_heads));
+      add({"num_heads", "num_kv_heads"},
+          text("'num_heads' must be a multiple of 'num_kv_heads' (", c_.num_kv_heads, "), not ", c_.num_heads));
     }
   }
 
@@ -78,7 +80,8 @@ class Checker {
       if (o.first > o.last) {
         add({path}, text("'", path, "' ends before it starts: ", o.first, "-", o.last));
       } else if (c_.num_layers != 0 && o.last >= c_.num_layers) {
-        add({path, "num_layers"}, text("'", path, "' names layer ", o.last, "; the model has ", c_.num_layers, " (0..", c_.num_layers - 1, ")"));
+        add({path, "num_layers"},
+            text("'", path, "' names layer ", o.last, "; the model has ", c_.num_layers, " (0..", c_.num_layers - 1, ")"));
       } else if (!o.hot && !o.warm && !o.sinks && !o.window && !o.warm_codec && !o.archive_codec) {
         add({path}, text("'", path, "': layers ", layers_text(o), " override nothing"));
       }
@@ -125,7 +128,8 @@ class Checker {
     const std::string warm = decider(layer, &LayerOverride::warm, "warm");
     const std::string hot = decider(layer, &LayerOverride::hot, "hot");
     if (l.warm != 0) {
-      check_codec(l.warm_codec, c_.warm_block, {decider(layer, &LayerOverride::warm_codec, "warm_codec"), "warm_block", "head_dim", warm, hot});
+      check_codec(l.warm_codec, c_.warm_block,
+                  {decider(layer, &LayerOverride::warm_codec, "warm_codec"), "warm_block", "head_dim", warm, hot});
     }
     if (l.warm != kAll) {
       check_codec(l.archive_codec, c_.archive_block,
@@ -140,8 +144,9 @@ class Checker {
     for (const quant::Side side : {quant::Side::key, quant::Side::value}) {
       const auto codec = quant::make_codec(side == quant::Side::key ? pair.value().key : pair.value().value, side, shape);
       if (codec.ok()) continue;
-      const std::string message = text("'", keys.front(), "' ('", name, "') does not fit the ", side == quant::Side::key ? "keys" : "values",
-                                       " of blocks of ", tokens, " tokens and head_dim ", c_.head_dim, ": ", codec.status().message());
+      const std::string message =
+          text("'", keys.front(), "' ('", name, "') does not fit the ", side == quant::Side::key ? "keys" : "values",
+               " of blocks of ", tokens, " tokens and head_dim ", c_.head_dim, ": ", codec.status().message());
       add(std::move(keys), message);
       return;
     }
@@ -161,7 +166,8 @@ class Checker {
     const uint64_t need = rows * c_.num_kv_heads * c_.head_dim * 2 /* keys and values */ * 2 /* bytes */;
     if (c_.byte_budget < need) {
       add({"byte_budget", "warm_block", "num_layers", "num_kv_heads", "head_dim"},
-          text("'byte_budget' (", c_.byte_budget, ") is too small for one block in every layer; at least ", need, " bytes are needed"));
+          text("'byte_budget' (", c_.byte_budget, ") is too small for one block in every layer; at least ", need,
+               " bytes are needed"));
     }
   }
 

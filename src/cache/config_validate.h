@@ -1,4 +1,4 @@
-// config_validate.h — what is impossible about a configuration, as data: apply_toml() and friends show the line, validate() does not.
+// config_validate.h — what is impossible about a configuration, as data: apply_toml() shows the line, validate() does not.
 // Threads: pure.
 #pragma once
 

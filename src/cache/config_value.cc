@@ -79,7 +79,8 @@ std::string unfit_choice(const FieldType& type, const std::string& v) {
     if (v == name) return {};
   }
   const int guess = nearest(v, names);
-  return "must be " + allowed(type) + ", not " + quote(v) + (guess >= 0 ? "; did you mean '" + names[static_cast<size_t>(guess)] + "'?" : "");
+  return "must be " + allowed(type) + ", not " + quote(v) +
+         (guess >= 0 ? "; did you mean '" + names[static_cast<size_t>(guess)] + "'?" : "");
 }
 
 }  // namespace
@@ -93,7 +94,8 @@ std::string allowed(const FieldType& type) {
     case Kind::tokens: return "a whole number in " + range() + " or \"all\"";
     case Kind::bytes: return "a whole number of bytes up to 2^60, or text with a unit such as \"512MiB\", \"2GiB\", \"1.5GB\"";
     case Kind::real:
-      return std::string("a number ") + (type.min_included ? "from " : "above ") + number(type.min_real) + " up to " + number(type.max_real);
+      return std::string("a number ") + (type.min_included ? "from " : "above ") + number(type.min_real) + " up to " +
+             number(type.max_real);
     case Kind::text: return "a string of at most " + std::to_string(type.max) + " bytes";
     case Kind::choice: return "one of " + join(type.choices());
     case Kind::codec: return "a codec such as \"rot2\", \"kivi4-g64\", \"int8\" or a pair \"rot3/rot2\"";
@@ -169,7 +171,8 @@ Result<uint64_t> parse_bytes(std::string_view text) {
                                     {"gib", 1ull << 30},
                                     {"tib", 1ull << 40}};
   const auto refuse = [&](const char* why) {
-    return error(StatusCode::invalid_argument, quote(text), " is not a size: ", why, "; units: B, KB, MB, GB, TB, KiB, MiB, GiB, TiB");
+    return error(StatusCode::invalid_argument, quote(text), " is not a size: ", why,
+                 "; units: B, KB, MB, GB, TB, KiB, MiB, GiB, TiB");
   };
   const size_t digits_end = std::min(text.find_first_not_of("0123456789."), text.size());
   std::string digits(text.substr(0, digits_end));
@@ -180,7 +183,8 @@ Result<uint64_t> parse_bytes(std::string_view text) {
   uint64_t divisor = 1;
   if (const size_t dot = digits.find('.'); dot != std::string::npos) {
     const size_t decimals = digits.size() - dot - 1;
-    if (dot == 0 || decimals == 0 || decimals > 15) return refuse("a fraction needs digits on both sides, at most 15 after the point");
+    if (dot == 0 || decimals == 0 || decimals > 15)
+      return refuse("a fraction needs digits on both sides, at most 15 after the point");
     digits.erase(dot, 1);
     for (size_t i = 0; i < decimals; ++i) divisor *= 10;
   }
@@ -207,7 +211,8 @@ Status parse_layers(const ConfigNode& node, LayerOverride& out) {
   } else if (is_text(node)) {
     const size_t dash = node.text.find('-');
     const std::string_view text = node.text;
-    good = whole_number(text.substr(0, dash), first) && (dash == std::string::npos ? (last = first, true) : whole_number(text.substr(dash + 1), last));
+    good = whole_number(text.substr(0, dash), first) &&
+           (dash == std::string::npos ? (last = first, true) : whole_number(text.substr(dash + 1), last));
   }
   if (!good || first > last || last > kLast) {
     return error(StatusCode::invalid_argument, "must be a layer such as 3 or a range such as \"0-3\" within 0..", kLast, ", not ",

@@ -8,7 +8,8 @@ namespace cache {
 namespace {
 
 nlohmann::ordered_json to_json_value(const FieldType& type, const Value& value) {
-  if (const auto* v = std::get_if<uint64_t>(&value); v != nullptr && !(type.kind == FieldType::Kind::tokens && *v == kAll)) return *v;
+  if (const auto* v = std::get_if<uint64_t>(&value); v != nullptr && !(type.kind == FieldType::Kind::tokens && *v == kAll))
+    return *v;
   if (const auto* v = std::get_if<double>(&value)) return *v;
   return to_text(type, value);
 }

@@ -1,16 +1,18 @@
-// thresholds.h — what adaptation learns: tier lengths and archive bits per layer, the rule that moves them, and the file they rest in.
+// thresholds.h — what adaptation learns: tier lengths and archive bits per layer, the rule that moves them, and their file.
 //
-// File:     one JSON object, {"format": "tierkv thresholds", "version": 1, "kv_threshold:MODEL:LAYER": {"hot": 64, "warm": 448,
-//           "archive_bits": 2}, …}. Several models share a file: saving replaces the entries of one and keeps the others.
-//           Written atomically (base/file.h); two programs that save different models at the same moment may lose one of the two saves.
-// Rule:     document 000's. Mean score below the target: hot x1.2 (rounded up, at most 4096), archive bits +1 (at most 4). Comfortably
-//           above it: hot x0.9 (at least 32), bits -1 (at least 2). Values already outside those bounds ("all" hot rows, an 8-bit archive)
-//           are left alone.
-// Comfort:  the document says 1.1 x target. A score is at most 1, so for targets above 0.91 that is never reached and nothing would ever
-//           shrink again; comfort is therefore min(1.1 x target, halfway from the target to 1).
-// Settling: the document compares every sample with the last 100, most of them from before the last change, and overshoots. Here the mean
-//           is over the last 100 *since the last change*, and at least 16 must have come. Where no setting lies between target and comfort
-//           the rule would swing for ever: a shrink that had to be taken back bars further shrinking for kHistory samples.
+// File:     one JSON object: {"format": "tierkv thresholds", "version": 1,
+//           "kv_threshold:MODEL:LAYER": {"hot": 64, "warm": 448, "archive_bits": 2}, …}.
+//           Several models share a file: saving replaces the entries of one and keeps the others. Written atomically
+//           (base/file.h); two programs that save different models at the same moment may lose one of the two saves.
+// Rule:     document 000's. Mean score below the target: hot x1.2 (rounded up, at most 4096), archive bits +1 (at most 4).
+//           Comfortably above it: hot x0.9 (at least 32), bits -1 (at least 2). Values already outside those bounds
+//           ("all" hot rows, an 8-bit archive) are left alone.
+// Comfort:  the document says 1.1 x target. A score is at most 1, so for targets above 0.91 that is never reached and nothing
+//           would ever shrink again; comfort is therefore min(1.1 x target, halfway from the target to 1).
+// Settling: the document compares every sample with the last 100, most of them from before the last change, and overshoots.
+//           Here the mean is over the last 100 *since the last change*, and at least 16 must have come. Where no setting lies
+//           between target and comfort the rule would swing for ever: a shrink that had to be taken back bars further
+//           shrinking for kHistory samples.
 // Threads:  QualityTracker is plain data; its owner locks.
 #pragma once
 
@@ -26,7 +28,8 @@
 
 namespace tierkv::cache {
 
-[[nodiscard]] Status save_thresholds_file(const std::string& path, std::string_view model, std::span<const LayerThresholds> thresholds);
+[[nodiscard]] Status save_thresholds_file(const std::string& path, std::string_view model,
+                                          std::span<const LayerThresholds> thresholds);
 // One entry per layer, from layer 0 without a gap. not_found when the file or the model in it is missing.
 [[nodiscard]] Result<std::vector<LayerThresholds>> load_thresholds_file(const std::string& path, std::string_view model);
 

@@ -54,7 +54,8 @@ Result<LayerThresholds> parse_entry(const ConfigMember& entry, std::string_view 
   LayerThresholds out;
   std::set<std::string> seen;
   for (const ConfigMember& member : entry.value.members) {
-    const auto* field = std::find_if(std::begin(kEntryFields), std::end(kEntryFields), [&](const auto& f) { return member.key == f.key; });
+    const auto* field =
+        std::find_if(std::begin(kEntryFields), std::end(kEntryFields), [&](const auto& f) { return member.key == f.key; });
     if (field == std::end(kEntryFields) || !seen.insert(member.key).second) {
       return damaged(path, member.line, quote(entry.key), " holds hot, warm and archive_bits once each, not ", quote(member.key));
     }

@@ -149,8 +149,8 @@ TEST(QualityTracker, RestsBetweenTargetAndComfort) {
 }
 
 // Feeds a simulated quality and returns the sample after which nothing changed any more.
-uint64_t settled_after(const std::function<double(const LayerThresholds&)>& quality, LayerThresholds start, double noise, uint64_t samples,
-                       LayerThresholds* end = nullptr) {
+uint64_t settled_after(const std::function<double(const LayerThresholds&)>& quality, LayerThresholds start, double noise,
+                       uint64_t samples, LayerThresholds* end = nullptr) {
   std::mt19937 rng(11);
   std::normal_distribution<double> wobble(0.0, noise);
   QualityTracker q(0.97);
@@ -163,12 +163,15 @@ uint64_t settled_after(const std::function<double(const LayerThresholds&)>& qual
 }
 
 TEST(QualityTracker, SettlesWithinAHundredSamplesOnASmoothCurve) {
-  const auto quality = [](const LayerThresholds& t) { return 1.0 - 0.4 * std::pow(2.0, -1.5 * t.archive_bits) - 1.5 / (20.0 + t.hot); };
+  const auto quality = [](const LayerThresholds& t) {
+    return 1.0 - 0.4 * std::pow(2.0, -1.5 * t.archive_bits) - 1.5 / (20.0 + t.hot);
+  };
   for (const uint32_t hot : {32u, 64u, 200u, 400u})
     for (const uint32_t bits : {2u, 3u, 4u})
       for (const double noise : {0.0, 0.003}) {
         LayerThresholds end;
-        EXPECT_LT(settled_after(quality, {hot, 448, bits}, noise, 900, &end), 100u) << hot << " hot, " << bits << " bits, noise " << noise;
+        EXPECT_LT(settled_after(quality, {hot, 448, bits}, noise, 900, &end), 100u)
+            << hot << " hot, " << bits << " bits, noise " << noise;
         EXPECT_GE(quality(end), 0.97 - 0.003);
       }
 }

@@ -19,8 +19,8 @@ TEST(PyramidBudget, Share001IsTheDocumentsFormula) {
   EXPECT_EQ(pyramid_share_001(1, 4, 8), 3u);
   EXPECT_EQ(pyramid_share_001(2, 4, 8), 2u);
   EXPECT_EQ(pyramid_share_001(3, 4, 8), 1u);
-  EXPECT_EQ(pyramid_share_001(0, 0, 8), 8u);   // no layers: the whole length
-  EXPECT_EQ(pyramid_share_001(9, 4, 8), 1u);   // past the end: the floor of 1, no underflow
+  EXPECT_EQ(pyramid_share_001(0, 0, 8), 8u);  // no layers: the whole length
+  EXPECT_EQ(pyramid_share_001(9, 4, 8), 1u);  // past the end: the floor of 1, no underflow
   EXPECT_EQ(pyramid_share_001(2, 4, 0), 1u);
 }
 
