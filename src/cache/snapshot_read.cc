@@ -259,7 +259,9 @@ class BodyReader {
     if (s.tail_rows == 0) return s.tail_first_position == 0 && !sparse ? Status() : bad("an empty tail with positions");
     if (s.tail_first_position < next_ || s.tail_first_position >= layer.length) return bad("the tail's first position ", s.tail_first_position);
     if (!sparse) {
-      if (s.tail_rows != layer.length - s.tail_first_position) return bad("the tail does not end where the sequence does");
+      // A gap may follow after eviction and truncation, but never in a ring.
+      const uint32_t most = layer.length - s.tail_first_position;
+      if (layer.ring ? s.tail_rows != most : s.tail_rows > most) return bad("the tail does not end where the sequence does");
       return {};
     }
     next_ = s.tail_first_position;

@@ -145,12 +145,11 @@ void write_tail(Writer& w, const Job& job, const Tail& tail, uint32_t window, bo
   }
 }
 
-void write_stream(Writer& w, const Job& job, const HeadStream& s, uint32_t length, uint32_t window) {
+void write_stream(Writer& w, const Job& job, const HeadStream& s, uint32_t window) {
   Tail::Run runs[2];
   s.tail.runs(runs);
   const uint32_t rows = s.tail.rows();
-  // Rows without a list of positions must run up to the end of the sequence: the next one continues them.
-  const bool sparse = runs[0].positions || (rows && s.tail.position(rows - 1) + 1 != length);
+  const bool sparse = runs[0].positions != nullptr;
   w.u32(static_cast<uint32_t>(s.blocks.size()));
   w.u32(rows);
   w.u32(rows ? s.tail.position(0) : 0);
@@ -166,7 +165,7 @@ size_t write_all(const Job& job, std::byte* to, uint64_t file_bytes) {
   Writer w(to);
   write_header(w, job, file_bytes);
   for (uint32_t l = 0; l < job.sequence.num_layers(); ++l) {
-    for (const HeadStream& s : job.sequence.heads(l)) write_stream(w, job, s, job.sequence.layer(l).length, job.plans[l].window);
+    for (const HeadStream& s : job.sequence.heads(l)) write_stream(w, job, s, job.plans[l].window);
   }
   return w.size();
 }
