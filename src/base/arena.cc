@@ -20,6 +20,7 @@ namespace {
 constexpr size_t kPage = 4096;
 constexpr size_t kSmallRegion = size_t{64} << 10;
 constexpr size_t kLargeRegion = size_t{1} << 20;
+constexpr size_t kLargest = size_t{1} << 48;
 
 size_t whole_pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
@@ -41,8 +42,11 @@ Arena::~Arena() {
 }
 
 void* Arena::allocate(size_t bytes, MemoryTag tag, Use use) noexcept {
+  if (bytes > kLargest) return nullptr;  // rounding up must not wrap
   const size_t need = rounded(std::max<size_t>(bytes, 1));
   std::lock_guard lock(mutex_);
+  // What relief gave back may still be mapped; it stays relief's.
+  if (limit_ != 0 && use == Use::normal && used_locked() + need > limit_ - std::min(limit_, headroom_)) return nullptr;
   try {
     void* p = take(need);
     if (!p && map_region(need, use)) p = take(need);
@@ -179,9 +183,13 @@ size_t Arena::allocated(MemoryTag tag) const {
 
 size_t Arena::free_bytes() const {
   std::lock_guard lock(mutex_);
+  return mapped_ - used_locked();
+}
+
+size_t Arena::used_locked() const {
   size_t used = 0;
   for (const size_t bytes : allocated_) used += bytes;
-  return mapped_ - used;
+  return used;
 }
 
 }  // namespace tierkv

@@ -51,6 +51,7 @@ class Arena {
   void give(Address at, size_t bytes) noexcept;
   void unmap(Address base) noexcept;
   void trim_locked() noexcept;
+  size_t used_locked() const;
   Address region_of(Address at) const;
   void add_free(Address at, size_t bytes);
   void drop_free(Address at, size_t bytes);

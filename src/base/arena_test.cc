@@ -1,0 +1,168 @@
+#include "base/arena.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <random>
+#include <thread>
+#include <vector>
+
+namespace tierkv {
+namespace {
+
+constexpr size_t kMiB = size_t{1} << 20;
+
+size_t used(const Arena& arena) {
+  size_t sum = 0;
+  for (int t = 0; t < static_cast<int>(MemoryTag::count); ++t) sum += arena.allocated(static_cast<MemoryTag>(t));
+  return sum;
+}
+
+struct Piece {
+  unsigned char* p;
+  size_t bytes;
+  MemoryTag tag;
+  unsigned char mark;
+};
+
+TEST(Arena, BooksBalanceUnderRandomUse) {
+  for (const size_t limit : {size_t{0}, 4 * kMiB}) {
+    const uint64_t seed = 7 + limit;
+    std::mt19937_64 rng(seed);
+    Arena arena(limit);
+    std::vector<Piece> held;
+    size_t by_tag[static_cast<int>(MemoryTag::count)] = {};
+    for (int step = 0; step < 20000; ++step) {
+      if (held.empty() || rng() % 100 < (held.size() < 300 ? 60u : 45u)) {
+        const size_t bytes = rng() % 50 == 0 ? rng() % (600 << 10) : 1 + rng() % 20000;
+        const MemoryTag tag = static_cast<MemoryTag>(rng() % 5);
+        auto* p = static_cast<unsigned char*>(arena.allocate(bytes, tag));
+        if (!p) {
+          ASSERT_NE(limit, 0u) << "seed " << seed;
+          continue;
+        }
+        ASSERT_EQ(reinterpret_cast<uintptr_t>(p) % Arena::kAlign, 0u);
+        const auto mark = static_cast<unsigned char>(rng());
+        std::memset(p, mark, bytes);
+        held.push_back({p, bytes, tag, mark});
+        by_tag[static_cast<int>(tag)] += Arena::rounded(std::max<size_t>(bytes, 1));
+      } else {
+        const size_t i = rng() % held.size();
+        const Piece piece = held[i];
+        for (size_t b = 0; b < piece.bytes; b += 97) ASSERT_EQ(piece.p[b], piece.mark) << "overlap; seed " << seed;
+        arena.release(piece.p, piece.bytes, piece.tag);
+        by_tag[static_cast<int>(piece.tag)] -= Arena::rounded(std::max<size_t>(piece.bytes, 1));
+        held[i] = held.back();
+        held.pop_back();
+      }
+      for (int t = 0; t < static_cast<int>(MemoryTag::count); ++t) ASSERT_EQ(arena.allocated(static_cast<MemoryTag>(t)), by_tag[t]);
+      ASSERT_EQ(arena.mapped(), used(arena) + arena.free_bytes());
+      ASSERT_TRUE(limit == 0 || arena.mapped() <= limit);
+    }
+    EXPECT_GE(arena.peak(), arena.mapped());
+    for (const Piece& piece : held) arena.release(piece.p, piece.bytes, piece.tag);
+    arena.trim();
+    EXPECT_EQ(arena.mapped(), 0u) << "everything coalesced back into whole regions";
+  }
+}
+
+TEST(Arena, FreedNeighboursBecomeOnePiece) {
+  Arena arena;
+  std::vector<void*> pieces;
+  for (int i = 0; i < 64; ++i) pieces.push_back(arena.allocate(1024, MemoryTag::hot));
+  const size_t mapped = arena.mapped();
+  // Odd ones first, so that every release of an even one has free neighbours on both sides.
+  for (int i = 1; i < 64; i += 2) arena.release(pieces[i], 1024, MemoryTag::hot);
+  for (int i = 0; i < 64; i += 2) arena.release(pieces[i], 1024, MemoryTag::hot);
+  void* whole = arena.allocate(64 << 10, MemoryTag::warm);
+  EXPECT_NE(whole, nullptr);
+  EXPECT_EQ(arena.mapped(), mapped) << "no new region was needed";
+  arena.release(whole, 64 << 10, MemoryTag::warm);
+}
+
+TEST(Arena, NeverMapsPastItsLimit) {
+  const size_t limit = 300 << 10;
+  Arena arena(limit);
+  size_t taken = 0;
+  while (arena.allocate(4096, MemoryTag::hot)) {
+    taken += 4096;
+    ASSERT_LE(arena.mapped(), limit);
+  }
+  EXPECT_EQ(taken, limit) << "and all of it can be used";
+  EXPECT_EQ(arena.allocate(1, MemoryTag::hot, Arena::Use::relief), nullptr);
+}
+
+TEST(Arena, AnEmptyRegionOfTheWrongSizeMakesWayAtTheLimit) {
+  Arena arena(1 * kMiB);
+  void* small = arena.allocate(200 << 10, MemoryTag::hot);
+  arena.release(small, 200 << 10, MemoryTag::hot);
+  EXPECT_NE(arena.allocate(900 << 10, MemoryTag::hot), nullptr);
+}
+
+TEST(Arena, HeadroomServesReliefAlone) {
+  const size_t limit = 256 << 10, headroom = 64 << 10;
+  Arena arena(limit, headroom);
+  size_t taken = 0;
+  while (arena.allocate(4096, MemoryTag::hot)) taken += 4096;
+  EXPECT_EQ(taken, limit - headroom);
+  for (int round = 0; round < 3; ++round) {
+    void* relief = arena.allocate(headroom, MemoryTag::warm, Arena::Use::relief);
+    ASSERT_NE(relief, nullptr) << "round " << round;
+    arena.release(relief, headroom, MemoryTag::warm);
+    // What relief gave back is relief's again, even where it stays mapped.
+    EXPECT_EQ(arena.allocate(4096, MemoryTag::hot), nullptr) << "round " << round;
+  }
+  EXPECT_LE(arena.mapped(), limit);
+}
+
+TEST(Arena, GivesEmptyRegionsBackButOne) {
+  Arena arena;
+  std::vector<void*> pieces;
+  for (int i = 0; i < 8; ++i) pieces.push_back(arena.allocate(2 * kMiB, MemoryTag::hot));
+  EXPECT_GE(arena.mapped(), 16 * kMiB);
+  for (void* p : pieces) arena.release(p, 2 * kMiB, MemoryTag::hot);
+  EXPECT_LE(arena.mapped(), 2 * kMiB + 4096);
+  arena.trim();
+  EXPECT_EQ(arena.mapped(), 0u);
+  EXPECT_GE(arena.peak(), 16 * kMiB);
+}
+
+TEST(Arena, AbsurdSizesAreRefused) {
+  Arena arena;
+  EXPECT_EQ(arena.allocate(~size_t{0}, MemoryTag::hot), nullptr);
+  EXPECT_EQ(arena.allocate(~size_t{0} - 63, MemoryTag::hot), nullptr);
+  EXPECT_EQ(arena.allocate(size_t{1} << 62, MemoryTag::hot), nullptr);
+  EXPECT_EQ(used(arena), 0u);
+  arena.release(nullptr, 100, MemoryTag::hot);
+}
+
+TEST(Arena, ThreadsShareIt) {
+  Arena arena(32 * kMiB);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&arena, t] {
+      std::mt19937 rng(static_cast<unsigned>(t));
+      std::vector<std::pair<unsigned char*, size_t>> held;
+      for (int i = 0; i < 2000; ++i) {
+        if (held.size() < 20) {
+          const size_t bytes = 1 + rng() % 8000;
+          auto* p = static_cast<unsigned char*>(arena.allocate(bytes, MemoryTag::warm));
+          ASSERT_NE(p, nullptr);
+          std::memset(p, t, bytes);
+          held.emplace_back(p, bytes);
+        } else {
+          const auto [p, bytes] = held[rng() % held.size()];
+          ASSERT_EQ(p[bytes - 1], t);
+          std::erase(held, std::pair(p, bytes));
+          arena.release(p, bytes, MemoryTag::warm);
+        }
+      }
+      for (const auto& [p, bytes] : held) arena.release(p, bytes, MemoryTag::warm);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(used(arena), 0u);
+}
+
+}  // namespace
+}  // namespace tierkv
