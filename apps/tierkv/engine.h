@@ -134,6 +134,8 @@ class Engine {
   // The configuration that `kv` means for this model.
   CacheConfig config(const std::string& kv);
   std::unique_ptr<Session> open_session(const std::string& kv, const SessionOptions& options = {});
+  // With a configuration that already has the model's shape (config() gave it, or a session file kept it).
+  std::unique_ptr<Session> open_session(const std::string& name, const CacheConfig& config, const SessionOptions& options = {});
   std::unique_ptr<Session> open_stock_session(const StockSpec& spec);
 
   Tokens tokenize(const std::string& text, bool add_special, bool parse_special = false) const;
@@ -143,6 +145,7 @@ class Engine {
   // The GGUF's template, or a plain "User:/Assistant:" form for models without one that libllama knows.
   std::string apply_template(const std::vector<ChatMessage>& messages, bool open_reply) const;
   bool has_template() const { return has_template_; }
+  uint32_t threads() const { return threads_; }
 
  private:
   friend class TieredSession;

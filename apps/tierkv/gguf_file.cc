@@ -39,6 +39,7 @@ class Metadata {
     const int64_t id = gguf_find_key(file_, key.c_str());
     return id >= 0 && gguf_get_kv_type(file_, id) == GGUF_TYPE_STRING ? gguf_get_val_str(file_, id) : "";
   }
+  bool has(const std::string& key) const { return gguf_find_key(file_, key.c_str()) >= 0; }
   // Of an array the largest element: layers may differ.
   uint32_t number(const std::string& key, uint32_t fallback = 0) const {
     const int64_t id = gguf_find_key(file_, key.c_str());
@@ -176,6 +177,10 @@ GgufFile read_gguf(const std::string& path) {
   result.head_dim = meta.number(a + ".attention.key_length", result.heads ? meta.number(a + ".embedding_length") / result.heads : 0);
   result.context = meta.number(a + ".context_length");
   result.window = meta.number(a + ".attention.sliding_window");
+  if (meta.has(a + ".attention.kv_lora_rank")) result.refused = "it uses latent attention (MLA), which keeps no plain keys and values";
+  if (meta.has(a + ".ssm.state_size") || meta.has(a + ".shortconv.l_cache") || result.heads == 0) {
+    result.refused = "it has recurrent layers, which keep no keys and values";
+  }
   result.fingerprint = fingerprint_of(path, data, result.file_bytes);
   return result;
 }

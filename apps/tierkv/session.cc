@@ -91,11 +91,11 @@ void Session::feed_chunk(std::span<const llama_token> tokens, uint32_t first, Wa
 
 class TieredSession : public Session {
  public:
-  TieredSession(Engine& engine, const std::string& kv, const SessionOptions& options) {
-    name_ = kv;
+  TieredSession(Engine& engine, const std::string& name, const CacheConfig& config, const SessionOptions& options) {
+    name_ = name;
     vocabulary_ = engine.vocabulary();
     const llama::ModelShape& shape = engine.shape();
-    cache_ = take(AdaptiveKVCache::create(engine.config(kv)), "--kv " + kv);
+    cache_ = take(AdaptiveKVCache::create(config), "--kv " + name);
     llama_context_params params = engine.context_params(options.micro_batch);
     llama::HostOptions host;
     host.micro_batch = options.micro_batch;
@@ -143,7 +143,11 @@ class TieredSession : public Session {
 };
 
 std::unique_ptr<Session> Engine::open_session(const std::string& kv, const SessionOptions& options) {
-  return std::make_unique<TieredSession>(*this, kv, options);
+  return open_session(kv, config(kv), options);
+}
+
+std::unique_ptr<Session> Engine::open_session(const std::string& name, const CacheConfig& config, const SessionOptions& options) {
+  return std::make_unique<TieredSession>(*this, name, config, options);
 }
 
 // --- libllama's own cache

@@ -66,6 +66,20 @@ std::string tier_colour(Tier tier, const std::string& text) {
   return painted(codes[static_cast<int>(tier)], text);
 }
 
+void remark(const std::string& text) {
+  std::string plain;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '\033' && !stderr_is_terminal()) {
+      while (i < text.size() && text[i] != 'm') ++i;
+    } else {
+      plain += text[i];
+    }
+  }
+  std::fflush(stdout);
+  std::fputs(plain.c_str(), stderr);
+  std::fflush(stderr);
+}
+
 std::string format(const char* pattern, ...) {
   va_list arguments, again;
   va_start(arguments, pattern);

@@ -24,6 +24,9 @@ std::string green(const std::string& text);
 std::string red(const std::string& text);
 std::string tier_colour(Tier tier, const std::string& text);
 
+// Says something to the user on stderr, without colours where that is no terminal.
+void remark(const std::string& text);
+
 // "12.3 MiB", "640 B".
 std::string human_bytes(double bytes);
 // "1,234,567"
