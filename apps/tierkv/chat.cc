@@ -113,7 +113,7 @@ class Chat {
       const MemoryStats memory = session_->memory();
       std::string text = human_count(session_->length()) + " tokens, --kv " + session_->name() + "\n  " +
                          tier_bar(memory, std::max(memory.fp16_bytes, memory.total_bytes), 48) + " " +
-                         human_bytes(static_cast<double>(memory.total_bytes)) + format(", %.1fx smaller than FP16\n", memory.compression());
+                         human_bytes(static_cast<double>(memory.total_bytes)) + ", " + versus_fp16(memory) + "\n";
       remark(text + tier_lines(memory, streams, engine_.shape().head_dim, "  "));
     } else if (command == "/save") {
       if (rest.empty()) bad_input("/save needs a file");
@@ -214,7 +214,7 @@ class Chat {
 
 int run(Request& request) {
   Options& options = request.options;
-  settle_threads(options);
+  settle(options);
   if (options.kv.size() > 1) bad_input("a chat has one --kv, not " + std::to_string(options.kv.size()));
   if (options.kv.empty()) options.kv = {"balanced"};
   check_kv(options.kv);

@@ -11,8 +11,8 @@ namespace tierkv::cli {
 // What the chosen command does; its result is the exit code.
 using Action = std::function<int()>;
 
-// `threads` of the options are the machine's when the user gave none; call before they are used.
-void settle_threads(Options& options);
+// To be called first: as many threads as the machine has when the user gave no number, and a --json FILE that can be written.
+void settle(Options& options);
 
 void add_generate(CLI::App& app, Action& action);
 void add_chat(CLI::App& app, Action& action);

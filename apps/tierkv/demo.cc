@@ -90,8 +90,10 @@ std::string one_line(std::string text, size_t most) {
   return text;
 }
 
-Generated write_text(const Engine& engine, Session& session, uint32_t tokens) {
-  Sampler likeliest({}, 0);
+Generated write_text(const Engine& engine, Session& session, uint32_t tokens, float repeat_penalty) {
+  SamplerOptions options;
+  options.repeat_penalty = repeat_penalty;
+  Sampler likeliest(options, 0);
   GenerateOptions generation;
   generation.tokens = tokens;
   const Generated result = generate(engine, session, likeliest, generation);
@@ -122,7 +124,7 @@ Outcome run_one(const Request& request, Engine& engine, const std::string& kv, c
   Progress progress(format("%-9s writing", kv.c_str()), 2, request.options.quiet);
   progress.update(0);
   const SeqId fork = take(session->cache()->fork(session->sequence()));
-  outcome.continuation = write_text(engine, *session, request.written).text;
+  outcome.continuation = write_text(engine, *session, request.written, 1.3f).text;  // small models love to repeat themselves
   progress.update(1);
   outcome.times = session->times();
   outcome.times.prefill_s = reading.prefill_s;
@@ -131,7 +133,7 @@ Outcome run_one(const Request& request, Engine& engine, const std::string& kv, c
 
   session->bind(fork);
   session->feed(text.question, Want::last);
-  const std::string answer = write_text(engine, *session, 16).text;
+  const std::string answer = write_text(engine, *session, 16, 1.0f).text;
   outcome.answer = answer.substr(0, std::min(answer.find('\n'), answer.size()));
   outcome.right = outcome.answer.find(demo_needle().answer) != std::string::npos;
   return outcome;
@@ -157,7 +159,7 @@ void print_outcome(const Outcome& o, Engine& engine, bool yardstick) {
   const llama::ModelShape& shape = engine.shape();
   const int bar = std::clamp(terminal_width() - 60, 24, 60);
   std::printf("%s |%s| %s %s\n", bold(format("%-9s", o.kv.c_str())).c_str(), tier_bar(o.memory, o.memory.fp16_bytes, bar).c_str(),
-              bold(human_bytes(static_cast<double>(o.memory.total_bytes))).c_str(), format("%.1fx smaller", o.memory.compression()).c_str());
+              bold(human_bytes(static_cast<double>(o.memory.total_bytes))).c_str(), dim(versus_fp16(o.memory)).c_str());
   std::printf("%s", tier_lines(o.memory, shape.layers * shape.kv_heads, shape.head_dim, "          ").c_str());
   std::printf("          reads %.0f tokens/s, writes %.1f tokens/s, PPL %.2f", o.times.prefill_rate(), o.times.decode_rate(), o.ppl);
   std::printf("%s\n", yardstick ? " (the yardstick)" : format(" (%+.2f %% ± %.2f)", 100 * o.delta, 100 * o.delta_se).c_str());
@@ -195,7 +197,7 @@ std::string closing(const std::vector<Outcome>& outcomes, size_t tokens) {
 
 int run(Request& request) {
   Options& options = request.options;
-  settle_threads(options);
+  settle(options);
   if (options.kv.empty()) options.kv = {"fp16", "int8", "balanced"};
   check_kv(options.kv);
   Engine engine(options);

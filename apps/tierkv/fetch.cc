@@ -97,6 +97,7 @@ int run_program(const std::vector<std::string>& words, std::string& output) {
 int run(Request& request) {
   Options& options = request.options;
   settle_json(options, request.name);
+  settle(options);
   if (request.name.empty()) return list(request);
   std::string names;
   bool known = false;

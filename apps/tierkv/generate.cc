@@ -84,8 +84,8 @@ nlohmann::json run_one(Request& request, Engine& engine, const std::string& kv, 
 
 int run(Request& request) {
   Options& options = request.options;
-  settle_threads(options);
   if (request.file.empty()) settle_json(options, request.prompt);
+  settle(options);
   if (options.kv.empty()) options.kv = {"balanced"};
   check_kv(options.kv);
   if (request.file.empty() && request.prompt.empty()) bad_input("there is no prompt: give one, or a file with -f (- for stdin)");

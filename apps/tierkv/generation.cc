@@ -80,7 +80,7 @@ std::string session_sentence(Session& session) {
   if (times.decode_tokens > 0) text += format("%s written at %.1f tokens/s, ", human_count(times.decode_tokens).c_str(), times.decode_rate());
   const MemoryStats memory = session.memory();
   return text + human_bytes(static_cast<double>(session.kv_bytes())) + " of keys and values" +
-         (session.stock() ? "" : format(" (%.1fx smaller than FP16)", memory.compression()));
+         (session.stock() ? "" : " (" + versus_fp16(memory) + ")");
 }
 
 }  // namespace tierkv::cli

@@ -4,6 +4,7 @@
 #include <ggml.h>
 #include <gguf.h>
 #include <llama.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -76,23 +77,27 @@ void check_magic(const std::string& path) {
   }
 }
 
-// FNV-1a over the metadata and 64 short samples of the weights: enough to tell fine-tunes of one model apart.
+// FNV-1a over a small file, or over the metadata and 4096 samples of the weights: a fine-tune changes nearly all of them.
 std::string fingerprint_of(const std::string& path, uint64_t metadata_bytes, uint64_t file_bytes) {
+  constexpr uint64_t kWhole = 16u << 20, kSamples = 4096, kSample = 256;
   std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
   uint64_t hash = 0xCBF29CE484222325ull ^ file_bytes;
   std::vector<unsigned char> block(1 << 16);
   auto mix = [&](uint64_t from, uint64_t count) {
-    if (!file || fseeko(file.get(), static_cast<off_t>(from), SEEK_SET) != 0) return;
     while (count > 0) {
-      const size_t got = std::fread(block.data(), 1, std::min<uint64_t>(block.size(), count), file.get());
-      if (got == 0) return;
-      for (size_t i = 0; i < got; ++i) hash = (hash ^ block[i]) * 0x100000001B3ull;
-      count -= got;
+      const ssize_t got = file ? pread(fileno(file.get()), block.data(), std::min<uint64_t>(block.size(), count), static_cast<off_t>(from)) : 0;
+      if (got <= 0) return;
+      for (ssize_t i = 0; i < got; ++i) hash = (hash ^ block[static_cast<size_t>(i)]) * 0x100000001B3ull;
+      from += static_cast<uint64_t>(got);
+      count -= static_cast<uint64_t>(got);
     }
   };
-  mix(0, metadata_bytes);
-  const uint64_t weights = file_bytes - std::min(metadata_bytes, file_bytes);
-  for (uint64_t i = 0; i < 64; ++i) mix(metadata_bytes + weights / 64 * i, 1024);
+  if (file_bytes <= kWhole) {
+    mix(0, file_bytes);
+  } else {
+    mix(0, metadata_bytes);
+    for (uint64_t i = 0; i < kSamples; ++i) mix(metadata_bytes + (file_bytes - metadata_bytes) / kSamples * i, kSample);
+  }
   return format("%016llx", static_cast<unsigned long long>(hash));
 }
 

@@ -1,17 +1,28 @@
 // main.cc — tierkv: the command. Every command is a file of its own; this one parses, runs, and turns failures into exit codes.
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <exception>
+#include <filesystem>
 #include <thread>
 
 #include "commands.h"
-#include "gguf_file.h"
+#include "help.h"
 #include "terminal.h"
 
 namespace tierkv::cli {
 
-void settle_threads(Options& options) {
+void settle(Options& options) {
   if (options.threads == 0) options.threads = std::max(1u, std::thread::hardware_concurrency());
+  if (!options.json || options.json_only()) return;
+  // Better now than after an hour of work.
+  const std::filesystem::path file(options.json_file);
+  const std::string folder = file.has_parent_path() ? file.parent_path().string() : ".";
+  if (access(folder.c_str(), W_OK) != 0) bad_input("cannot write " + options.json_file + ": " + std::strerror(errno));
+  if (std::filesystem::is_directory(file)) bad_input("cannot write " + options.json_file + ": it is a folder");
 }
 
 namespace {
@@ -33,9 +44,11 @@ constexpr const char* kFooter =
 int run(int argc, char** argv) {
   CLI::App app(kAbout, "tierkv");
   app.footer(kFooter);
-  app.set_version_flag("--version", std::string("tierkv ") + TIERKV_VERSION);
+  app.set_version_flag("--version", std::string("tierkv ") + TIERKV_VERSION, "the version");
   app.require_subcommand(1);
-  app.get_formatter()->column_width(34);
+  auto formatter = std::make_shared<HelpFormatter>();
+  app.formatter(formatter);
+  app.set_help_flag("-h,--help", "this text");
   Action action;
   add_demo(app, action);
   add_chat(app, action);
@@ -44,6 +57,7 @@ int run(int argc, char** argv) {
   add_snapshot(app, action);
   add_fetch(app, action);
   add_completion(app, action);
+  for (CLI::App* command : app.get_subcommands([](CLI::App*) { return true; })) command->group("Commands");
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& wanted) {  // --help, --version
@@ -51,6 +65,10 @@ int run(int argc, char** argv) {
   } catch (const CLI::ParseError& problem) {
     std::string sentence = problem.what();
     std::replace(sentence.begin(), sentence.end(), '\n', ' ');
+    if (app.get_subcommands().empty()) {
+      const std::vector<std::string> rest = app.remaining();
+      sentence = rest.empty() ? "a command is missing" : "there is no command " + rest.front();
+    }
     std::string command = "tierkv";
     for (const CLI::App* at = &app; !at->get_subcommands().empty();) {
       at = at->get_subcommands().front();

@@ -134,6 +134,7 @@ std::string tier_cell(const SequencePlan& plan, Tier tier, uint64_t batch) {
 
 int run(Request& request) {
   Options& options = request.options;
+  settle(options);
   if (request.document) {
     json value = document_tables(options.text());
     emit_json(options, value);

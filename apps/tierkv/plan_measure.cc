@@ -47,7 +47,9 @@ Measured measure(const CacheConfig& model, const LayerConfig& layer, uint64_t to
   config.threads = 1;
   const auto cache = take(AdaptiveKVCache::create(config));
   const SeqId seq = take(cache->add_sequence());
-  const uint32_t chunk = 1024;
+  // A prompt arrives in pieces no longer than the hot tail, so that a tail never grows beyond what decoding needs.
+  uint32_t chunk = layer.hot == kAll ? 256 : std::clamp<uint32_t>(layer.hot, 32, 256);
+  if (layer.window != 0) chunk = std::min(chunk, std::max(config.window_slack, 1u));
   const std::vector<float> data = rows(chunk, config.head_dim);
   uint64_t done = 0;
   auto fill = [&](uint64_t until) {

@@ -52,7 +52,7 @@ Content look(const std::string& path) {
       bad_input(path + " is damaged: its cache holds " + std::to_string(content.info.length) + " tokens, its text " + std::to_string(tokens));
     }
   } else {
-    content.info = take(inspect_snapshot(path), path);
+    content.info = take(inspect_snapshot(path));
   }
   return content;
 }
@@ -112,6 +112,7 @@ void print_content(const std::string& path, const Content& content) {
 
 int run_inspect(Request& request) {
   settle_json(request.options, request.path);
+  settle(request.options);
   if (request.path.empty()) bad_input("there is no file to look into: tierkv snapshot inspect FILE");
   const Content content = look(request.path);
   if (request.options.text()) print_content(request.path, content);
@@ -121,6 +122,7 @@ int run_inspect(Request& request) {
 
 int run_verify(Request& request) {
   settle_json(request.options, request.path);
+  settle(request.options);
   if (request.path.empty()) bad_input("there is no file to verify: tierkv snapshot verify FILE");
   const Content content = look(request.path);
   if (request.options.text() && !request.options.quiet) {
@@ -160,8 +162,8 @@ Generated go_on(const Request& request, Engine& engine, Session& session) {
 // same bits.
 int run_save(Request& request) {
   Options& options = request.options;
-  settle_threads(options);
   settle_json(options, request.path);
+  settle(options);
   if (request.path.empty()) bad_input("there is no file to save to: tierkv snapshot save FILE -f TEXT");
   if (options.kv.size() > 1) bad_input("a session has one --kv, not " + std::to_string(options.kv.size()));
   if (options.kv.empty()) options.kv = {"balanced"};
@@ -201,13 +203,13 @@ int run_save(Request& request) {
 
 int run_load(Request& request) {
   Options& options = request.options;
-  settle_threads(options);
   settle_json(options, request.path);
+  settle(options);
   if (request.path.empty()) bad_input("there is no file to load: tierkv snapshot load FILE");
   if (options.kv.size() > 1) bad_input("a session has one --kv, not " + std::to_string(options.kv.size()));
   check_kv(options.kv);
   if (!is_session_file(request.path)) {
-    (void)take(inspect_snapshot(request.path), request.path);  // says what is wrong with the file, if anything is
+    (void)take(inspect_snapshot(request.path));  // says what is wrong with the file, if anything is
     bad_input(request.path + " is a plain snapshot without its tokens: only sessions can be resumed");
   }
   SessionFile file = read_session(request.path);

@@ -111,6 +111,11 @@ std::string human_seconds(double seconds) {
   return format("%d min %d s", static_cast<int>(seconds) / 60, static_cast<int>(seconds) % 60);
 }
 
+std::string versus_fp16(const MemoryStats& stats) {
+  if (stats.compression() >= 1.0) return format("%.1fx smaller than FP16", stats.compression());
+  return "FP16 alone " + human_bytes(static_cast<double>(stats.fp16_bytes));
+}
+
 Table::Table(std::vector<std::string> headers) {
   for (std::string& header : headers) {
     left_.push_back(!header.empty() && header[0] == '<');
@@ -187,8 +192,7 @@ std::string tier_summary(const MemoryStats& stats, uint32_t streams) {
     text += (text.empty() ? "" : " · ") + tier_colour(which, std::string(tier_name(which)) + " " + human_count(tokens));
   }
   if (text.empty()) return "the cache is empty";
-  return text + " tokens, " + human_bytes(static_cast<double>(stats.total_bytes)) +
-         format(", %.1fx smaller than FP16", stats.compression());
+  return text + " tokens, " + human_bytes(static_cast<double>(stats.total_bytes)) + ", " + versus_fp16(stats);
 }
 
 Progress::Progress(std::string label, uint64_t total, bool quiet)

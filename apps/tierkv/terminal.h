@@ -35,6 +35,9 @@ std::string human_count(uint64_t count);
 std::string human_seconds(double seconds);
 std::string format(const char* pattern, ...) __attribute__((format(printf, 1, 2)));
 
+// "5.9x smaller than FP16"; short sequences may take more.
+std::string versus_fp16(const MemoryStats& stats);
+
 // Columns aligned to their widest cell; escape codes and multi-byte characters count as what they show.
 class Table {
  public:
