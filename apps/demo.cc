@@ -67,26 +67,31 @@ void stop_if(const tierkv::Status& status) {
   std::exit(1);
 }
 
-// The newest outputs of every step and layer, for the presets that come after fp16 to be compared with.
-class Yardstick {
+// The outputs of every step and layer, for the presets that come after fp16 to be compared with.
+class Outputs {
  public:
-  void add(const std::vector<float>& out) { outputs_.insert(outputs_.end(), out.begin(), out.end()); }
-  void reserve(size_t n) { outputs_.reserve(n); }
-  double error(const Yardstick& reference) const {
+  // All of it is touched now, so that the growth of the process from here on is the cache's.
+  Outputs(size_t outputs, size_t size) : values_(outputs * size, 0.0f) {}
+  void add(const std::vector<float>& out) {
+    std::copy(out.begin(), out.end(), values_.begin() + static_cast<ptrdiff_t>(filled_));
+    filled_ += out.size();
+  }
+  double error(const Outputs& reference) const {
     double difference = 0, norm = 0;
-    for (size_t i = 0; i < outputs_.size(); ++i) {
-      const double d = static_cast<double>(outputs_[i]) - reference.outputs_[i];
+    for (size_t i = 0; i < values_.size(); ++i) {
+      const double d = static_cast<double>(values_[i]) - reference.values_[i];
       difference += d * d;
-      norm += static_cast<double>(reference.outputs_[i]) * reference.outputs_[i];
+      norm += static_cast<double>(reference.values_[i]) * reference.values_[i];
     }
     return norm > 0 ? std::sqrt(difference / norm) : 0;
   }
 
  private:
-  std::vector<float> outputs_;
+  std::vector<float> values_;
+  size_t filled_ = 0;
 };
 
-Outcome decode(const std::string& preset, const Options& options, const demo::Model& model, Yardstick& outputs) {
+Outcome decode(const std::string& preset, const Options& options, const demo::Model& model, Outputs& outputs) {
   const demo::Shape& shape = options.shape;
   tierkv::CacheConfig config;
   config.num_layers = shape.layers;
@@ -96,11 +101,10 @@ Outcome decode(const std::string& preset, const Options& options, const demo::Mo
   config.threads = std::clamp(std::thread::hardware_concurrency(), 1u, 8u);
   stop_if(tierkv::apply_spec(preset, config));
 
-  // What this function needs itself is allocated and touched first, so that growth from here on is the cache's.
+  // What this function needs itself is allocated and touched before the first look at the process.
   std::vector<float> keys, values, query, out(static_cast<size_t>(shape.heads) * shape.head_dim);
   const uint32_t chunk = 256;
   model.rows(0, 0, chunk, keys, values);
-  outputs.reserve(out.size() * shape.layers * options.steps);
   const double rss_before = resident_bytes();
 
   auto created = tierkv::AdaptiveKVCache::create(config);
@@ -255,10 +259,11 @@ int main(int argc, char** argv) {
                 options.tokens, options.steps, shape.layers, shape.heads, shape.kv_heads, shape.head_dim);
   }
   const demo::Model model(shape);
-  Yardstick reference;
+  const size_t steps = static_cast<size_t>(options.steps) * shape.layers, size = static_cast<size_t>(shape.heads) * shape.head_dim;
+  Outputs reference(steps, size);
   std::vector<Outcome> outcomes;
   for (const std::string& preset : options.presets) {
-    Yardstick outputs;
+    Outputs outputs(steps, size);
     Outcome outcome = decode(preset, options, model, outcomes.empty() ? reference : outputs);
     if (!outcomes.empty()) outcome.error = outputs.error(reference);
     if (options.json) print_json(outcome, options);

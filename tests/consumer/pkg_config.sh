@@ -9,5 +9,5 @@ export PKG_CONFIG_PATH="$prefix/$libdir/pkgconfig"
 set -x
 # The flags of pkg-config are words to be split.
 # shellcheck disable=SC2046
-"$@" -std=c++20 -O1 "$source" $("$pkg_config" --cflags tierkv) -o "$output" $("$pkg_config" --libs --static tierkv)
+"$@" -O1 "$source" $("$pkg_config" --cflags tierkv) -o "$output" $("$pkg_config" --libs --static tierkv)
 LD_LIBRARY_PATH="$prefix/$libdir" "$output"
