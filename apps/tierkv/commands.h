@@ -11,9 +11,6 @@ namespace tierkv::cli {
 // What the chosen command does; its result is the exit code.
 using Action = std::function<int()>;
 
-// To be called first: as many threads as the machine has when the user gave no number, and a --json FILE that can be written.
-void settle(Options& options);
-
 void add_generate(CLI::App& app, Action& action);
 void add_chat(CLI::App& app, Action& action);
 void add_demo(CLI::App& app, Action& action);

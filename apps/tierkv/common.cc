@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <csignal>
@@ -13,6 +14,7 @@
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "tierkv/config.h"
 
@@ -101,6 +103,16 @@ void add_kv_option(CLI::App& app, Options& options, const std::string& fallback)
 
 void add_seed_option(CLI::App& app, Options& options) {
   app.add_option("-s,--seed", options.seed, "seed of everything random")->type_name("N")->capture_default_str();
+}
+
+void settle(Options& options) {
+  if (options.threads == 0) options.threads = std::max(1u, std::thread::hardware_concurrency());
+  if (!options.json || options.json_only()) return;
+  // Better now than after an hour of work.
+  const std::filesystem::path file(options.json_file);
+  const std::string folder = file.has_parent_path() ? file.parent_path().string() : ".";
+  if (access(folder.c_str(), W_OK) != 0) bad_input("cannot write " + options.json_file + ": " + std::strerror(errno));
+  if (std::filesystem::is_directory(file)) bad_input("cannot write " + options.json_file + ": it is a folder");
 }
 
 void settle_json(Options& options, std::string& positional) {

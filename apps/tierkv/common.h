@@ -62,7 +62,7 @@ struct Options {
   std::vector<std::string> kv;    // presets, files or inline forms
   bool json = false;
   std::string json_file;  // empty or "-": stdout
-  uint32_t threads = 0;   // set by main() when it is 0
+  uint32_t threads = 0;   // 0: settle() takes all cores
   uint32_t seed = 42;
   bool quiet = false;
 
@@ -78,6 +78,8 @@ void add_model_option(CLI::App& app, Options& options);    // -m --threads
 void add_kv_option(CLI::App& app, Options& options, const std::string& fallback);
 void add_seed_option(CLI::App& app, Options& options);
 
+// To be called first: as many threads as the machine has when the user gave no number, and a --json FILE that can be written.
+void settle(Options& options);
 // Takes the place of what CLI11 cannot know: in `snapshot inspect --json FILE` the file is the one to look into.
 void settle_json(Options& options, std::string& positional);
 // Refuses a specification that can never work, before time is spent on a model.

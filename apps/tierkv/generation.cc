@@ -60,6 +60,7 @@ nlohmann::json session_json(Engine& engine, Session& session) {
                          {"decode_seconds", times.decode_s},
                          {"decode_tokens_per_second", times.decode_rate()},
                          {"resident_bytes", session.kv_bytes()},
+                         {"micro_batch_bytes", session.micro_batch_bytes()},
                          {"memory", memory_json(session.memory(), engine.shape().head_dim)}};
   if (llama::Host* host = session.host()) {
     const llama::HostTimes host_times = host->times();

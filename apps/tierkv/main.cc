@@ -1,29 +1,12 @@
 // main.cc — tierkv: the command. Every command is a file of its own; this one parses, runs, and turns failures into exit codes.
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <exception>
-#include <filesystem>
-#include <thread>
 
 #include "commands.h"
 #include "help.h"
-#include "terminal.h"
 
 namespace tierkv::cli {
-
-void settle(Options& options) {
-  if (options.threads == 0) options.threads = std::max(1u, std::thread::hardware_concurrency());
-  if (!options.json || options.json_only()) return;
-  // Better now than after an hour of work.
-  const std::filesystem::path file(options.json_file);
-  const std::string folder = file.has_parent_path() ? file.parent_path().string() : ".";
-  if (access(folder.c_str(), W_OK) != 0) bad_input("cannot write " + options.json_file + ": " + std::strerror(errno));
-  if (std::filesystem::is_directory(file)) bad_input("cannot write " + options.json_file + ": it is a folder");
-}
 
 namespace {
 

@@ -114,6 +114,7 @@ class TieredSession : public Session {
     if (!context_) throw Failure(kRuntimeError, "libllama could not make a context");
     limit_ = engine.check_context(options.ctx);
     micro_batch_ = host_->micro_batch();
+    micro_batch_bytes_ = pad(micro_batch_, 256) * 4 * shape.layers * shape.kv_heads * shape.head_dim;  // FP16 keys and values
   }
   ~TieredSession() override { context_.reset(); }  // before the host it calls
 

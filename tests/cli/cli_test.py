@@ -20,7 +20,7 @@ WORDS = "that here stone river sees north then the tide or an iron sin".split()
 TEXT = " ".join(WORDS[(i * i + 3 * i) % len(WORDS)] for i in range(320))
 
 
-class CliTest(unittest.TestCase):
+class Command(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
@@ -59,7 +59,7 @@ class CliTest(unittest.TestCase):
         return sorted(path.name for path in self.folder.iterdir())
 
 
-class HelpTest(CliTest):
+class HelpTest(Command):
     def test_every_command_explains_itself_with_examples(self):
         commands = ["demo", "chat", "generate", "plan", "snapshot", "fetch"]
         top = self.good("--help").stdout
@@ -94,7 +94,7 @@ class HelpTest(CliTest):
         self.assertEqual(complete("tierkv", "fetch", "wiki"), ["wikitext2"])
 
 
-class GenerateTest(CliTest):
+class GenerateTest(Command):
     def test_json_has_text_speed_and_memory(self):
         value = self.good_json("generate", "that river", "-m", self.model(), "-n", 24, "--ignore-end")
         (result,) = value["results"]
@@ -152,7 +152,7 @@ class GenerateTest(CliTest):
         self.assertEqual((value["results"][0]["stop"], value["results"][0]["length"]), ("context", 64))
 
 
-class ChatTest(CliTest):
+class ChatTest(Command):
     def chat(self, *lines, **options):
         arguments = ("chat", "-m", self.model(), "-n", 12, "--temp", 0, "-q")
         return self.good_json(*arguments, stdin="".join(line + "\n" for line in lines), **options)
@@ -184,7 +184,7 @@ class ChatTest(CliTest):
         self.assertIn("/frobnicate", done.stderr)
 
 
-class DemoTest(CliTest):
+class DemoTest(Command):
     def test_demo_compares_the_settings(self):
         value = self.good_json("demo", "-m", self.model("qwen2"), "--tokens", 1500, "--scored", 64, "-n", 8)
         self.assertEqual([r["kv"] for r in value["results"]], ["fp16", "int8", "balanced"])
@@ -207,7 +207,7 @@ class DemoTest(CliTest):
         self.bad("demo", "-m", self.model(), "--tokens", 6000, saying="longer than the model's")
 
 
-class PlanTest(CliTest):
+class PlanTest(Command):
     def test_fp16_is_the_formula(self):
         shape = ("--layers", 4, "--heads", 8, "--kv-heads", 2, "--head-dim", 64)
         value = self.good_json("plan", *shape, "--ctx", 1000, "--batch", 3, "--kv", "fp16", "--kv", "balanced", "--memory", "1MiB")
@@ -259,7 +259,7 @@ class PlanTest(CliTest):
         self.bad("plan", "-m", self.model("deepseek2"), saying="MLA")
 
 
-class SnapshotTest(CliTest):
+class SnapshotTest(Command):
     def save(self, kind="llama", *more):
         return self.good_json("snapshot", "save", "s.tkv", "-f", self.text, "-m", self.model(kind), *more)
 
@@ -325,7 +325,7 @@ class SnapshotTest(CliTest):
         self.assertEqual(self.files(), ["s.tkv", "text.txt"])
 
 
-class BadInputTest(CliTest):
+class BadInputTest(Command):
     def test_models(self):
         whole = self.model().read_bytes()
         (self.folder / "empty.gguf").write_bytes(b"")
@@ -384,7 +384,7 @@ class BadInputTest(CliTest):
         self.assertFalse(self.good_json("fetch")["things"][0]["here"])
 
 
-class TerminalTest(CliTest):
+class TerminalTest(Command):
     """On a pseudo-terminal."""
 
     def on_terminal(self, *arguments, environment=None, keys=()):
@@ -444,7 +444,7 @@ class TerminalTest(CliTest):
         self.assertEqual(code, 0)
 
 
-class InterruptTest(CliTest):
+class InterruptTest(Command):
     def start(self, *arguments):
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         process = subprocess.Popen([BIN, *map(str, arguments)], cwd=self.folder, env=self.environment, **pipes)
