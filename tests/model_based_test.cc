@@ -16,6 +16,16 @@ namespace {
 
 constexpr const char* kSmall = "warm_block=16,archive_block=32,";
 
+// Layer 1 a ring, layer 2 blocks that are dropped as they leave the window.
+void three_kinds_of_layers(CacheConfig& c) {
+  c.num_layers = 3;
+  c.overrides.resize(2);
+  c.overrides[0].first = c.overrides[0].last = 1;
+  c.overrides[0].window = 24, c.overrides[0].hot = 64;
+  c.overrides[1].first = c.overrides[1].last = 2;
+  c.overrides[1].window = 40;
+}
+
 std::vector<MachineSetup> setups() {
   const std::string small = kSmall;
   const std::string eviction = small + "hot=16,warm=32,warm_codec=kivi8-g16,archive=kivi8-g16,sinks=4,protect_recent=8,evict_batch=8,observation=8,";
@@ -37,14 +47,9 @@ std::vector<MachineSetup> setups() {
       {"budget_ring", small + "hot=64,budget=64KiB,window=48,window_slack=4", 0.0},
       {"budget_h2o", eviction + "evict=h2o,budget=96KiB", 0.2, 200},
       {"budget_streaming", eviction + "evict=streaming_llm,budget=112KiB,max_seq_len=90", 0.2, 200},
-      {"windows", small + "hot=16,warm=32,warm_codec=kivi8-g16,archive=kivi8-g16,sinks=4,window_slack=8,num_layers=3", 0.1, 400, false,
-       [](CacheConfig& c) {
-         c.overrides.resize(2);
-         c.overrides[0].first = c.overrides[0].last = 1;
-         c.overrides[0].window = 24, c.overrides[0].hot = 64;  // a ring
-         c.overrides[1].first = c.overrides[1].last = 2;
-         c.overrides[1].window = 40;                           // blocks that are dropped
-       }},
+      {"windows", small + "hot=16,warm=32,warm_codec=kivi8-g16,archive=kivi8-g16,sinks=4,window_slack=8", 0.1, 400, false, three_kinds_of_layers},
+      {"windows_h2o", eviction + "evict=h2o,max_seq_len=70,window_slack=8", 0.2, 200, false, three_kinds_of_layers},
+      {"budget_windows_tova", eviction + "evict=tova,budget=160KiB,window_slack=8", 0.2, 200, false, three_kinds_of_layers},
       {"ring_no_slack", "hot=64,window=17,window_slack=0,sinks=4,threads=2", 0.0, 400},
       {"window_fp16", small + "hot=4,warm=16,warm_codec=fp16,archive=fp16,window=20,window_slack=4", 0.0, 400},
   };
