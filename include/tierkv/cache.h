@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -48,6 +49,9 @@ struct RowsView {
   }
 };
 
+// Runs task(0) .. task(count-1), each once, on whatever threads it has, and returns when all are done. task does not throw.
+using Executor = std::function<void(uint32_t count, const std::function<void(uint32_t)>& task)>;
+
 struct AttentionOptions {
   bool causal = true;             // query i sees positions <= its own
   float scale = 0.0f;             // 0: 1/sqrt(head_dim)
@@ -56,6 +60,7 @@ struct AttentionOptions {
   const float* sink_logits = nullptr;  // one extra logit per query head that takes mass and gives nothing (gpt-oss); or null
   bool observe = true;            // let the eviction policy learn from this call
   MassReport* mass = nullptr;     // filled when given
+  const Executor* executor = nullptr;  // threads of the caller's to share the work; null: the cache's own (CacheConfig::threads)
 };
 
 // The hot rows of one KV head, zero-copy: 16-bit floats of CacheConfig::hot_type, row-major, oldest first.

@@ -103,11 +103,14 @@ Status AdaptiveKVCache::attention(SeqId seq, uint32_t layer, const RowsView& que
     cache::collect_views(impl_->env, sequence->heads(layer)[h], *impl_->hot_codec, call.views[h]);
   }
 
+  const auto run = [&](uint32_t count, const std::function<void(uint32_t)>& task) {
+    options.executor ? (*options.executor)(count, task) : impl_->pool.run(count, task);
+  };
   const bool learn = options.observe && impl_->evicts(layer) && impl_->env.lanes;
   if (!learn && !options.mass) {
     const uint32_t per_tile = std::max(1u, 16u / call.group);
     const uint32_t tiles = (queries.tokens + per_tile - 1) / per_tile;
-    impl_->pool.run(c.num_kv_heads * tiles, [&](uint32_t i) {
+    run(c.num_kv_heads * tiles, [&](uint32_t i) {
       const uint32_t first = i / c.num_kv_heads * per_tile;
       run_tile(call, i % c.num_kv_heads, first, std::min(per_tile, queries.tokens - first), nullptr);
     });
@@ -121,7 +124,7 @@ Status AdaptiveKVCache::attention(SeqId seq, uint32_t layer, const RowsView& que
     std::vector<std::vector<BlockMass>> blocks(c.num_kv_heads);
     const uint32_t per_tile = std::max(1u, 8u / call.group);
     // Statistics of a stream change query by query, so a KV head is one task.
-    impl_->pool.run(c.num_kv_heads, [&](uint32_t h) {
+    run(c.num_kv_heads, [&](uint32_t h) {
       StreamObserver observer(settings, sequence->heads(layer)[h], call.views[h], options.mass, length);
       for (uint32_t first = 0; first < queries.tokens; first += per_tile) {
         run_tile(call, h, first, std::min(per_tile, queries.tokens - first), &observer);

@@ -1,0 +1,90 @@
+# Llama.cmake — the host for unmodified libllama: target tierkv::llama. Included when TIERKV_LLAMA is on.
+#
+# libllama is an installed one that CMake finds (set TIERKV_LLAMA_SYSTEM=OFF not to look), otherwise the pinned source: fetched by
+# tools/fetch.py and built once into the cache folder ($TIERKV_CACHE, or tierkv/ in the XDG cache), where every build tree finds it.
+option(TIERKV_LLAMA_SYSTEM "Use an installed libllama if there is one" ON)
+
+if(TIERKV_LLAMA_SYSTEM)
+  find_package(llama CONFIG QUIET)
+  if(llama_FOUND)
+    include(CheckCXXSourceCompiles)
+    set(CMAKE_REQUIRED_LIBRARIES llama)
+    check_cxx_source_compiles([[
+      #include <llama.h>
+      int main() {
+        llama_context_params params = llama_context_default_params();
+        params.kv_unified = true;
+        params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
+        return llama_model_n_swa(nullptr) + llama_model_is_hybrid(nullptr) + (llama_get_memory(nullptr) != nullptr);
+      }]] TIERKV_LLAMA_IS_RECENT)
+    unset(CMAKE_REQUIRED_LIBRARIES)
+    if(NOT TIERKV_LLAMA_IS_RECENT)
+      message(FATAL_ERROR "The libllama in ${llama_DIR} is too old for tierkv: set TIERKV_LLAMA_SYSTEM=OFF to use the pinned one.")
+    endif()
+    message(STATUS "tierkv: using the libllama in ${llama_DIR}")
+  endif()
+endif()
+
+if(NOT llama_FOUND)
+  find_package(Python3 REQUIRED COMPONENTS Interpreter)
+  execute_process(COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tools/fetch.py llama.cpp --json
+    OUTPUT_VARIABLE fetched RESULT_VARIABLE failed)
+  if(failed)
+    message(FATAL_ERROR "libllama is not installed and its source could not be fetched: -DTIERKV_LLAMA=OFF does without it.")
+  endif()
+  string(JSON source GET "${fetched}" path)
+  string(JSON digest GET "${fetched}" files 0 sha256)
+  # The same source, compiler and recipe give the same libraries.
+  file(SHA256 ${CMAKE_CURRENT_LIST_DIR}/LlamaBuild.cmake recipe)
+  string(SHA256 key "${digest} ${recipe} ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION} ${CMAKE_SYSTEM_PROCESSOR}")
+  string(SUBSTRING ${key} 0 12 key)
+  get_filename_component(cache ${source}/../.. ABSOLUTE)
+  get_filename_component(version ${source} NAME)
+  set(prefix ${cache}/build/${version}-${key})
+  file(MAKE_DIRECTORY ${cache}/build)
+  file(LOCK ${prefix}.lock GUARD FILE)
+  if(NOT EXISTS ${prefix}/.complete)
+    message(STATUS "tierkv: building libllama into ${prefix}, once (a few minutes)")
+    string(TIMESTAMP started %s)
+    execute_process(COMMAND ${CMAKE_COMMAND} -DSOURCE=${source} -DPREFIX=${prefix} -DGENERATOR=${CMAKE_GENERATOR}
+      -DCC=${CMAKE_C_COMPILER} -DCXX=${CMAKE_CXX_COMPILER} -DPROCESSOR=${CMAKE_SYSTEM_PROCESSOR}
+      -P ${CMAKE_CURRENT_LIST_DIR}/LlamaBuild.cmake COMMAND_ERROR_IS_FATAL ANY)
+    string(TIMESTAMP finished %s)
+    math(EXPR took "${finished} - ${started}")
+    message(STATUS "tierkv: built libllama in ${took} s")
+  endif()
+  file(LOCK ${prefix}.lock RELEASE)
+  find_package(llama CONFIG REQUIRED PATHS ${prefix} NO_DEFAULT_PATH)
+  unset(llama_DIR CACHE)  # so that the next configuration looks again and follows a changed pin
+  unset(llama_LIBRARY CACHE)
+endif()
+
+file(GLOB TIERKV_LLAMA_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/llama/*.cc)
+list(FILTER TIERKV_LLAMA_SOURCES EXCLUDE REGEX "_test\\.cc$")
+add_library(tierkv_llama ${TIERKV_LLAMA_SOURCES})
+add_library(tierkv::llama ALIAS tierkv_llama)
+target_include_directories(tierkv_llama PRIVATE ${PROJECT_SOURCE_DIR}/src)
+target_link_libraries(tierkv_llama PRIVATE tierkv_options PUBLIC tierkv llama)
+set_target_properties(tierkv_llama PROPERTIES POSITION_INDEPENDENT_CODE ON)
+
+if(TIERKV_BUILD_TESTS)
+  find_package(GTest REQUIRED)
+  find_package(Python3 REQUIRED COMPONENTS Interpreter)
+  set(tiny ${PROJECT_BINARY_DIR}/tiny_models)
+  add_custom_command(OUTPUT ${tiny}/.written COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tools/tiny_gguf.py ${tiny}
+    COMMAND ${CMAKE_COMMAND} -E touch ${tiny}/.written DEPENDS ${PROJECT_SOURCE_DIR}/tools/tiny_gguf.py VERBATIM)
+  add_custom_target(tierkv_tiny_models DEPENDS ${tiny}/.written)
+  file(GLOB TIERKV_LLAMA_TESTS CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/llama/*_test.cc)
+  foreach(source ${TIERKV_LLAMA_TESTS})
+    get_filename_component(name ${source} NAME_WE)
+    tierkv_add_program(llama_${name} ${source} llama)
+    target_compile_definitions(llama_${name} PRIVATE TIERKV_TINY_MODELS="${tiny}")
+    target_link_libraries(llama_${name} PRIVATE tierkv_llama GTest::gtest_main)
+    add_dependencies(llama_${name} tierkv_tiny_models)
+    tierkv_labels(${source} llama labels)
+    gtest_discover_tests(llama_${name} TEST_PREFIX "llama/" DISCOVERY_MODE PRE_TEST PROPERTIES TIMEOUT 600 LABELS "${labels}"
+      ENVIRONMENT "OMP_WAIT_POLICY=passive")  # tests run beside each other, and a spinning thread takes the core another needs
+  endforeach()
+  add_test(NAME llama/fetch COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/fetch_test.py)
+  set_tests_properties(llama/fetch PROPERTIES TIMEOUT 300 LABELS llama)
+endif()

@@ -1,0 +1,147 @@
+/* llama.h — a tierkv cache behind unmodified libllama: its model, tokenizer, graph and samplers, our cache and attention.
+ *
+ * Three lines turn a libllama program into one with a tiered cache:
+ *
+ *     tierkv_llama* kv = tierkv_llama_attach(&params, model, "balanced", NULL, 0);   // before llama_init_from_model(model, params)
+ *     tierkv_llama_decode(kv, ctx, batch);                                            // instead of llama_decode(ctx, batch)
+ *     tierkv_llama_free(kv);                                                          // after llama_free(ctx)
+ *
+ * The context made from the changed params holds one micro-batch and nothing more; the sequences live in the cache, and positions
+ * run to the model's full context. Memory is managed here too: tierkv_llama_seq_rm and _seq_cp take the place of
+ * llama_memory_seq_*, and session files are the cache's (llama_state_* no longer covers the sequence).
+ *
+ * Served: decoder-only models with softmax attention over plain keys and values: any number of KV heads, head_dim 32..256 in steps
+ * of 16, sliding windows, logit softcap, attention sinks. Refused by name, before anything is decoded: recurrent and hybrid models,
+ * latent attention (MLA), ALiBi, encoders, chunked attention, layers that share keys and values.
+ *
+ * Threads: one host serves one context; its calls are the caller's to order, as with llama_decode itself.
+ */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct llama_model;
+struct llama_context;
+struct llama_context_params;
+struct llama_batch;
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct tierkv_llama tierkv_llama;
+
+/* Changes `params` so that a context made from them keeps its sequences in a new cache. `kv` is a preset, a configuration file or
+ * the inline form ("balanced,hot=128"). NULL on failure, with one sentence in `error`; `params` is then as it was. */
+tierkv_llama* tierkv_llama_attach(struct llama_context_params* params, struct llama_model* model, const char* kv, char* error,
+                                  size_t error_size);
+/* As llama_decode: 0 on success. 1: no room in the cache; 2: aborted; below 0: an error. Nothing of the batch is kept unless it is
+ * 0. */
+int32_t tierkv_llama_decode(tierkv_llama* kv, struct llama_context* ctx, struct llama_batch batch);
+/* Forgets the positions >= from of a sequence; from <= 0 forgets the sequence. */
+int32_t tierkv_llama_seq_rm(tierkv_llama* kv, int32_t seq, int32_t from);
+/* Makes sequence `to` a copy of `from` that shares its blocks. */
+int32_t tierkv_llama_seq_cp(tierkv_llama* kv, int32_t from, int32_t to);
+/* Writes or reads one sequence. */
+int32_t tierkv_llama_save(tierkv_llama* kv, int32_t seq, const char* path);
+int32_t tierkv_llama_load(tierkv_llama* kv, int32_t seq, const char* path);
+/* What went wrong in the last call that failed. */
+const char* tierkv_llama_error(const tierkv_llama* kv);
+/* From here on the context computes its own attention over its own small cache, as if nothing had been attached. */
+void tierkv_llama_detach(tierkv_llama* kv);
+void tierkv_llama_free(tierkv_llama* kv);
+
+#ifdef __cplusplus
+}
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tierkv/cache.h"
+
+namespace tierkv::llama {
+
+// What the cache must know of a model, found by running it on three tokens.
+struct ModelShape {
+  llama_model* model = nullptr;
+  std::string architecture;
+  uint32_t layers = 0;
+  uint32_t heads = 0;
+  uint32_t kv_heads = 0;
+  uint32_t head_dim = 0;              // as the attention sees it, not embedding / heads
+  uint32_t context = 0;               // the positions it may run to; LongRoPE models: those its short factors serve
+  std::vector<uint32_t> window;       // of each layer, 0 where attention is full
+  std::vector<int32_t> cache_layers;  // libllama's number of each layer
+  float scale = 0.0f;                 // what q.k is multiplied with, of the first layer
+  float softcap = 0.0f;
+
+  // Writes the model's part of a configuration: its shape and its windows (as overrides).
+  void apply(CacheConfig& config) const;
+};
+
+// unsupported: the model is one that tierkv does not serve, and the message says why.
+Result<ModelShape> inspect(llama_model* model);
+
+// How attention gets into libllama's graph.
+enum class Path {
+  overwrite,  // let libllama compute a node's attention, then overwrite the result: works wherever libllama does
+  patch,      // turn the node into an operation of ours before it runs: no attention is computed twice, no graph is split
+};
+
+struct HostOptions {
+  uint32_t micro_batch = 0;  // tokens libllama sees at a time; 0: params.n_ubatch
+  bool allow_patch = true;   // use Path::patch if its self-test passes
+  bool self_test = true;     // compare both paths with stock attention on a few tokens, with a plain FP16 cache
+};
+
+// Where the time of decode() went, in seconds, since the host was made.
+struct HostTimes {
+  double decode = 0.0;     // all of it
+  double append = 0.0;     // in AdaptiveKVCache::append, summed over threads
+  double attention = 0.0;  // in AdaptiveKVCache::attention, summed over threads
+  double own = 0.0;        // the host's own work around them
+  uint64_t calls = 0;      // micro-batches
+};
+
+class Host {
+ public:
+  // Changes `params` so that llama_init_from_model() gives a context whose attention is the cache's. The cache, the host and the
+  // params' own callbacks must outlive that context.
+  // REQUIRES: the cache has the model's shape (ModelShape::apply).
+  static Result<std::unique_ptr<Host>> attach(llama_context_params& params, const ModelShape& shape, AdaptiveKVCache& cache,
+                                              const HostOptions& options = {});
+  ~Host();
+  Host(const Host&) = delete;
+  Host& operator=(const Host&) = delete;
+
+  // llama_decode() with the sequences in the cache: splits the batch into micro-batches, and leaves nothing of a batch that failed.
+  // Positions must go on where each sequence ends; a batch without positions goes on by itself. A token belongs to one sequence.
+  // Logits are those of the last micro-batch (llama_get_logits_ith counts within it; -1 is the last token): a batch that wants more
+  // is refused.
+  Status decode(llama_context* context, const llama_batch& batch);
+
+  // The cache's sequence behind libllama's number, made when it is first asked for.
+  Result<SeqId> sequence(int32_t seq);
+  // Lets libllama's number stand for a sequence of the cache (one that was loaded, say). The one before is removed.
+  Status bind(int32_t seq, SeqId id);
+  Status fork(int32_t from, int32_t to);
+  Status truncate(int32_t seq, uint32_t length);
+  Status remove(int32_t seq);
+
+  void detach();
+  bool attached() const;
+  Path path() const;
+  uint32_t micro_batch() const;
+  AdaptiveKVCache& cache();
+  HostTimes times() const;
+
+ private:
+  struct Impl;
+  explicit Host(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tierkv::llama
+#endif

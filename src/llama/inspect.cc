@@ -1,0 +1,209 @@
+// inspect.cc — what a model's attention looks like, found by running it on three tokens.
+//
+// Sliding windows: libllama says how wide the window is, not which layers slide. Token A at position 0 and token B at 2*window-1
+// go to two sequences (within one, positions may not jump), then B's sequence is copied into A's, and token C follows at 2*window.
+// The mask of C then tells the layers apart: full attention shows A and B, a sliding window only B, chunked attention (refused)
+// neither.
+#include <ggml-backend.h>
+#include <llama.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <string>
+
+#include "base/f16.h"
+#include "base/status_macros.h"
+#include "llama/node.h"
+#include "tierkv/llama.h"
+
+namespace tierkv::llama {
+namespace {
+
+std::string meta(const llama_model* model, const std::string& key) {
+  char text[256];
+  const int32_t size = llama_model_meta_val_str(model, key.c_str(), text, sizeof(text));
+  return size < 0 ? std::string() : std::string(text);
+}
+
+Status refuse(const ModelShape& shape, const char* why) {
+  return error(StatusCode::unsupported, "a model of architecture ", shape.architecture, " cannot use the cache: ", why);
+}
+
+// What is known without running anything.
+Status check_metadata(const ModelShape& shape) {
+  const llama_model* model = shape.model;
+  if (llama_model_is_hybrid(model)) return refuse(shape, "it is a hybrid of attention and recurrent layers");
+  if (llama_model_is_recurrent(model)) return refuse(shape, "it is recurrent and keeps no keys and values");
+  if (llama_model_is_diffusion(model)) return refuse(shape, "it is a diffusion model, whose attention looks ahead");
+  if (llama_model_has_encoder(model)) return refuse(shape, "it has an encoder");
+  if (!meta(model, shape.architecture + ".attention.kv_lora_rank").empty()) {
+    return refuse(shape, "it uses latent attention (MLA), which keeps no plain keys and values");
+  }
+  if (meta(model, shape.architecture + ".attention.causal") == "false") return refuse(shape, "its attention is not causal");
+  return {};
+}
+
+struct Seen {
+  AttentionNode node;
+  bool shows_a = false;
+  bool shows_b = false;
+};
+
+struct Probe {
+  std::vector<Seen> seen;
+  Status status;
+  bool short_rope_factors = false;
+  bool other_attention = false;  // softmax attention that is not a fused node
+};
+
+bool mask_shows(const ggml_tensor* mask, int64_t cell) {
+  uint16_t value = 0;
+  ggml_backend_tensor_get(mask, &value, static_cast<size_t>(cell) * sizeof(value), sizeof(value));
+  return std::isfinite(f16_to_f32(value));
+}
+
+bool on_node(ggml_tensor* node, bool ask, void* user) {
+  auto& probe = *static_cast<Probe*>(user);
+  if (ask) {
+    if (node->op == GGML_OP_ROPE && node->src[2] != nullptr) {
+      const std::string name = ggml_get_name(node->src[2]);
+      probe.short_rope_factors |= name.find("rope_factors_") != std::string::npos;
+    }
+    probe.other_attention |= node->op == GGML_OP_SOFT_MAX && std::string(ggml_get_name(node)).rfind("kq_soft_max", 0) == 0;
+    return node->op == GGML_OP_FLASH_ATTN_EXT;
+  }
+  auto read = read_node(node, node->op_params);
+  if (!read.ok()) {
+    probe.status = read.status();
+    return false;
+  }
+  Seen seen{read.value(), true, true};
+  if (seen.node.mask != nullptr && seen.node.mask->type == GGML_TYPE_F16) {
+    seen.shows_a = mask_shows(seen.node.mask, 0);
+    seen.shows_b = mask_shows(seen.node.mask, 1);
+  }
+  probe.seen.push_back(seen);
+  return true;
+}
+
+struct Batch {
+  llama_batch batch = llama_batch_init(2, 0, 1);
+  ~Batch() { llama_batch_free(batch); }
+  void clear() { batch.n_tokens = 0; }
+  void add(llama_token token, llama_pos position, llama_seq_id seq) {
+    const int32_t i = batch.n_tokens++;
+    batch.token[i] = token;
+    batch.pos[i] = position;
+    batch.n_seq_id[i] = 1;
+    batch.seq_id[i][0] = seq;
+    batch.logits[i] = i == 0;
+  }
+};
+
+Status run_probe(llama_model* model, uint32_t window, Probe& probe) {
+  llama_context_params params = llama_context_default_params();
+  params.n_ctx = 256;
+  params.n_batch = params.n_ubatch = 32;
+  params.n_seq_max = 2;
+  params.kv_unified = true;
+  params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
+  params.offload_kqv = params.op_offload = false;
+  params.cb_eval = on_node;
+  params.cb_eval_user_data = &probe;
+  const std::unique_ptr<llama_context, decltype(&llama_free)> context(llama_init_from_model(model, params), llama_free);
+  const llama_memory_t memory = context ? llama_get_memory(context.get()) : nullptr;
+  if (memory == nullptr) return error(StatusCode::unsupported, "libllama could not make a context with a cache for the model");
+
+  const llama_pos far = window == 0 ? 1 : static_cast<llama_pos>(2 * window - 1);
+  Batch batch;
+  batch.add(0, 0, 0);
+  batch.add(0, far, 1);
+  if (llama_decode(context.get(), batch.batch) != 0 && probe.status.ok()) {
+    return error(StatusCode::internal, "libllama could not decode two tokens");
+  }
+  TIERKV_RETURN_IF_ERROR(probe.status);
+  probe.seen.clear();
+  llama_memory_seq_cp(memory, 1, 0, -1, -1);
+  batch.clear();
+  batch.add(0, far + 1, 0);
+  if (llama_decode(context.get(), batch.batch) != 0 && probe.status.ok()) {
+    return error(StatusCode::internal, "libllama could not decode a third token");
+  }
+  return probe.status;
+}
+
+Status check_node(const ModelShape& shape, const Seen& seen) {
+  const AttentionNode& node = seen.node;
+  if (node.max_bias > 0.0f) return refuse(shape, "it uses ALiBi position biases");
+  if (!seen.shows_b) return refuse(shape, "its attention is chunked");
+  if (node.queries.heads != shape.heads || node.keys.heads != shape.kv_heads || node.keys.head_dim != shape.head_dim) {
+    return refuse(shape, "its layers have different numbers of heads or different head dimensions");
+  }
+  if (std::find(shape.cache_layers.begin(), shape.cache_layers.end(), node.layer) != shape.cache_layers.end()) {
+    return refuse(shape, "layers share their keys and values");
+  }
+  return {};
+}
+
+}  // namespace
+
+void ModelShape::apply(CacheConfig& config) const {
+  if (config.model.empty()) config.model = architecture;
+  config.num_layers = layers;
+  config.num_heads = heads;
+  config.num_kv_heads = kv_heads;
+  config.head_dim = head_dim;
+  // One override for each run of layers with the same window.
+  for (uint32_t first = 0, last = 0; first < layers; first = last + 1) {
+    for (last = first; last + 1 < layers && window[last + 1] == window[first];) ++last;
+    if (window[first] == 0 && config.tiers.window == 0) continue;
+    LayerOverride change;
+    change.first = first;
+    change.last = last;
+    change.window = window[first];
+    config.overrides.push_back(change);
+  }
+}
+
+Result<ModelShape> inspect(llama_model* model) {
+  if (model == nullptr) return error(StatusCode::invalid_argument, "there is no model: llama_model_load_from_file() failed");
+  ModelShape shape;
+  shape.model = model;
+  shape.architecture = meta(model, "general.architecture");
+  TIERKV_RETURN_IF_ERROR(check_metadata(shape));
+
+  const auto window = static_cast<uint32_t>(std::max(0, llama_model_n_swa(model)));
+  Probe probe;
+  if (Status status = run_probe(model, window, probe); !status.ok()) {
+    if (status.code() == StatusCode::unsupported) return refuse(shape, status.message().c_str());
+    return status;
+  }
+  if (probe.seen.empty() || probe.other_attention) return refuse(shape, "its attention is not libllama's fused attention");
+  const AttentionNode& first = probe.seen.front().node;
+  shape.heads = first.queries.heads;
+  shape.kv_heads = first.keys.heads;
+  shape.head_dim = first.keys.head_dim;
+  shape.scale = first.scale;
+  shape.softcap = first.softcap;
+  if (shape.head_dim < 32 || shape.head_dim > 256 || shape.head_dim % 16 != 0) {
+    return error(StatusCode::unsupported, "a model of architecture ", shape.architecture, " cannot use the cache: its head_dim is ",
+                 shape.head_dim, ", and only multiples of 16 from 32 to 256 are served");
+  }
+  for (const Seen& seen : probe.seen) {
+    TIERKV_RETURN_IF_ERROR(check_node(shape, seen));
+    shape.cache_layers.push_back(seen.node.layer);
+    shape.window.push_back(window != 0 && !seen.shows_a ? window : 0);
+  }
+  shape.layers = static_cast<uint32_t>(shape.cache_layers.size());
+  shape.context = static_cast<uint32_t>(std::max(0, llama_model_n_ctx_train(model)));
+  if (probe.short_rope_factors) {
+    // LongRoPE: libllama picks the factors by the context's size, which the host keeps small: the short ones, for short contexts.
+    const std::string original = meta(model, shape.architecture + ".rope.scaling.original_context_length");
+    if (!original.empty())
+      shape.context = std::min(shape.context, static_cast<uint32_t>(std::strtoul(original.c_str(), nullptr, 10)));
+  }
+  return shape;
+}
+
+}  // namespace tierkv::llama

@@ -1,0 +1,91 @@
+// Parity on real models, where they have been downloaded (tools/fetch.py smollm2, gemma3-270m, wikitext2); skipped where not.
+//
+// Quantized weights make small models noisy: libllama's own two ways to compute attention differ by more than rounding. So the
+// bound for the cache's divergence from one of them is 1.5 times their divergence from each other.
+// ctest: slow
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+
+#include "llama/test_model.h"
+
+namespace tierkv::llama {
+namespace {
+
+std::string in_cache(const std::string& name) {
+  const char *own = std::getenv("TIERKV_CACHE"), *xdg = std::getenv("XDG_CACHE_HOME"), *home = std::getenv("HOME");
+  if (own && *own) return std::string(own) + "/" + name;
+  if (xdg && *xdg) return std::string(xdg) + "/tierkv/" + name;
+  return std::string(home ? home : "") + "/.cache/tierkv/" + name;
+}
+
+std::vector<llama_token> text_tokens(const llama_model* model, size_t count) {
+  std::ifstream file(in_cache("text/wiki.test.raw"), std::ios::binary);
+  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  text.resize(std::min(text.size(), count * 8));
+  std::vector<llama_token> tokens(text.size() + 1);
+  const int32_t n = llama_tokenize(llama_model_get_vocab(model), text.data(), static_cast<int32_t>(text.size()), tokens.data(),
+                                   static_cast<int32_t>(tokens.size()), /*add_special=*/true, /*parse_special=*/false);
+  tokens.resize(n < 0 ? 0 : std::min(count, static_cast<size_t>(n)));
+  return tokens;
+}
+
+std::vector<double> log_softmax(const std::vector<float>& logits) {
+  const double top = *std::max_element(logits.begin(), logits.end());
+  double sum = 0.0;
+  for (const float x : logits) sum += std::exp(x - top);
+  std::vector<double> result;
+  for (const float x : logits) result.push_back(x - top - std::log(sum));
+  return result;
+}
+
+struct Comparison {
+  double log_ppl_reference = 0.0, log_ppl = 0.0, divergence = 0.0;
+};
+
+Comparison compare(const Logits& reference, const Logits& other, const std::vector<llama_token>& tokens) {
+  Comparison result;
+  const size_t count = tokens.size() - 1;
+  for (size_t t = 0; t < count; ++t) {
+    const std::vector<double> p = log_softmax(reference[t]), q = log_softmax(other[t]);
+    result.log_ppl_reference -= p[static_cast<size_t>(tokens[t + 1])] / static_cast<double>(count);
+    result.log_ppl -= q[static_cast<size_t>(tokens[t + 1])] / static_cast<double>(count);
+    for (size_t i = 0; i < p.size(); ++i) result.divergence += std::exp(p[i]) * (p[i] - q[i]) / static_cast<double>(count);
+  }
+  return result;
+}
+
+void expect_parity(const std::string& file, size_t count, uint32_t step) {
+  if (!std::ifstream(in_cache(file)) || !std::ifstream(in_cache("text/wiki.test.raw")))
+    GTEST_SKIP() << file << " is not downloaded";
+  const ModelPtr model = load_model(in_cache(file));
+  ASSERT_NE(model, nullptr);
+  const std::vector<llama_token> tokens = text_tokens(model.get(), count);
+  ASSERT_EQ(tokens.size(), count);
+  const Logits stock = stock_logits(model.get(), tokens, step, /*flash=*/true);
+  const Comparison floor = compare(stock, stock_logits(model.get(), tokens, step, /*flash=*/false), tokens);
+  Hosted hosted;
+  const Status opened = hosted.open(model.get(), fp16_config(), test_params(step), HostOptions());
+  ASSERT_TRUE(opened.ok()) << opened.to_string();
+  EXPECT_EQ(hosted.host->path(), Path::patch);
+  const Comparison ours = compare(stock,
+                                  all_logits(hosted.context.get(), tokens, step,
+                                             [&](const llama_batch& batch) {
+                                               const Status status = hosted.host->decode(hosted.context.get(), batch);
+                                               ASSERT_TRUE(status.ok()) << status.to_string();
+                                             }),
+                                  tokens);
+  EXPECT_LT(ours.divergence, 1.5 * floor.divergence);
+  // Over so few tokens the noise of a model's quantized weights moves perplexity by a few parts in a thousand.
+  EXPECT_NEAR(ours.log_ppl, ours.log_ppl_reference, 0.01);
+  testing::Test::RecordProperty("ppl_stock", std::to_string(std::exp(ours.log_ppl_reference)));
+  testing::Test::RecordProperty("ppl_cache", std::to_string(std::exp(ours.log_ppl)));
+}
+
+TEST(RealModel, SmolLM2HasParity) { expect_parity("models/SmolLM2-135M-Instruct.Q4_1.gguf", 384, 64); }
+
+// Longer than its window of 512 tokens.
+TEST(RealModel, Gemma3HasParityPastItsWindow) { expect_parity("models/gemma-3-270m-q4_k_m.gguf", 640, 128); }
+
+}  // namespace
+}  // namespace tierkv::llama
