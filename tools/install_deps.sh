@@ -32,8 +32,9 @@ else
     need_header toml++/toml.h libtomlplusplus-dev
     need_header nlohmann/json.hpp nlohmann-json3-dev
     need_header xxhash.h libxxhash-dev
+    need_header CLI/CLI.hpp libcli11-dev
   else
-    missing+=(libgtest-dev libtomlplusplus-dev nlohmann-json3-dev libxxhash-dev)
+    missing+=(libgtest-dev libtomlplusplus-dev nlohmann-json3-dev libxxhash-dev libcli11-dev)
   fi
 fi
 

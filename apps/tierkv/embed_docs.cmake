@@ -1,0 +1,22 @@
+# embed_docs.cmake — writes the project's documentation as one C++ string, each file after a line <<<its name>>>. Run in script mode:
+#   cmake -DOUT=file.cc -DDOCS=a.md,b.md -P embed_docs.cmake
+string(REPLACE "," ";" docs "${DOCS}")
+file(WRITE ${OUT}.new "namespace tierkv::cli {\nextern const char* const kEmbeddedDocs;\nconst char* const kEmbeddedDocs =\n")
+foreach(doc IN LISTS docs)
+  file(READ ${doc} text)
+  get_filename_component(name ${doc} NAME)
+  file(APPEND ${OUT}.new "\"\\n<<<${name}>>>\\n\"\n")
+  # In pieces: no compiler promises more than 64 KiB in one literal.
+  while(NOT text STREQUAL "")
+    string(LENGTH "${text}" left)
+    string(SUBSTRING "${text}" 0 8000 piece)
+    file(APPEND ${OUT}.new "R\"TIERKV(${piece})TIERKV\"\n")
+    if(left GREATER 8000)
+      string(SUBSTRING "${text}" 8000 -1 text)
+    else()
+      set(text "")
+    endif()
+  endwhile()
+endforeach()
+file(APPEND ${OUT}.new "\"\";\n}  // namespace tierkv::cli\n")
+file(RENAME ${OUT}.new ${OUT})

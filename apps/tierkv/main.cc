@@ -1,0 +1,105 @@
+// main.cc — tierkv: the command. Every command is a file of its own; this one parses, runs, and turns failures into exit codes.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <filesystem>
+#include <thread>
+
+#include "commands.h"
+#include "help.h"
+#include "terminal.h"
+
+namespace tierkv::cli {
+
+void settle(Options& options) {
+  if (options.threads == 0) options.threads = std::max(1u, std::thread::hardware_concurrency());
+  if (!options.json || options.json_only()) return;
+  // Better now than after an hour of work.
+  const std::filesystem::path file(options.json_file);
+  const std::string folder = file.has_parent_path() ? file.parent_path().string() : ".";
+  if (access(folder.c_str(), W_OK) != 0) bad_input("cannot write " + options.json_file + ": " + std::strerror(errno));
+  if (std::filesystem::is_directory(file)) bad_input("cannot write " + options.json_file + ": it is a folder");
+}
+
+namespace {
+
+constexpr const char* kAbout =
+    "tierkv: language models with a tiered, compressed KV cache, on unmodified libllama.\n";
+
+constexpr const char* kFooter =
+    "Examples:\n"
+    "  tierkv fetch smollm2                       download the default model (98 MB)\n"
+    "  tierkv demo                                read a long document in a fraction of the memory\n"
+    "  tierkv chat --kv balanced                  talk; /tiers shows the cache\n"
+    "  tierkv generate -f notes.txt -n 200        continue a text\n"
+    "  tierkv plan -m model.gguf --ctx 32768      what a cache would take\n"
+    "\n"
+    "Exit codes: 0 done, 1 something failed, 2 bad input or usage, 130 interrupted.\n"
+    "Colours respect NO_COLOR; models and texts are kept in $TIERKV_CACHE (default: tierkv/ in the XDG cache).";
+
+int run(int argc, char** argv) {
+  CLI::App app(kAbout, "tierkv");
+  app.footer(kFooter);
+  app.set_version_flag("--version", std::string("tierkv ") + TIERKV_VERSION, "the version");
+  app.require_subcommand(1);
+  auto formatter = std::make_shared<HelpFormatter>();
+  app.formatter(formatter);
+  app.set_help_flag("-h,--help", "this text");
+  Action action;
+  add_demo(app, action);
+  add_chat(app, action);
+  add_generate(app, action);
+  add_plan(app, action);
+  add_snapshot(app, action);
+  add_fetch(app, action);
+  add_completion(app, action);
+  for (CLI::App* command : app.get_subcommands([](CLI::App*) { return true; })) command->group("Commands");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& wanted) {  // --help, --version
+    return app.exit(wanted);
+  } catch (const CLI::ParseError& problem) {
+    std::string sentence = problem.what();
+    std::replace(sentence.begin(), sentence.end(), '\n', ' ');
+    if (app.get_subcommands().empty()) {
+      const std::vector<std::string> rest = app.remaining();
+      sentence = rest.empty() ? "a command is missing" : "there is no command " + rest.front();
+    }
+    std::string command = "tierkv";
+    for (const CLI::App* at = &app; !at->get_subcommands().empty();) {
+      at = at->get_subcommands().front();
+      command += " " + at->get_name();
+    }
+    std::fprintf(stderr, "tierkv: %s (see %s --help)\n", sentence.c_str(), command.c_str());
+    return kBadInput;
+  }
+  install_interrupt_handler();
+  return action ? action() : kBadInput;
+}
+
+}  // namespace
+}  // namespace tierkv::cli
+
+int main(int argc, char** argv) {
+  using namespace tierkv::cli;
+  try {
+    const int code = run(argc, argv);
+    if (std::fflush(stdout) != 0 || std::ferror(stdout)) {
+      std::fputs("tierkv: cannot write to stdout\n", stderr);
+      return kRuntimeError;
+    }
+    return code;
+  } catch (const Failure& failure) {
+    std::fflush(stdout);
+    std::fprintf(stderr, "tierkv: %s\n", failure.what());
+    return failure.exit_code();
+  } catch (const std::exception& problem) {
+    std::fflush(stdout);
+    std::fprintf(stderr, "tierkv: %s\n", problem.what());
+    return kRuntimeError;
+  }
+}

@@ -1,0 +1,33 @@
+// plan_measure.h — what a sequence of a given length takes, found by filling real caches of one layer and one KV head.
+//
+// Nothing is guessed from bit widths: scales, block headers and rows waiting for a full block are in the figures. A long sequence is
+// measured at kMeasured tokens and grows from there by what whole blocks of the oldest tier take. Layers with the same settings are
+// measured once.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "tierkv/config.h"
+#include "tierkv/stats.h"
+
+namespace tierkv::cli {
+
+inline constexpr uint32_t kMeasured = 8192;
+
+struct PlanTier {
+  double tokens = 0;  // of one layer and head, averaged over layers
+  double bytes = 0;   // of all layers and heads
+};
+
+struct SequencePlan {
+  PlanTier tier[kNumTiers];
+  double bookkeeping_bytes = 0;
+  double total_bytes = 0;
+  double fp16_bytes = 0;  // every token of every layer as FP16, windows ignored
+};
+
+// REQUIRES: validate(config) is ok.
+SequencePlan measure_sequence(const CacheConfig& config, uint64_t tokens);
+
+}  // namespace tierkv::cli
