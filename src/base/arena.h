@@ -59,7 +59,7 @@ class Arena {
   const size_t limit_;
   const size_t headroom_;
   mutable std::mutex mutex_;
-  std::map<Address, size_t> regions_;                 // base -> bytes
+  std::map<Address, size_t> regions_;  // base -> bytes
   std::map<Address, size_t> free_by_address_;
   std::set<std::pair<size_t, Address>> free_by_size_;
   size_t mapped_ = 0;
