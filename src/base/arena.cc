@@ -119,8 +119,8 @@ void Arena::give(Address at, size_t bytes) noexcept {
     bytes += size;
   }
   add_free(at, bytes);
-  // One empty region is kept against thrashing at a region's edge.
-  if (bytes == region_end - region && free_by_size_.size() > 1) {
+  // One empty region is kept against thrashing at a region's edge; with a limit, all are: that memory is the cache's to use.
+  if (limit_ == 0 && bytes == region_end - region && free_by_size_.size() > 1) {
     for (const auto& [base, size] : regions_) {
       if (base == region) continue;
       const auto it = free_by_address_.find(base);

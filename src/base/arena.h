@@ -2,7 +2,8 @@
 //
 // Sizes vary by codec and head, and blocks are freed roughly in the order they were made, so a best-fit cut with coalescing wastes
 // less than size classes would, and the books are exact: mapped() == sum of allocated(tag) + free_bytes(), always.
-// Sized release keeps no header per allocation. A region that becomes empty goes back to the system (one is kept, until trim()).
+// Sized release keeps no header per allocation. A region that becomes empty goes back to the system (one is kept, until
+// trim()); with a limit it stays, faulted in and ready, until trim() or until the limit needs its bytes for another shape.
 //
 // Limit:    mapped() never exceeds it. A part of it, the headroom, only serves Use::relief: the work that frees memory (merging
 //           half-dead blocks) must still be able to allocate when everything else no longer may.
