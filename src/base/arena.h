@@ -10,12 +10,12 @@
 // Threads:  safe; one mutex.
 #pragma once
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <mutex>
 #include <set>
-#include <utility>
 
 namespace tierkv {
 
@@ -60,9 +60,20 @@ class Arena {
   const size_t limit_;
   const size_t headroom_;
   mutable std::mutex mutex_;
-  std::map<Address, size_t> regions_;  // base -> bytes
+  struct Region {
+    size_t bytes = 0;
+    uint64_t order = 0;  // counts up: the system's addresses are random, what fits where must not be
+  };
+  struct FreeExtent {
+    size_t bytes = 0;
+    uint64_t order = 0;
+    Address at = 0;
+    auto operator<=>(const FreeExtent&) const = default;
+  };
+  std::map<Address, Region> regions_;  // by base
   std::map<Address, size_t> free_by_address_;
-  std::set<std::pair<size_t, Address>> free_by_size_;
+  std::set<FreeExtent> free_by_size_;                 // best fit first; ties go to the oldest region
+  uint64_t next_order_ = 0;
   size_t mapped_ = 0;
   size_t peak_ = 0;
   size_t allocated_[static_cast<int>(MemoryTag::count)] = {};
