@@ -28,7 +28,7 @@ define build_preset
 	cmake --build --preset $(1) -j $(JOBS)
 endef
 
-.PHONY: help deps deps-fuzz build test demo bench install debug asan tsan fuzz fuzz-brief lint format clean
+.PHONY: help deps deps-fuzz build fetch test demo demo-synthetic bench install debug asan tsan fuzz fuzz-brief lint format clean
 
 help:  ## this list
 	@echo "tierkv: a tiered, compressed KV cache for language models"
@@ -46,10 +46,17 @@ deps-fuzz: deps
 build: deps  ## the library and every program, optimised, in build/ (programs in build/bin)
 	$(call build_preset,release)
 
-test: build  ## build, then every test
+fetch:  ## the default model (SmolLM2-135M-Instruct, Apache-2.0) and wikitext-2 into TIERKV_CACHE, once
+	@python3 tools/fetch.py smollm2
+	@python3 tools/fetch.py wikitext2
+
+test: build fetch  ## build, then every test
 	cd build && $(CTEST) --no-tests=error
 
-demo: build  ## a long synthetic decode through four presets, side by side
+demo: build fetch  ## a real model reads a long document with a fraction of the memory, and answers a question about it
+	@build/bin/tierkv demo
+
+demo-synthetic: build  ## no model: a long synthetic decode through four presets, side by side
 	@build/bin/tierkv-demo
 
 bench: build  ## every benchmark, each checked before it is timed; JSON lines go to build/bench.jsonl

@@ -176,7 +176,8 @@ class Bars {
     double sum = 0;
     for (int t = 0; t < tierkv::kNumTiers; ++t) {
       sum += static_cast<double>(memory.tier[t].bytes()) / static_cast<double>(memory.fp16_bytes) * kWidth;
-      const int until = std::min(kWidth, static_cast<int>(std::ceil(sum - 1e-9)));
+      const int least = memory.tier[t].tokens ? used + 1 : used;  // a tier that holds something shows
+      const int until = std::min(kWidth, std::max(least, static_cast<int>(std::ceil(sum - 1e-9))));
       if (until > used) bar += painted(t, std::string(static_cast<size_t>(until - used), letter(t)));
       used = std::max(used, until);
     }

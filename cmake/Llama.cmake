@@ -82,8 +82,8 @@ if(TIERKV_BUILD_TESTS)
     target_link_libraries(llama_${name} PRIVATE tierkv_llama GTest::gtest_main)
     add_dependencies(llama_${name} tierkv_tiny_models)
     tierkv_labels(${source} llama labels)
-    gtest_discover_tests(llama_${name} TEST_PREFIX "llama/" DISCOVERY_MODE PRE_TEST PROPERTIES TIMEOUT 600 LABELS "${labels}"
-      ENVIRONMENT "OMP_WAIT_POLICY=passive")  # tests run beside each other, and a spinning thread takes the core another needs
+    # Tests run beside each other, and a spinning thread takes the core another needs.
+    tierkv_discover(llama_${name} llama "${labels}" TIMEOUT 600 ENVIRONMENT OMP_WAIT_POLICY=passive)
   endforeach()
   add_test(NAME llama/fetch COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/fetch_test.py)
   set_tests_properties(llama/fetch PROPERTIES TIMEOUT 300 LABELS llama)

@@ -10,21 +10,21 @@ enum { LAYERS = 2, HEADS = 4, KV_HEADS = 2, DIM = 64, TOKENS = 300 };
 
 static int failures = 0;
 
-#define CHECK(condition)                                                                         \
-  do {                                                                                           \
-    if (!(condition)) {                                                                          \
-      ++failures;                                                                                \
+#define CHECK(condition)                                                                                    \
+  do {                                                                                                      \
+    if (!(condition)) {                                                                                     \
+      ++failures;                                                                                           \
       fprintf(stderr, "%s:%d: %s (last error: %s)\n", __FILE__, __LINE__, #condition, tierkv_last_error()); \
-    }                                                                                            \
+    }                                                                                                       \
   } while (0)
 
 #define OK(call) CHECK((call) == TIERKV_OK)
 
 /* Refused with this code, with a sentence that has this in it. */
-#define REFUSED(call, code, words)                                      \
-  do {                                                                  \
-    CHECK((call) == (code));                                            \
-    CHECK(strstr(tierkv_last_error(), (words)) != NULL);                \
+#define REFUSED(call, code, words)                       \
+  do {                                                   \
+    CHECK((call) == (code));                             \
+    CHECK(strstr(tierkv_last_error(), (words)) != NULL); \
   } while (0)
 
 static uint32_t random_state = 12345;
@@ -98,7 +98,8 @@ static void configuration(void) {
 }
 
 /* Plain attention over the rows the cache itself returns, in double precision. */
-static double attention_error(const tierkv_cache* cache, tierkv_seq seq, uint32_t layer, uint32_t length, const float* query, const float* out) {
+static double attention_error(const tierkv_cache* cache, tierkv_seq seq, uint32_t layer, uint32_t length, const float* query,
+                              const float* out) {
   uint32_t* positions = malloc(length * sizeof *positions);
   float* keys = malloc((size_t)length * KV_HEADS * DIM * sizeof *keys);
   float* values = malloc((size_t)length * KV_HEADS * DIM * sizeof *values);

@@ -95,8 +95,8 @@ TEST_P(AtOneGigabyte, ReportedEqualsMappedAndResidentWithin5Percent) {
   } else {
     EXPECT_NEAR(grown / reported, 1.0, 0.05) << "reported " << reported << ", resident grew by " << grown;
   }
-  std::printf("%s: %.1f MiB reported, %.1f MiB resident, FP16/%.2f, free %.2f %%\n", g.name, reported / 1048576, grown / 1048576, m.compression(),
-              100.0 * static_cast<double>(m.free_bytes) / static_cast<double>(m.total_bytes));
+  std::printf("%s: %.1f MiB reported, %.1f MiB resident, FP16/%.2f, free %.2f %%\n", g.name, reported / 1048576, grown / 1048576,
+              m.compression(), 100.0 * static_cast<double>(m.free_bytes) / static_cast<double>(m.total_bytes));
   EXPECT_LE(m.free_bytes, m.total_bytes / 10) << "little is held in vain";
   ASSERT_TRUE(cache->remove(seq).ok());
   ASSERT_TRUE(cache->flush().ok());
@@ -106,8 +106,10 @@ TEST_P(AtOneGigabyte, ReportedEqualsMappedAndResidentWithin5Percent) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Memory, AtOneGigabyte,
-                         ::testing::Values(Gigabyte{"fp16", "fp16", 4, 4, 128, 512}, Gigabyte{"hot_all", "hot=all", 2, 4, 128, 4096},
-                                           Gigabyte{"int8", "int8", 2, 4, 128, 2048}, Gigabyte{"balanced", "balanced", 1, 8, 128, 4096, true}),
+                         ::testing::Values(Gigabyte{"fp16", "fp16", 4, 4, 128, 512},
+                                           Gigabyte{"hot_all", "hot=all", 2, 4, 128, 4096},
+                                           Gigabyte{"int8", "int8", 2, 4, 128, 2048},
+                                           Gigabyte{"balanced", "balanced", 1, 8, 128, 4096, true}),
                          [](const auto& info) { return info.param.name; });
 
 // --- budgets
@@ -212,7 +214,8 @@ TEST(Usage, PayloadAndOverheadAreApartAndSharedBlocksCountOnce) {
     EXPECT_EQ(two.tier[t].bytes(), one.tier[t].bytes()) << "shared: counted once";
     EXPECT_EQ(two.tier[t].tokens, 2 * one.tier[t].tokens);
   }
-  EXPECT_EQ(cache->memory_usage(copy).value().total_bytes, cache->memory_usage(seq).value().total_bytes) << "and in full in each sequence";
+  EXPECT_EQ(cache->memory_usage(copy).value().total_bytes, cache->memory_usage(seq).value().total_bytes)
+      << "and in full in each sequence";
   EXPECT_EQ(books_problem(*cache), "");
 }
 

@@ -16,9 +16,20 @@ namespace {
 
 constexpr const char* kSmall = "warm_block=16,archive_block=32,";
 
+// Layer 1 a ring, layer 2 blocks that are dropped as they leave the window.
+void three_kinds_of_layers(CacheConfig& c) {
+  c.num_layers = 3;
+  c.overrides.resize(2);
+  c.overrides[0].first = c.overrides[0].last = 1;
+  c.overrides[0].window = 24, c.overrides[0].hot = 64;
+  c.overrides[1].first = c.overrides[1].last = 2;
+  c.overrides[1].window = 40;
+}
+
 std::vector<MachineSetup> setups() {
   const std::string small = kSmall;
-  const std::string eviction = small + "hot=16,warm=32,warm_codec=kivi8-g16,archive=kivi8-g16,sinks=4,protect_recent=8,evict_batch=8,observation=8,";
+  const std::string eviction =
+      small + "hot=16,warm=32,warm_codec=kivi8-g16,archive=kivi8-g16,sinks=4,protect_recent=8,evict_batch=8,observation=8,";
   std::vector<MachineSetup> all = {
       {"tiers", small + "hot=16,warm=48,warm_codec=kivi8-g16,archive=kivi4-g16,sinks=4", 0.45},
       {"rotated", "hot=32,warm=64,warm_codec=rot4,archive=rot2,sinks=4,warm_block=32,archive_block=64,threads=2", 1.6},
@@ -37,21 +48,20 @@ std::vector<MachineSetup> setups() {
       {"budget_ring", small + "hot=64,budget=64KiB,window=48,window_slack=4", 0.0},
       {"budget_h2o", eviction + "evict=h2o,budget=96KiB", 0.2, 200},
       {"budget_streaming", eviction + "evict=streaming_llm,budget=112KiB,max_seq_len=90", 0.2, 200},
-      {"windows", small + "hot=16,warm=32,warm_codec=kivi8-g16,archive=kivi8-g16,sinks=4,window_slack=8,num_layers=3", 0.1, 400, false,
-       [](CacheConfig& c) {
-         c.overrides.resize(2);
-         c.overrides[0].first = c.overrides[0].last = 1;
-         c.overrides[0].window = 24, c.overrides[0].hot = 64;  // a ring
-         c.overrides[1].first = c.overrides[1].last = 2;
-         c.overrides[1].window = 40;                           // blocks that are dropped
-       }},
+      {"windows", small + "hot=16,warm=32,warm_codec=kivi8-g16,archive=kivi8-g16,sinks=4,window_slack=8", 0.1, 400, false,
+       three_kinds_of_layers},
+      {"windows_h2o", eviction + "evict=h2o,max_seq_len=70,window_slack=8", 0.2, 200, false, three_kinds_of_layers},
+      {"budget_windows_tova", eviction + "evict=tova,budget=160KiB,window_slack=8", 0.2, 200, false, three_kinds_of_layers},
       {"ring_no_slack", "hot=64,window=17,window_slack=0,sinks=4,threads=2", 0.0, 400},
       {"window_fp16", small + "hot=4,warm=16,warm_codec=fp16,archive=fp16,window=20,window_slack=4", 0.0, 400},
   };
-  for (const char* policy : {"h2o", "sliding_window", "streaming_llm", "tova", "snapkv", "scissorhands", "pyramidkv", "pyramidkv_linear"}) {
+  for (const char* policy :
+       {"h2o", "sliding_window", "streaming_llm", "tova", "snapkv", "scissorhands", "pyramidkv", "pyramidkv_linear"}) {
     all.push_back({policy, eviction + "max_seq_len=70,evict=" + policy, 0.2, 200});
   }
-  all.push_back({"tiny_limit", small + "hot=4,warm=0,archive=kivi8-g16,sinks=4,protect_recent=2,evict_batch=1,max_seq_len=8,evict=h2o", 0.2, 200});
+  all.push_back({"tiny_limit",
+                 small + "hot=4,warm=0,archive=kivi8-g16,sinks=4,protect_recent=2,evict_batch=1,max_seq_len=8,evict=h2o", 0.2,
+                 200});
   return all;
 }
 
@@ -76,7 +86,8 @@ TEST_P(ModelBased, BehavesLikeTheReference) {
   uint64_t seed = 20250101;
   for (const char c : GetParam().name) seed = seed * 131 + static_cast<unsigned char>(c);
   seed = setting("TIERKV_SEED", seed);
-  std::printf("seed %llu, %llu operations\n", static_cast<unsigned long long>(seed), static_cast<unsigned long long>(operations_each()));
+  std::printf("seed %llu, %llu operations\n", static_cast<unsigned long long>(seed),
+              static_cast<unsigned long long>(operations_each()));
   Machine machine(GetParam(), seed);
   EXPECT_TRUE(machine.run(operations_each())) << machine.report();
 }

@@ -20,20 +20,23 @@ inline void Machine::check_layer(SeqId id, uint32_t layer) {
   for (uint32_t h = 0; h < config_.num_kv_heads; ++h) {
     const cache::HeadStream& s = stream(id, layer, h);
     const auto now = cache_->positions(id, layer, h).value();
-    if (now != ref.live[h]) return fail("layer ", layer, ", head ", h, " holds ", now.size(), " tokens, expected ", ref.live[h].size());
+    if (now != ref.live[h])
+      return fail("layer ", layer, ", head ", h, " holds ", now.size(), " tokens, expected ", ref.live[h].size());
     // Tiers stay in order: sinks, archive, warm, tail.
     int last = -1;
     for (const cache::BlockRef& block : s.blocks) {
       const int rank = block.block->tier == Tier::sink ? 0 : block.block->tier == Tier::archive ? 1 : 2;
       if (rank < last) return fail("blocks out of order in layer ", layer, ", head ", h);
       last = rank;
-      if (block.live == 0 || block.live > block.rows || block.rows > block.block->codec->tokens) return fail("a block's counts are wrong");
+      if (block.live == 0 || block.live > block.rows || block.rows > block.block->codec->tokens)
+        return fail("a block's counts are wrong");
     }
     const bool grows = tiers.hot == kAll || (tiers.window && tiers.hot >= tiers.window);
     if (!grows && !setup_.adapts && !may_run_out()) {
       const uint32_t block = tiers.warm ? config_.warm_block : config_.archive_block;
       if (s.tail.rows() >= tiers.hot + block + tiers.sinks) return fail("the tail holds ", s.tail.rows(), " rows: blocks are due");
-      if (model_.at(id).plain && s.tail.rows() < std::min(ref.length, tiers.hot)) return fail("only ", s.tail.rows(), " rows are hot");
+      if (model_.at(id).plain && s.tail.rows() < std::min(ref.length, tiers.hot))
+        return fail("only ", s.tail.rows(), " rows are hot");
     }
   }
 }
@@ -49,7 +52,8 @@ inline void Machine::check_rows(SeqId id, uint32_t layer, uint32_t head, uint32_
   std::vector<float> row[2] = {std::vector<float>(d), std::vector<float>(d)};
   for (uint32_t i = 0; i < std::min<size_t>(most, live.size()); ++i) {
     const uint32_t p = live.size() <= most ? live[i] : live[below(static_cast<uint32_t>(live.size()))];
-    if (!cache::read_row(impl_of(*cache_).env, s, p, row[0].data(), row[1].data())) return fail("position ", p, " is listed but not there");
+    if (!cache::read_row(impl_of(*cache_).env, s, p, row[0].data(), row[1].data()))
+      return fail("position ", p, " is listed but not there");
     bool exact = setup_.row_tolerance == 0.0;
     for (uint32_t r = 0; r < s.tail.rows() && !exact; ++r) exact = s.tail.position(r) == p;
     if (!s.blocks.empty() && s.blocks[0].block->tier == Tier::sink) exact |= p < s.blocks[0].rows;
@@ -59,8 +63,8 @@ inline void Machine::check_rows(SeqId id, uint32_t layer, uint32_t head, uint32_
         const float best = bf16 ? bf16_to_f32(f32_to_bf16(original[c])) : f16_to_f32(f32_to_f16(original[c]));
         const double error = std::fabs(static_cast<double>(row[side][c]) - best);
         if (error <= (exact ? 0.0 : setup_.row_tolerance)) continue;
-        return fail(side ? "value" : "key", " at position ", p, ", channel ", c, " of layer ", layer, ", head ", head, " is ", row[side][c],
-                    ", appended was ", original[c], exact ? " (a 16-bit tier: exact)" : "");
+        return fail(side ? "value" : "key", " at position ", p, ", channel ", c, " of layer ", layer, ", head ", head, " is ",
+                    row[side][c], ", appended was ", original[c], exact ? " (a 16-bit tier: exact)" : "");
       }
     }
   }
@@ -71,13 +75,15 @@ inline ReferenceHead Machine::rows_of(SeqId id, uint32_t layer, uint32_t head) c
   const uint32_t d = config_.head_dim;
   for (const uint32_t p : model_.at(id).layers[layer].live[head]) {
     ReferenceRow row{p, std::vector<float>(d), std::vector<float>(d)};
-    if (cache::read_row(impl_of(*cache_).env, stream(id, layer, head), p, row.key.data(), row.value.data())) rows.push_back(std::move(row));
+    if (cache::read_row(impl_of(*cache_).env, stream(id, layer, head), p, row.key.data(), row.value.data()))
+      rows.push_back(std::move(row));
   }
   return rows;
 }
 
-inline void Machine::check_head_attention(SeqId id, uint32_t layer, uint32_t head, const std::vector<float>& queries, uint32_t count,
-                                          const std::vector<float>& out, const AttentionOptions& options, const MassReport* mass) {
+inline void Machine::check_head_attention(SeqId id, uint32_t layer, uint32_t head, const std::vector<float>& queries,
+                                          uint32_t count, const std::vector<float>& out, const AttentionOptions& options,
+                                          const MassReport* mass) {
   const uint32_t d = config_.head_dim, heads = config_.num_heads, group = heads / config_.num_kv_heads;
   const uint32_t length = model_.at(id).layers[layer].length;
   const ReferenceHead rows = rows_of(id, layer, head);
@@ -96,7 +102,9 @@ inline void Machine::check_head_attention(SeqId id, uint32_t layer, uint32_t hea
       o.sink_logit = options.sink_logits ? options.sink_logits + h : nullptr;
       reference_attention(rows, {queries.data() + at, d}, first + q, o, expected, &weights);
       const double error = relative_error({out.data() + at, d}, expected, 0.1);
-      if (!(error < 1e-4)) return fail("query ", q, " of ", count, " at ", first + q, ", query head ", h, ": error ", error, " over ", rows.size(), " rows");
+      if (!(error < 1e-4))
+        return fail("query ", q, " of ", count, " at ", first + q, ", query head ", h, ": error ", error, " over ", rows.size(),
+                    " rows");
       for (size_t i = 0; i < rows.size(); ++i) sum[i] += weights[i];
     }
   }
@@ -156,7 +164,9 @@ inline void Machine::bad_call() {
     case 3: want = StatusCode::not_found, got = cache_->fork(unknown).status(); break;
     case 4: want = StatusCode::not_found, got = cache_->verify(unknown); break;
     case 5: poison(keys), got = cache_->append(id, layer, keys.view, make_rows(keys.view.tokens, kv, DType::f16, 1.0f).view); break;
-    case 6: poison(keys), got = cache_->append(id, layer, make_rows(keys.view.tokens, kv, DType::bf16, 1.0f).view, keys.view); break;
+    case 6:
+      poison(keys), got = cache_->append(id, layer, make_rows(keys.view.tokens, kv, DType::bf16, 1.0f).view, keys.view);
+      break;
     case 7: keys.view.heads = kv + 1, got = cache_->append(id, layer, keys.view, keys.view); break;
     case 8: keys.view.head_dim = d - 16, got = cache_->append(id, layer, keys.view, keys.view); break;
     case 9: got = cache_->append(id, layer, keys.view, make_rows(keys.view.tokens + 1, kv, DType::f32, 1.0f).view); break;

@@ -20,10 +20,10 @@ namespace tierkv::testing {
 
 struct MachineSetup {
   std::string name;
-  std::string settings;              // CacheConfig's inline form
-  double row_tolerance = 0.0;        // of a compressed element, for rows within [-1, 1]; 0: bit-exact in every tier
-  uint32_t max_length = 256;         // the machine shortens longer sequences
-  bool adapts = false;               // feeds quality scores, so that thresholds move
+  std::string settings;                              // CacheConfig's inline form
+  double row_tolerance = 0.0;                        // of a compressed element, for rows within [-1, 1]; 0: bit-exact in every tier
+  uint32_t max_length = 256;                         // the machine shortens longer sequences
+  bool adapts = false;                               // feeds quality scores, so that thresholds move
   std::function<void(CacheConfig&)> more = nullptr;  // what the inline form cannot say
 };
 

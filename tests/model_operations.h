@@ -63,8 +63,8 @@ inline std::string Machine::report() const {
   out << setup_.name << ": " << problem_ << "\n  in operation " << operation_ << " (" << doing_ << "), seed " << seed_
       << "\n  settings: " << setup_.settings << "\n  config: " << json << "\n  done:";
   for (const auto& [what, count] : done_) out << ' ' << what << ' ' << count;
-  out << "\n  again: TIERKV_SEED=" << seed_ << " TIERKV_MODEL_OPS=" << operation_ + 1 << " tests_model_based_test --gtest_filter='*/" << setup_.name
-      << "'";
+  out << "\n  again: TIERKV_SEED=" << seed_ << " TIERKV_MODEL_OPS=" << operation_ + 1
+      << " tests_model_based_test --gtest_filter='*/" << setup_.name << "'";
   return out.str();
 }
 
@@ -75,11 +75,11 @@ inline bool Machine::run(uint64_t operations) {
     uint32_t weight;
   };
   static constexpr Choice choices[] = {
-      {"append", &Machine::append, 34},   {"attention", &Machine::attend, 26}, {"get", &Machine::get_rows, 8},
+      {"append", &Machine::append, 34},    {"attention", &Machine::attend, 26}, {"get", &Machine::get_rows, 8},
       {"truncate", &Machine::truncate, 5}, {"fork", &Machine::fork, 3},         {"remove", &Machine::remove, 2},
-      {"add", &Machine::add, 2},          {"evict", &Machine::evict, 3},       {"flush", &Machine::flush, 2},
-      {"adapt", &Machine::adapt, 3},      {"freeze", &Machine::freeze, 1},     {"memory", &Machine::memory, 6},
-      {"verify", &Machine::verify, 2},    {"bad call", &Machine::bad_call, 6},
+      {"add", &Machine::add, 2},           {"evict", &Machine::evict, 3},       {"flush", &Machine::flush, 2},
+      {"adapt", &Machine::adapt, 3},       {"freeze", &Machine::freeze, 1},     {"memory", &Machine::memory, 6},
+      {"verify", &Machine::verify, 2},     {"bad call", &Machine::bad_call, 6},
   };
   uint32_t total = 0;
   for (const Choice& c : choices) total += c.weight;
@@ -132,7 +132,8 @@ inline Machine::Rows Machine::make_rows(uint32_t tokens, uint32_t heads, DType t
   rows.storage.assign(std::max<size_t>(elements, 1) * width, std::byte{0xFF});  // NaN where no row is
   for (uint32_t t = 0; t < tokens; ++t) {
     for (uint32_t h = 0; h < heads; ++h) {
-      const ptrdiff_t at = first + static_cast<ptrdiff_t>(t) * rows.view.token_stride + static_cast<ptrdiff_t>(h) * rows.view.head_stride;
+      const ptrdiff_t at =
+          first + static_cast<ptrdiff_t>(t) * rows.view.token_stride + static_cast<ptrdiff_t>(h) * rows.view.head_stride;
       for (uint32_t c = 0; c < d; ++c) {
         const float x = real(size);
         store_element(type, rows.storage.data() + (static_cast<size_t>(at) + c) * width, x);
@@ -187,7 +188,8 @@ inline void Machine::append() {
       if (cache_->length(id, layer).value() != before) return fail("a refused append changed the length");
       for (uint32_t h = 0; h < config_.num_kv_heads; ++h) {
         const auto now = cache_->positions(id, layer, h).value();
-        if (!std::includes(old_live[h].begin(), old_live[h].end(), now.begin(), now.end())) return fail("a refused append left rows behind");
+        if (!std::includes(old_live[h].begin(), old_live[h].end(), now.begin(), now.end()))
+          return fail("a refused append left rows behind");
       }
       for (uint32_t l = 0; l < config_.num_layers; ++l) {
         for (uint32_t h = 0; h < config_.num_kv_heads; ++h) model_.at(id).layers[l].live[h] = cache_->positions(id, l, h).value();
@@ -200,7 +202,8 @@ inline void Machine::append() {
       const uint32_t reach = window - 1 + config_.window_slack;
       if (before > reach) promised_.at(id)[layer] = std::max(promised_.at(id)[layer], before - reach);
       for (uint32_t h = 0; h < config_.num_kv_heads; ++h) ref.live[h] = cache_->positions(id, layer, h).value();
-      if (ref.live[0].empty() ? before != 0 : ref.live[0][0] > promised_.at(id)[layer]) return fail("a refused append lost rows of the window");
+      if (ref.live[0].empty() ? before != 0 : ref.live[0][0] > promised_.at(id)[layer])
+        return fail("a refused append lost rows of the window");
     }
     if (one_in(2)) remove();
     return;
@@ -213,7 +216,8 @@ inline void Machine::append() {
 }
 
 // Which tokens are there now. Exact without eviction and windows; otherwise what is promised, and then as the cache says.
-inline void Machine::check_live_after_append(SeqId id, uint32_t layer, uint32_t before, const std::vector<std::vector<uint32_t>>& old_live) {
+inline void Machine::check_live_after_append(SeqId id, uint32_t layer, uint32_t before,
+                                             const std::vector<std::vector<uint32_t>>& old_live) {
   ReferenceLayer& ref = model_.at(id).layers[layer];
   const LayerConfig tiers = config_.layer(layer);
   const uint32_t tokens = ref.length - before;
@@ -240,7 +244,8 @@ inline void Machine::check_live_after_append(SeqId id, uint32_t layer, uint32_t 
     model_.at(id).plain = false;
     const auto& impl = impl_of(*cache_);
     const uint32_t limit =
-        config_.max_seq_len ? std::max(impl.policy->layer_budget(layer, config_.num_layers, config_.max_seq_len), tiers.sinks + 2) : ~0u;
+        config_.max_seq_len ? std::max(impl.policy->layer_budget(layer, config_.num_layers, config_.max_seq_len), tiers.sinks + 2)
+                            : ~0u;
     if (now.size() > limit) return fail("head ", h, " holds ", now.size(), " tokens, its limit is ", limit);
     size_t longest = 0;
     for (const auto& head : old_live) longest = std::max(longest, head.size());
@@ -326,7 +331,8 @@ inline void Machine::get_rows() {
   std::vector<float> key(d), value(d);
   for (size_t i = 0; i < wanted.size(); ++i) {
     for (uint32_t h = 0; h < config_.num_kv_heads; ++h) {
-      if (!cache::read_row(impl_of(*cache_).env, stream(id, layer, h), wanted[i], key.data(), value.data())) return fail("unreadable row");
+      if (!cache::read_row(impl_of(*cache_).env, stream(id, layer, h), wanted[i], key.data(), value.data()))
+        return fail("unreadable row");
       const size_t at = (i * config_.num_kv_heads + h) * d;
       if (!std::equal(key.begin(), key.end(), keys.begin() + static_cast<ptrdiff_t>(at)) ||
           !std::equal(value.begin(), value.end(), values.begin() + static_cast<ptrdiff_t>(at))) {

@@ -54,8 +54,8 @@ struct Concatenated {
   // Makes `n` more tokens and appends them to the cache too.
   void grow(AdaptiveKVCache& cache, SeqId seq, uint32_t n, uint64_t seed, uint32_t layer = 0) {
     const auto k = gaussian(n * row(), seed * 2 + 1), v = gaussian(n * row(), seed * 2 + 2);
-    const Status status =
-        cache.append(seq, layer, RowsView::f32(k.data(), n, shape.kv_heads, shape.dim), RowsView::f32(v.data(), n, shape.kv_heads, shape.dim));
+    const Status status = cache.append(seq, layer, RowsView::f32(k.data(), n, shape.kv_heads, shape.dim),
+                                       RowsView::f32(v.data(), n, shape.kv_heads, shape.dim));
     ASSERT_TRUE(status.ok()) << status.to_string();
     keys.insert(keys.end(), k.begin(), k.end());
     values.insert(values.end(), v.begin(), v.end());
@@ -83,15 +83,16 @@ ReferenceHead rows_in(const AdaptiveKVCache& cache, SeqId seq, uint32_t layer, u
   ReferenceHead rows;
   for (const uint32_t p : positions) {
     ReferenceRow r{p, std::vector<float>(c.head_dim), std::vector<float>(c.head_dim)};
-    EXPECT_TRUE(cache::read_row(impl_of(cache).env, impl_of(cache).sequences.at(seq)->heads(layer)[head], p, r.key.data(), r.value.data()));
+    EXPECT_TRUE(
+        cache::read_row(impl_of(cache).env, impl_of(cache).sequences.at(seq)->heads(layer)[head], p, r.key.data(), r.value.data()));
     rows.push_back(std::move(r));
   }
   return rows;
 }
 
 // Largest relative error of attention() of `count` newest queries against plain attention over `rows` of each head.
-double attention_error(AdaptiveKVCache& cache, SeqId seq, uint32_t count, uint64_t seed, const std::function<ReferenceHead(uint32_t)>& rows,
-                       AttentionOptions options = {}) {
+double attention_error(AdaptiveKVCache& cache, SeqId seq, uint32_t count, uint64_t seed,
+                       const std::function<ReferenceHead(uint32_t)>& rows, AttentionOptions options = {}) {
   const CacheConfig& c = cache.config();
   const uint32_t heads = c.query_heads(), d = c.head_dim, group = heads / c.num_kv_heads;
   const auto queries = gaussian(static_cast<size_t>(count) * heads * d, seed);
@@ -180,10 +181,12 @@ TEST(Document003, FusedEqualsConcatPlusPlainAttention) {
         options.causal = causal;
         const auto rows = [&](uint32_t h) { return all.head(h); };
         all.grow(*cache, seq, 70, 1);
-        EXPECT_LT(attention_error(*cache, seq, 70, 9, rows, options), 1e-4) << "prefill, group " << group << ", causal " << causal << ", " << settings;
+        EXPECT_LT(attention_error(*cache, seq, 70, 9, rows, options), 1e-4)
+            << "prefill, group " << group << ", causal " << causal << ", " << settings;
         for (uint32_t t = 0; t < 40; ++t) {
           all.grow(*cache, seq, 1, 100 + t);
-          ASSERT_LT(attention_error(*cache, seq, 1, 200 + t, rows, options), 1e-4) << "decode " << t << ", causal " << causal << ", " << settings;
+          ASSERT_LT(attention_error(*cache, seq, 1, 200 + t, rows, options), 1e-4)
+              << "decode " << t << ", causal " << causal << ", " << settings;
         }
       }
     }
@@ -218,7 +221,9 @@ TEST(Document003, RingBufferHoldsLastWindow) {
 
 TEST(Document003, WindowedAttentionEqualsOrderedLastW) {
   // A ring, and blocks that are dropped; a prefill chunk larger than the window, then decode.
-  for (const char* settings : {"hot=64,window=20,window_slack=0", "hot=4,warm=16,warm_codec=fp16,archive=fp16,window=20,window_slack=0,warm_block=16,archive_block=32"}) {
+  for (const char* settings :
+       {"hot=64,window=20,window_slack=0",
+        "hot=4,warm=16,warm_codec=fp16,archive=fp16,window=20,window_slack=0,warm_block=16,archive_block=32"}) {
     const Shape shape{2, 2, 32};
     auto cache = make_cache(make_config(shape, settings));
     const SeqId seq = cache->add_sequence().value();
@@ -267,7 +272,10 @@ TEST(Document003, ResumeIsBitExact) {
 // --- document 001: the CacheManager's behaviours
 
 CacheConfig manager(const std::string& policy) {
-  return make_config({2, 1, 32}, "hot=0,warm=all,warm_codec=kivi4-g16,warm_block=16,archive_block=16,sinks=0,protect_recent=1,evict_batch=1,max_len=8,evict=" + policy);
+  return make_config(
+      {2, 1, 32},
+      "hot=0,warm=all,warm_codec=kivi4-g16,warm_block=16,archive_block=16,sinks=0,protect_recent=1,evict_batch=1,max_len=8,evict=" +
+          policy);
 }
 
 void append_constant(AdaptiveKVCache& cache, SeqId seq, float key, float value) {
@@ -386,15 +394,19 @@ TEST_P(AttentionShapes, ErrorStaysBelow1e4OfDoublePrecision) {
     sunk.sink_logits = all_at_once.sink_logits = logits.data();
     all_at_once.causal = false;
     for (const AttentionOptions& options : {plain, capped, scaled, sunk, all_at_once}) {
-      EXPECT_LT(attention_error(*cache, seq, 3, 77, rows, options), 1e-4) << settings << ", softcap " << options.softcap << ", scale " << options.scale;
+      EXPECT_LT(attention_error(*cache, seq, 3, 77, rows, options), 1e-4)
+          << settings << ", softcap " << options.softcap << ", scale " << options.scale;
     }
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, AttentionShapes,
-                         ::testing::Values(Numbers{32, 1}, Numbers{32, 71}, Numbers{64, 3}, Numbers{64, 4}, Numbers{80, 4}, Numbers{80, 1},
-                                           Numbers{96, 8}, Numbers{128, 4}, Numbers{128, 8}, Numbers{256, 1}, Numbers{256, 3}),
-                         [](const auto& info) { return "dim" + std::to_string(info.param.dim) + "_group" + std::to_string(info.param.group); });
+                         ::testing::Values(Numbers{32, 1}, Numbers{32, 71}, Numbers{64, 3}, Numbers{64, 4}, Numbers{80, 4},
+                                           Numbers{80, 1}, Numbers{96, 8}, Numbers{128, 4}, Numbers{128, 8}, Numbers{256, 1},
+                                           Numbers{256, 3}),
+                         [](const auto& info) {
+                           return "dim" + std::to_string(info.param.dim) + "_group" + std::to_string(info.param.group);
+                         });
 
 TEST(Attention, MassSumsToQueriesTimesGroup) {
   const Shape shape{2, 3, 64};
@@ -458,7 +470,8 @@ TEST(Attention, ThreadsDoNotChangeTheAnswer) {
 
 TEST(Fork, ChangesOfOneSideAreNeverSeenByTheOther) {
   const Shape shape{1, 1, 64};
-  auto cache = make_cache(make_config(shape, "hot=16,warm=32,warm_codec=kivi8-g16,archive=kivi8-g16,sinks=2,warm_block=16,archive_block=32"));
+  auto cache = make_cache(
+      make_config(shape, "hot=16,warm=32,warm_codec=kivi8-g16,archive=kivi8-g16,sinks=2,warm_block=16,archive_block=32"));
   const SeqId seq = cache->add_sequence().value();
   Concatenated all{shape, {}, {}};
   all.grow(*cache, seq, 100, 5);

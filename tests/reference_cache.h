@@ -30,8 +30,8 @@ struct ReferenceOptions {
 };
 
 // Attention of one query row at `position`. `out` gets head_dim values; `mass`, when given, the weight of each row in order.
-inline void reference_attention(const ReferenceHead& rows, std::span<const float> query, uint32_t position, const ReferenceOptions& o,
-                                std::vector<double>& out, std::vector<double>* mass = nullptr) {
+inline void reference_attention(const ReferenceHead& rows, std::span<const float> query, uint32_t position,
+                                const ReferenceOptions& o, std::vector<double>& out, std::vector<double>* mass = nullptr) {
   const double hidden = -std::numeric_limits<double>::infinity();
   std::vector<double> weight(rows.size(), hidden);
   double top = o.sink_logit ? *o.sink_logit : hidden;
@@ -69,8 +69,8 @@ inline double relative_error(std::span<const float> a, std::span<const double> b
 // What one layer of one sequence should hold. Keys and values are the originals, by position, [kv head][head_dim].
 struct ReferenceLayer {
   uint32_t length = 0;
-  std::vector<std::vector<float>> keys, values;   // by position
-  std::vector<std::vector<uint32_t>> live;        // by KV head: positions, ascending
+  std::vector<std::vector<float>> keys, values;  // by position
+  std::vector<std::vector<uint32_t>> live;       // by KV head: positions, ascending
 
   void append(const std::vector<float>& key, const std::vector<float>& value) {
     keys.push_back(key);

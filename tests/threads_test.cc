@@ -26,7 +26,8 @@ std::unique_ptr<AdaptiveKVCache> make_cache(const std::string& settings) {
   c.num_kv_heads = kHeads;
   c.num_heads = kHeads * kGroup;
   c.head_dim = kDim;
-  EXPECT_TRUE(apply_inline("warm_block=16,archive_block=32,hot=16,warm=32,warm_codec=rot4,archive=rot2,sinks=2," + settings, c).ok());
+  EXPECT_TRUE(
+      apply_inline("warm_block=16,archive_block=32,hot=16,warm=32,warm_codec=rot4,archive=rot2,sinks=2," + settings, c).ok());
   auto made = AdaptiveKVCache::create(c);
   EXPECT_TRUE(made.ok()) << made.status().to_string();
   return std::move(made).value();
@@ -69,7 +70,8 @@ class Worker {
       case 5: {
         const uint32_t length = cache_.length(seq).value();
         const Status status = cache_.truncate(seq, length ? rng_() % length : 0);
-        EXPECT_TRUE(status.ok() || status.code() == StatusCode::failed_precondition || status.code() == StatusCode::resource_exhausted);
+        EXPECT_TRUE(status.ok() || status.code() == StatusCode::failed_precondition ||
+                    status.code() == StatusCode::resource_exhausted);
         break;
       }
       case 6: {
@@ -124,7 +126,8 @@ class Worker {
     options.first_position = 20;
     MassReport mass;
     if (rng_() % 3 == 0) options.mass = &mass;
-    const Status status = cache_.attention(seq, layer, RowsView::f32(queries.data(), n, kHeads * kGroup, kDim), out.data(), options);
+    const Status status =
+        cache_.attention(seq, layer, RowsView::f32(queries.data(), n, kHeads * kGroup, kDim), out.data(), options);
     ASSERT_TRUE(status.ok()) << status.to_string();
     for (const float x : out) ASSERT_TRUE(std::fabs(x) <= 1.8f) << x;  // a mean of values within [-1, 1], and the codec's error
   }

@@ -19,6 +19,7 @@ constexpr const char* kFooter =
     "  tierkv chat --kv balanced                  talk; /tiers shows the cache\n"
     "  tierkv generate -f notes.txt -n 200        continue a text\n"
     "  tierkv plan -m model.gguf --ctx 32768      what a cache would take\n"
+    "  tierkv ppl --kv balanced --stock q4_0      what a cache costs in quality\n"
     "\n"
     "Exit codes: 0 done, 1 something failed, 2 bad input or usage, 130 interrupted.\n"
     "Colours respect NO_COLOR; models and texts are kept in $TIERKV_CACHE (default: tierkv/ in the XDG cache).";
@@ -36,6 +37,10 @@ int run(int argc, char** argv) {
   add_chat(app, action);
   add_generate(app, action);
   add_plan(app, action);
+  add_ppl(app, action);
+  add_recall(app, action);
+  add_bench(app, action);
+  add_report(app, action);
   add_snapshot(app, action);
   add_fetch(app, action);
   add_completion(app, action);

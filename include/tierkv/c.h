@@ -50,7 +50,7 @@ const char* tierkv_version(void);
 void tierkv_free(void* p);
 
 /* --- what there is. Names by index, null past the end. */
-const char* tierkv_codec_name(size_t index);     /* "kivi": most take a width, "kivi2" */
+const char* tierkv_codec_name(size_t index); /* "kivi": most take a width, "kivi2" */
 const char* tierkv_codec_summary(size_t index);
 const char* tierkv_policy_name(size_t index);
 const char* tierkv_policy_summary(size_t index);
@@ -63,8 +63,8 @@ typedef struct tierkv_config tierkv_config;
 tierkv_status tierkv_config_create(tierkv_config** out);
 void tierkv_config_destroy(tierkv_config* config);
 /* num_heads (query heads) 0: as many as KV heads. */
-tierkv_status tierkv_config_set_model(tierkv_config* config, const char* name, uint32_t num_layers, uint32_t num_heads, uint32_t num_kv_heads,
-                                      uint32_t head_dim);
+tierkv_status tierkv_config_set_model(tierkv_config* config, const char* name, uint32_t num_layers, uint32_t num_heads,
+                                      uint32_t num_kv_heads, uint32_t head_dim);
 tierkv_status tierkv_config_set_max_seq_len(tierkv_config* config, uint32_t tokens);
 tierkv_status tierkv_config_set_byte_budget(tierkv_config* config, uint64_t bytes);
 tierkv_status tierkv_config_set_threads(tierkv_config* config, uint32_t threads);
@@ -73,8 +73,8 @@ tierkv_status tierkv_config_apply_preset(tierkv_config* config, const char* name
 tierkv_status tierkv_config_apply_inline(tierkv_config* config, const char* text); /* "hot=64,warm=448,archive=rot2,sinks=4" */
 tierkv_status tierkv_config_apply_toml(tierkv_config* config, const char* text);
 tierkv_status tierkv_config_apply_json(tierkv_config* config, const char* text);
-tierkv_status tierkv_config_apply_file(tierkv_config* config, const char* path);   /* .toml or .json */
-tierkv_status tierkv_config_apply_spec(tierkv_config* config, const char* spec);   /* a preset, a file's path or the inline form */
+tierkv_status tierkv_config_apply_file(tierkv_config* config, const char* path); /* .toml or .json */
+tierkv_status tierkv_config_apply_spec(tierkv_config* config, const char* spec); /* a preset, a file's path or the inline form */
 /* The whole configuration; tierkv_free() it. */
 tierkv_status tierkv_config_to_json(const tierkv_config* config, char** out);
 /* Whether a cache could be made of it. */
@@ -111,31 +111,34 @@ typedef struct tierkv_rows {
 tierkv_rows tierkv_rows_dense(const void* data, int type, uint32_t tokens, uint32_t heads, uint32_t head_dim);
 
 /* Appends the next tokens of one layer. */
-tierkv_status tierkv_append(tierkv_cache* cache, tierkv_seq seq, uint32_t layer, const tierkv_rows* keys, const tierkv_rows* values);
+tierkv_status tierkv_append(tierkv_cache* cache, tierkv_seq seq, uint32_t layer, const tierkv_rows* keys,
+                            const tierkv_rows* values);
 /* The same for plain f32 rows of the cache's own shape, [tokens][kv heads][head_dim]. */
-tierkv_status tierkv_append_f32(tierkv_cache* cache, tierkv_seq seq, uint32_t layer, const float* keys, const float* values, uint32_t tokens);
+tierkv_status tierkv_append_f32(tierkv_cache* cache, tierkv_seq seq, uint32_t layer, const float* keys, const float* values,
+                                uint32_t tokens);
 
 typedef struct tierkv_attention_options {
-  size_t size;             /* sizeof(tierkv_attention_options) of the caller */
-  int causal;              /* 1: a query sees positions up to its own */
-  int observe;             /* 1: the eviction policy learns from this call */
-  float scale;             /* 0: 1/sqrt(head_dim) */
-  float softcap;           /* 0: none */
-  int64_t first_position;  /* of the first query; -1: the queries are the newest tokens */
-  const float* sink_logits;/* one extra logit per query head, or null */
-  float* token_mass;       /* [kv heads][length] softmax mass each position received, or null */
-  size_t token_mass_size;  /* floats that token_mass has room for */
+  size_t size;              /* sizeof(tierkv_attention_options) of the caller */
+  int causal;               /* 1: a query sees positions up to its own */
+  int observe;              /* 1: the eviction policy learns from this call */
+  float scale;              /* 0: 1/sqrt(head_dim) */
+  float softcap;            /* 0: none */
+  int64_t first_position;   /* of the first query; -1: the queries are the newest tokens */
+  const float* sink_logits; /* one extra logit per query head, or null */
+  float* token_mass;        /* [kv heads][length] softmax mass each position received, or null */
+  size_t token_mass_size;   /* floats that token_mass has room for */
 } tierkv_attention_options;
 
 void tierkv_attention_options_init(tierkv_attention_options* options);
 /* out is [tokens][query heads][head_dim]; options may be null. */
 tierkv_status tierkv_attention(tierkv_cache* cache, tierkv_seq seq, uint32_t layer, const tierkv_rows* queries, float* out,
                                const tierkv_attention_options* options);
-tierkv_status tierkv_attention_f32(tierkv_cache* cache, tierkv_seq seq, uint32_t layer, const float* queries, uint32_t tokens, float* out);
+tierkv_status tierkv_attention_f32(tierkv_cache* cache, tierkv_seq seq, uint32_t layer, const float* queries, uint32_t tokens,
+                                   float* out);
 
 /* Rows at positions, as the cache would use them: [positions][kv heads][head_dim]; either output may be null. */
-tierkv_status tierkv_get(const tierkv_cache* cache, tierkv_seq seq, uint32_t layer, const uint32_t* positions, size_t count, float* keys,
-                         float* values);
+tierkv_status tierkv_get(const tierkv_cache* cache, tierkv_seq seq, uint32_t layer, const uint32_t* positions, size_t count,
+                         float* keys, float* values);
 /* Forgets every position >= length in every layer. */
 tierkv_status tierkv_truncate(tierkv_cache* cache, tierkv_seq seq, uint32_t length);
 /* Keeps at most `tokens` tokens in every layer by the configured policy. */
@@ -147,31 +150,31 @@ tierkv_status tierkv_flush(tierkv_cache* cache);
 tierkv_status tierkv_length(const tierkv_cache* cache, tierkv_seq seq, uint32_t* out);
 tierkv_status tierkv_layer_length(const tierkv_cache* cache, tierkv_seq seq, uint32_t layer, uint32_t* out);
 /* Live positions of one KV head, ascending: at most `capacity` to `out` (may be null when 0), and how many there are to `count`. */
-tierkv_status tierkv_positions(const tierkv_cache* cache, tierkv_seq seq, uint32_t layer, uint32_t kv_head, uint32_t* out, size_t capacity,
-                               size_t* count);
+tierkv_status tierkv_positions(const tierkv_cache* cache, tierkv_seq seq, uint32_t layer, uint32_t kv_head, uint32_t* out,
+                               size_t capacity, size_t* count);
 
 /* --- statistics */
 enum { TIERKV_SINK = 0, TIERKV_HOT = 1, TIERKV_WARM = 2, TIERKV_ARCHIVE = 3, TIERKV_NUM_TIERS = 4 };
 
 typedef struct tierkv_tier_memory {
-  uint64_t tokens;         /* live rows, summed over layers and KV heads */
+  uint64_t tokens; /* live rows, summed over layers and KV heads */
   uint64_t payload_bytes;
   uint64_t overhead_bytes;
 } tierkv_tier_memory;
 
 typedef struct tierkv_memory {
-  size_t size;             /* sizeof(tierkv_memory) of the caller, set before the call */
+  size_t size; /* sizeof(tierkv_memory) of the caller, set before the call */
   tierkv_tier_memory tier[TIERKV_NUM_TIERS];
   uint64_t bookkeeping_bytes;
   uint64_t free_bytes;
-  uint64_t total_bytes;    /* everything above: what the cache has mapped */
+  uint64_t total_bytes; /* everything above: what the cache has mapped */
   uint64_t peak_bytes;
-  uint64_t budget_bytes;   /* 0: no budget */
-  uint64_t fp16_bytes;     /* what the same live tokens would take as plain FP16 */
+  uint64_t budget_bytes; /* 0: no budget */
+  uint64_t fp16_bytes;   /* what the same live tokens would take as plain FP16 */
 } tierkv_memory;
 
 typedef struct tierkv_quality {
-  size_t size;             /* sizeof(tierkv_quality) of the caller, set before the call */
+  size_t size; /* sizeof(tierkv_quality) of the caller, set before the call */
   uint64_t samples;
   double mean;
   double recent_mean;

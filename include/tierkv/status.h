@@ -1,7 +1,7 @@
 // status.h — how tierkv reports that something went wrong: a code a program can act on and a sentence a person can.
 //
 // Every fallible call returns Status or Result<T>. The library never throws across its API, never prints and never aborts.
-// A failed call leaves the cache exactly as it was.
+// A failed call leaves the cache exactly as it was (but for what an eviction policy had given up before an append was refused).
 #pragma once
 
 #include <optional>

@@ -27,7 +27,8 @@ struct Blocks {
   explicit Blocks(uint32_t d, unsigned seed) : dim(d), rng(seed) { lists.reserve(100); }
 
   // `dead` rows (by index) keep their slot and lose their position.
-  void add(const char* codec, uint32_t tokens, uint32_t rows, uint32_t first, std::vector<uint32_t> dead = {}, bool listed = false) {
+  void add(const char* codec, uint32_t tokens, uint32_t rows, uint32_t first, std::vector<uint32_t> dead = {},
+           bool listed = false) {
     const auto pair = quant::parse_codec_pair(codec).value();
     std::normal_distribution<float> normal;
     std::vector<float> raw[2];
@@ -43,7 +44,8 @@ struct Blocks {
     for (int side = 0; side < 2; ++side) {
       raw[side].resize(static_cast<size_t>(tokens) * dim);
       for (float& x : raw[side]) x = normal(rng);
-      codecs.push_back(quant::make_codec(side ? pair.value : pair.key, side ? Side::value : Side::key, BlockShape{tokens, dim}).value());
+      codecs.push_back(
+          quant::make_codec(side ? pair.value : pair.key, side ? Side::value : Side::key, BlockShape{tokens, dim}).value());
       const quant::Codec& c = *codecs.back();
       bytes.emplace_back(c.bytes());
       ASSERT_TRUE(c.encode(raw[side].data(), view.ctx, bytes.back()).ok());
@@ -55,7 +57,8 @@ struct Blocks {
     views.push_back(view);
     for (uint32_t t = 0; t < rows; ++t) {
       const auto row = [&](int side) {
-        return std::vector<float>(raw[side].begin() + static_cast<ptrdiff_t>(t) * dim, raw[side].begin() + static_cast<ptrdiff_t>(t + 1) * dim);
+        return std::vector<float>(raw[side].begin() + static_cast<ptrdiff_t>(t) * dim,
+                                  raw[side].begin() + static_cast<ptrdiff_t>(t + 1) * dim);
       };
       keys.push_back(row(0));
       values.push_back(row(1));
@@ -133,7 +136,8 @@ void compare(const Blocks& b, uint32_t group, std::vector<uint32_t> positions, A
     for (uint32_t g = 0; g < group; ++g) {
       const size_t at = (static_cast<size_t>(q) * group + g) * b.dim;
       const Answer a = plain(b, rows.data() + at, positions[q], p, with_sinks ? &sinks[g] : nullptr);
-      for (uint32_t c = 0; c < b.dim; ++c) ASSERT_NEAR(out[at + c], a.out[c], 1e-4) << "query " << q << ", head " << g << ", channel " << c;
+      for (uint32_t c = 0; c < b.dim; ++c)
+        ASSERT_NEAR(out[at + c], a.out[c], 1e-4) << "query " << q << ", head " << g << ", channel " << c;
       for (size_t i = 0; i < mass.size(); ++i) mass[i] += a.mass[i];
     }
     for (size_t i = 0; i < mass.size(); ++i) ASSERT_NEAR(recorder.mass[q][i], mass[i], 1e-4) << "query " << q << ", row " << i;

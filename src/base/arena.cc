@@ -35,9 +35,9 @@ size_t region_size(size_t mapped, size_t limit) {
 Arena::Arena(size_t limit, size_t headroom) : limit_(limit), headroom_(headroom) {}
 
 Arena::~Arena() {
-  for (const auto& [base, bytes] : regions_) {
-    TIERKV_UNPOISON(base, bytes);
-    munmap(reinterpret_cast<void*>(base), bytes);
+  for (const auto& [base, region] : regions_) {
+    TIERKV_UNPOISON(base, region.bytes);
+    munmap(reinterpret_cast<void*>(base), region.bytes);
   }
 }
 
@@ -74,9 +74,10 @@ void Arena::release(void* p, size_t bytes, MemoryTag tag) noexcept {
 }
 
 void* Arena::take(size_t bytes) noexcept {
-  const auto it = free_by_size_.lower_bound({bytes, 0});
+  const auto it = free_by_size_.lower_bound({bytes, 0, 0});
   if (it == free_by_size_.end()) return nullptr;
-  const auto [size, at] = *it;
+  const Address at = it->at;
+  const size_t size = it->bytes;
   drop_free(at, size);
   if (size > bytes) add_free(at + bytes, size - bytes);
   return reinterpret_cast<void*>(at);
@@ -92,7 +93,7 @@ bool Arena::map_region(size_t bytes, Use use) noexcept {
   }
   void* p = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED) return false;
-  regions_.emplace(reinterpret_cast<Address>(p), size);
+  regions_.emplace(reinterpret_cast<Address>(p), Region{size, next_order_++});
   add_free(reinterpret_cast<Address>(p), size);
   TIERKV_POISON(p, size);
   mapped_ += size;
@@ -102,7 +103,7 @@ bool Arena::map_region(size_t bytes, Use use) noexcept {
 
 void Arena::give(Address at, size_t bytes) noexcept {
   const Address region = region_of(at);
-  const Address region_end = region + regions_.at(region);
+  const Address region_end = region + regions_.at(region).bytes;
   const auto next = free_by_address_.lower_bound(at);
   if (next != free_by_address_.begin()) {
     const auto [before, size] = *std::prev(next);
@@ -119,12 +120,12 @@ void Arena::give(Address at, size_t bytes) noexcept {
     bytes += size;
   }
   add_free(at, bytes);
-  // One empty region is kept against thrashing at a region's edge.
-  if (bytes == region_end - region && free_by_size_.size() > 1) {
-    for (const auto& [base, size] : regions_) {
+  // One empty region is kept against thrashing at a region's edge; with a limit, all are: that memory is the cache's to use.
+  if (limit_ == 0 && bytes == region_end - region && free_by_size_.size() > 1) {
+    for (const auto& [base, other] : regions_) {
       if (base == region) continue;
       const auto it = free_by_address_.find(base);
-      if (it != free_by_address_.end() && it->second == size) {
+      if (it != free_by_address_.end() && it->second == other.bytes) {
         unmap(region);
         return;
       }
@@ -133,7 +134,7 @@ void Arena::give(Address at, size_t bytes) noexcept {
 }
 
 void Arena::unmap(Address base) noexcept {
-  const size_t size = regions_.at(base);
+  const size_t size = regions_.at(base).bytes;
   drop_free(base, size);
   regions_.erase(base);
   mapped_ -= size;
@@ -148,7 +149,8 @@ void Arena::trim() noexcept {
 
 void Arena::trim_locked() noexcept {
   for (auto it = regions_.begin(); it != regions_.end();) {
-    const auto [base, size] = *it++;
+    const Address base = it->first;
+    const size_t size = (it++)->second.bytes;
     const auto free = free_by_address_.find(base);
     if (free != free_by_address_.end() && free->second == size) unmap(base);
   }
@@ -158,12 +160,12 @@ Arena::Address Arena::region_of(Address at) const { return std::prev(regions_.up
 
 void Arena::add_free(Address at, size_t bytes) {
   free_by_address_.emplace(at, bytes);
-  free_by_size_.emplace(bytes, at);
+  free_by_size_.insert({bytes, regions_.at(region_of(at)).order, at});
 }
 
 void Arena::drop_free(Address at, size_t bytes) {
   free_by_address_.erase(at);
-  free_by_size_.erase({bytes, at});
+  free_by_size_.erase({bytes, regions_.at(region_of(at)).order, at});
 }
 
 size_t Arena::mapped() const {

@@ -2,19 +2,20 @@
 //
 // Sizes vary by codec and head, and blocks are freed roughly in the order they were made, so a best-fit cut with coalescing wastes
 // less than size classes would, and the books are exact: mapped() == sum of allocated(tag) + free_bytes(), always.
-// Sized release keeps no header per allocation. A region that becomes empty goes back to the system (one is kept, until trim()).
+// Sized release keeps no header per allocation. A region that becomes empty goes back to the system (one is kept, until
+// trim()); with a limit it stays, faulted in and ready, until trim() or until the limit needs its bytes for another shape.
 //
 // Limit:    mapped() never exceeds it. A part of it, the headroom, only serves Use::relief: the work that frees memory (merging
 //           half-dead blocks) must still be able to allocate when everything else no longer may.
 // Threads:  safe; one mutex.
 #pragma once
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <mutex>
 #include <set>
-#include <utility>
 
 namespace tierkv {
 
@@ -59,9 +60,20 @@ class Arena {
   const size_t limit_;
   const size_t headroom_;
   mutable std::mutex mutex_;
-  std::map<Address, size_t> regions_;                 // base -> bytes
+  struct Region {
+    size_t bytes = 0;
+    uint64_t order = 0;  // counts up: the system's addresses are random, what fits where must not be
+  };
+  struct FreeExtent {
+    size_t bytes = 0;
+    uint64_t order = 0;
+    Address at = 0;
+    auto operator<=>(const FreeExtent&) const = default;
+  };
+  std::map<Address, Region> regions_;  // by base
   std::map<Address, size_t> free_by_address_;
-  std::set<std::pair<size_t, Address>> free_by_size_;
+  std::set<FreeExtent> free_by_size_;                 // best fit first; ties go to the oldest region
+  uint64_t next_order_ = 0;
   size_t mapped_ = 0;
   size_t peak_ = 0;
   size_t allocated_[static_cast<int>(MemoryTag::count)] = {};

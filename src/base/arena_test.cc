@@ -127,6 +127,26 @@ TEST(Arena, GivesEmptyRegionsBackButOne) {
   EXPECT_GE(arena.peak(), 16 * kMiB);
 }
 
+TEST(Arena, WithALimitEmptyRegionsStayUntilTheyAreNeededInAnotherShape) {
+  Arena arena(16 * kMiB);
+  std::vector<void*> pieces;
+  for (int i = 0; i < 8; ++i) pieces.push_back(arena.allocate(kMiB, MemoryTag::hot));
+  const size_t mapped = arena.mapped();
+  for (void* p : pieces) arena.release(p, kMiB, MemoryTag::hot);
+  EXPECT_EQ(arena.mapped(), mapped);
+  EXPECT_EQ(arena.free_bytes(), mapped);
+  for (void*& p : pieces) p = arena.allocate(kMiB, MemoryTag::warm);
+  EXPECT_EQ(arena.mapped(), mapped) << "the same shapes fit where they were";
+  for (void* p : pieces) arena.release(p, kMiB, MemoryTag::warm);
+
+  void* large = arena.allocate(12 * kMiB, MemoryTag::hot);
+  ASSERT_NE(large, nullptr) << "what is kept gives way";
+  EXPECT_LE(arena.mapped(), 16 * kMiB);
+  arena.release(large, 12 * kMiB, MemoryTag::hot);
+  arena.trim();
+  EXPECT_EQ(arena.mapped(), 0u);
+}
+
 TEST(Arena, AbsurdSizesAreRefused) {
   Arena arena;
   EXPECT_EQ(arena.allocate(~size_t{0}, MemoryTag::hot), nullptr);

@@ -19,7 +19,8 @@ TEST(ArenaVector, BehavesLikeAVector) {
         const size_t first = reference.empty() ? 0 : rng() % reference.size();
         const size_t count = reference.empty() ? 0 : rng() % (reference.size() - first + 1) % 9;
         v.erase(first, count);
-        reference.erase(reference.begin() + static_cast<ptrdiff_t>(first), reference.begin() + static_cast<ptrdiff_t>(first + count));
+        reference.erase(reference.begin() + static_cast<ptrdiff_t>(first),
+                        reference.begin() + static_cast<ptrdiff_t>(first + count));
         break;
       }
       case 1: {

@@ -118,7 +118,7 @@ std::span<const Field<CacheConfig>> config_fields() {
       row<C, &C::tiers, &L::warm>("", "warm", "", tokens(), kWarmHelp),
       row<C, &C::tiers, &L::warm_codec>("", "warm_codec", "", codec(), kWarmCodecHelp),
       row<C, &C::tiers, &L::archive_codec>("", "archive_codec", "archive", codec(), kArchiveCodecHelp),
-      row<C, &C::tiers, &L::sinks>("", "sinks", "", count(0, 65536), kSinksHelp),
+      row<C, &C::tiers, &L::sinks>("", "sinks", "", count(0, kMaxSinks), kSinksHelp),
       row<C, &C::tiers, &L::window>("", "window", "", count(0, kMaxTokens), kWindowHelp),
       row<C, &C::hot_type>("", "hot_type", "", choice(hot_types), "the 16-bit float of the hot rows"),
       row<C, &C::warm_block>("", "warm_block", "", count(16, 256, 16), "tokens in a warm block"),
@@ -153,7 +153,7 @@ std::span<const Field<LayerOverride>> layer_fields() {
       row<O, &O::warm>("", "warm", "", tokens(), kWarmHelp),
       row<O, &O::warm_codec>("", "warm_codec", "", codec(), kWarmCodecHelp),
       row<O, &O::archive_codec>("", "archive_codec", "archive", codec(), kArchiveCodecHelp),
-      row<O, &O::sinks>("", "sinks", "", count(0, 65536), kSinksHelp),
+      row<O, &O::sinks>("", "sinks", "", count(0, kMaxSinks), kSinksHelp),
       row<O, &O::window>("", "window", "", count(0, kMaxTokens), kWindowHelp),
   };
   return fields;

@@ -21,6 +21,7 @@ using Value = std::variant<uint64_t, double, std::string>;
 
 // Lengths stop well below 2^32 so that sums of a few of them cannot wrap.
 inline constexpr uint64_t kMaxTokens = 1u << 30;
+inline constexpr uint64_t kMaxSinks = 256;  // one block
 
 struct FieldType {
   enum class Kind : uint8_t {

@@ -223,7 +223,7 @@ TEST(ConfigErrors, RangesAreHeld) {
                           "quality_target=nan",
                           "quality_target=inf",
                           "evict_batch=0",
-                          "sinks=65537"}) {
+                          "sinks=257"}) {
     const std::string m = inline_refusal(bad);
     EXPECT_HAS(m, "must be");
     EXPECT_HAS(m, "not ");
@@ -464,6 +464,7 @@ TEST(ConfigValidate, NamesWhatIsMissingOrImpossible) {
   EXPECT_HAS(message([](auto& c) { c.tiers.warm_codec = "nope"; }), "'warm_codec' names no codec");
   EXPECT_HAS(message([](auto& c) { c.tiers.hot = (1u << 30) + 1; }), "'hot' must be");
   EXPECT_HAS(message([](auto& c) { c.max_seq_len = 4; }), "'sinks' (4) must be below 'max_seq_len' (4)");
+  EXPECT_HAS(message([](auto& c) { c.max_seq_len = 5, c.eviction.policy = "h2o"; }), "'sinks' (4) must be at least 2 below 'max_seq_len' (5)");
   EXPECT_HAS(message([](auto& c) { c.byte_budget = 1; }), "'byte_budget' (1) is too small for one block in every layer");
   EXPECT_HAS(message([](auto& c) { c.overrides.push_back({2, 4, 1u, {}, {}, {}, {}, {}}); }), "'layer[0].layers' names layer 4");
   EXPECT_HAS(message([](auto& c) { c.overrides.push_back({3, 2, 1u, {}, {}, {}, {}, {}}); }), "ends before it starts");
@@ -473,9 +474,9 @@ TEST(ConfigValidate, NamesWhatIsMissingOrImpossible) {
              }),
              "'layer[0].warm_codec' names no codec");
   EXPECT_HAS(message([](auto& c) {
-               c.overrides.push_back({0, 1, {}, {}, 60000u, {}, {}, {}}), c.max_seq_len = 9;
+               c.overrides.push_back({0, 1, {}, {}, 200u, {}, {}, {}}), c.max_seq_len = 9;
              }),
-             "'layer[0].sinks' (60000)");
+             "'layer[0].sinks' (200)");
   EXPECT_HAS(message([](auto& c) { c.eviction.policy = "lru"; }), "'eviction.policy' must be one of none, h2o");
   EXPECT_HAS(message([](auto& c) { c.eviction.pool = 6; }), "'eviction.pool' must be an odd number");
   EXPECT_HAS(message([](auto& c) { c.quality_target = std::numeric_limits<double>::quiet_NaN(); }), "'quality_target' must be");

@@ -118,9 +118,13 @@ class Checker {
 
   void check_layer(uint32_t layer) {
     const LayerConfig l = c_.layer(layer);
+    const std::string sinks = decider(layer, &LayerOverride::sinks, "sinks");
     if (c_.max_seq_len != 0 && l.sinks >= c_.max_seq_len) {
-      const std::string sinks = decider(layer, &LayerOverride::sinks, "sinks");
       add({sinks, "max_seq_len"}, text("'", sinks, "' (", l.sinks, ") must be below 'max_seq_len' (", c_.max_seq_len, ")"));
+    } else if (c_.max_seq_len != 0 && c_.eviction.policy != "none" && l.window == 0 && l.sinks + 2 > c_.max_seq_len) {
+      // Eviction keeps the sinks and the newest token, and the next one needs a place.
+      add({sinks, "max_seq_len", "eviction.policy"}, text("'", sinks, "' (", l.sinks, ") must be at least 2 below 'max_seq_len' (", c_.max_seq_len,
+                                                          ") for an eviction policy to have a choice"));
     }
     // A layer whose hot rows cover all it can see never encodes anything, so its codecs do not matter.
     const bool ring = l.window != 0 && l.hot >= l.window;

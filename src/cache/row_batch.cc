@@ -96,6 +96,17 @@ void RowBatch::add_live_rows(const StreamEnv& env, const BlockRef& ref, uint32_t
   values.resize(at * d);
 }
 
+void RowBatch::add_rows(const StreamEnv& env, const RowBatch& from, uint32_t first, uint32_t count) {
+  const auto copy = [&](const auto& source, auto& target, size_t width) {
+    const auto begin = source.begin() + static_cast<ptrdiff_t>(first * width);
+    target.insert(target.end(), begin, begin + static_cast<ptrdiff_t>(count * width));
+  };
+  copy(from.keys, keys, env.head_dim);
+  copy(from.values, values, env.head_dim);
+  copy(from.positions, positions, 1);
+  copy(from.stats, stats, env.lanes);
+}
+
 RowBatch& scratch_batch() {
   thread_local RowBatch batch;
   batch.clear();

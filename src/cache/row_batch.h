@@ -19,6 +19,7 @@ struct RowBatch {
   void clear();
   void add_tail(const StreamEnv& env, const Tail& tail, uint32_t count);
   void add_live_rows(const StreamEnv& env, const BlockRef& ref, uint32_t layer, uint32_t head);
+  void add_rows(const StreamEnv& env, const RowBatch& from, uint32_t first, uint32_t count);
 };
 
 // The batch of this thread, empty.

@@ -85,30 +85,45 @@ void kill_rows(BlockRef& ref, const uint8_t* keep) {
   while (ref.rows && !ref.alive(ref.rows - 1u)) --ref.rows;
 }
 
-bool mergeable(const BlockRef& a, const BlockRef& b) {
-  return a.block->tier == b.block->tier && a.block->tier != Tier::sink;
+// Rewrites the live rows of `count` neighbours as one block less. False: they do not fit, or there is no memory: then they just keep theirs.
+bool merge_run(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, size_t first, size_t count) {
+  if (first + count > s.blocks.size()) return false;
+  const Tier tier = s.blocks[first].block->tier;
+  const CodecEntry* codec = tier == Tier::warm ? plan.warm_codec : plan.archive_codec;
+  const CodecEntry* raw = tier == Tier::warm ? plan.raw_warm : plan.raw_archive;
+  if (tier == Tier::sink || !codec) return false;
+  uint64_t live = 0;
+  for (size_t i = first; i < first + count; ++i) {
+    if (s.blocks[i].block->tier != tier) return false;
+    live += s.blocks[i].live;
+  }
+  if (live > (count - 1) * codec->tokens) return false;
+
+  RowBatch all;
+  for (size_t i = first; i < first + count; ++i) all.add_live_rows(env, s.blocks[i], s.layer, s.head);
+  BlockRef fresh[2];
+  size_t made = 0;
+  for (uint32_t from = 0; from < all.rows(); from += codec->tokens) {
+    RowBatch& batch = scratch_batch();
+    batch.add_rows(env, all, from, std::min(codec->tokens, all.rows() - from));
+    auto ref = seal(env, batch, *codec, *raw, tier, s.blocks[first].block->codec, s.layer, s.head, Arena::Use::relief);
+    if (!ref) {
+      while (made) release_ref(env, fresh[--made]);
+      return false;
+    }
+    fresh[made++] = *ref;
+  }
+  for (size_t i = first; i < first + count; ++i) release_ref(env, s.blocks[i]);
+  std::copy_n(fresh, made, s.blocks.begin() + first);
+  s.blocks.erase(first + made, count - made);
+  return true;
 }
 
-// Neighbours of one tier whose live rows fit one block become one. Failing to is no error: the rows just keep their memory.
+// Two neighbours that fit one block, or three that fit two, are rewritten: eviction that drops a few rows everywhere would otherwise free
+// nothing until every block is half dead. Each rewrite re-encodes rows, so it is not done for less.
 void merge_neighbours(const StreamEnv& env, HeadStream& s, const LayerPlan& plan) {
   for (size_t i = 0; i + 1 < s.blocks.size();) {
-    BlockRef& a = s.blocks[i];
-    BlockRef& b = s.blocks[i + 1];
-    const CodecEntry* codec = a.block->tier == Tier::warm ? plan.warm_codec : plan.archive_codec;
-    const CodecEntry* raw = a.block->tier == Tier::warm ? plan.raw_warm : plan.raw_archive;
-    if (!mergeable(a, b) || !codec || static_cast<uint32_t>(a.live) + b.live > codec->tokens) {
-      ++i;
-      continue;
-    }
-    RowBatch& batch = scratch_batch();
-    batch.add_live_rows(env, a, s.layer, s.head);
-    batch.add_live_rows(env, b, s.layer, s.head);
-    auto ref = seal(env, batch, *codec, *raw, a.block->tier, a.block->codec, s.layer, s.head, Arena::Use::relief);
-    if (!ref) return;
-    release_ref(env, a);
-    release_ref(env, b);
-    s.blocks[i] = *ref;
-    s.blocks.erase(i + 1, 1);
+    if (!merge_run(env, s, plan, i, 2) && !merge_run(env, s, plan, i, 3)) ++i;
   }
 }
 

@@ -3,7 +3,7 @@
 //   blocks: [sinks][archive …][warm …]   tail: [hot rows and the block being filled]
 //
 // A stream moves rows between tiers: the tail's front graduates into a warm block, the oldest warm blocks into an archive block,
-// evicted rows die in place and half-dead neighbours merge. Each step makes its new block first and only then lets go of the old ones,
+// evicted rows die in place and thinned-out neighbours merge. Each step makes its new block first and only then lets go of the old ones,
 // so that running out of memory leaves everything where it was. Every operation here is on one stream and under its sequence's lock.
 #pragma once
 
@@ -67,7 +67,7 @@ void live_positions(const HeadStream& s, std::vector<uint32_t>& out);
 // Statistics of live tokens in the same order: out[i*lanes + lane].
 void live_stats(const StreamEnv& env, const HeadStream& s, std::vector<float>& out);
 
-// Keeps live token i iff keep[i]; dead rows are forgotten, empty blocks freed, half-empty neighbours merged.
+// Keeps live token i iff keep[i]; dead rows are forgotten, empty blocks freed, thinned-out neighbours merged (two into one, three into two).
 // False: not enough memory for the lists eviction needs, nothing was changed.
 [[nodiscard]] bool evict_rows(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, std::span<const uint8_t> keep);
 

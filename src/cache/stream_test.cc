@@ -32,10 +32,13 @@ class StreamTest : public ::testing::Test {
   }
   ~StreamTest() override {
     destroy(env, s);
-    for (int t = 0; t < static_cast<int>(MemoryTag::count); ++t) EXPECT_EQ(arena.allocated(static_cast<MemoryTag>(t)), 0u) << "tag " << t;
+    for (int t = 0; t < static_cast<int>(MemoryTag::count); ++t)
+      EXPECT_EQ(arena.allocated(static_cast<MemoryTag>(t)), 0u) << "tag " << t;
   }
 
-  const CodecEntry* entry(const char* name, uint32_t tokens) { return book.get(quant::parse_codec_pair(name).value(), tokens).value(); }
+  const CodecEntry* entry(const char* name, uint32_t tokens) {
+    return book.get(quant::parse_codec_pair(name).value(), tokens).value();
+  }
 
   void push(uint32_t n, float size = 1.0f) {
     std::uniform_real_distribution<float> real(-size, size);

@@ -30,10 +30,13 @@ struct Row {
 ::testing::AssertionResult holds(const Tail& tail, const std::deque<Row>& rows, uint32_t lanes) {
   if (tail.rows() != rows.size()) return ::testing::AssertionFailure() << tail.rows() << " rows, expected " << rows.size();
   for (uint32_t i = 0; i < rows.size(); ++i) {
-    if (tail.position(i) != rows[i].position) return ::testing::AssertionFailure() << "row " << i << " is at " << tail.position(i) << ", expected " << rows[i].position;
+    if (tail.position(i) != rows[i].position)
+      return ::testing::AssertionFailure() << "row " << i << " is at " << tail.position(i) << ", expected " << rows[i].position;
     const auto expected = static_cast<uint16_t>(rows[i].number * 64 + 7);
-    if (tail.key_row(i)[7] != expected || tail.value_row(i)[7] != static_cast<uint16_t>(~expected)) return ::testing::AssertionFailure() << "row " << i << " has other bytes";
-    if (lanes && tail.stats_row(i)[lanes - 1] != rows[i].stat) return ::testing::AssertionFailure() << "row " << i << " has other statistics";
+    if (tail.key_row(i)[7] != expected || tail.value_row(i)[7] != static_cast<uint16_t>(~expected))
+      return ::testing::AssertionFailure() << "row " << i << " has other bytes";
+    if (lanes && tail.stats_row(i)[lanes - 1] != rows[i].stat)
+      return ::testing::AssertionFailure() << "row " << i << " has other statistics";
   }
   Tail::Run runs[2];
   tail.runs(runs);
@@ -41,8 +44,10 @@ struct Row {
   uint32_t i = 0;
   for (const Tail::Run& run : runs) {
     for (uint32_t r = 0; r < run.rows; ++r, ++i) {
-      if ((run.positions ? run.positions[r] : run.first_position + r) != rows[i].position) return ::testing::AssertionFailure() << "a run's position is wrong";
-      if (run.keys + static_cast<size_t>(r) * kDim != tail.key_row(i)) return ::testing::AssertionFailure() << "a run is not where its rows are";
+      if ((run.positions ? run.positions[r] : run.first_position + r) != rows[i].position)
+        return ::testing::AssertionFailure() << "a run's position is wrong";
+      if (run.keys + static_cast<size_t>(r) * kDim != tail.key_row(i))
+        return ::testing::AssertionFailure() << "a run is not where its rows are";
     }
   }
   return ::testing::AssertionSuccess();

@@ -17,8 +17,10 @@ using tierkv::Status;
 using tierkv::StatusCode;
 using tierkv::capi::guarded;
 
-static_assert(TIERKV_INTERNAL == static_cast<int>(StatusCode::internal) && TIERKV_DATA_LOSS == static_cast<int>(StatusCode::data_loss) &&
-              TIERKV_NOT_FOUND == static_cast<int>(StatusCode::not_found) && TIERKV_IO_ERROR == static_cast<int>(StatusCode::io_error) &&
+static_assert(TIERKV_INTERNAL == static_cast<int>(StatusCode::internal) &&
+              TIERKV_DATA_LOSS == static_cast<int>(StatusCode::data_loss) &&
+              TIERKV_NOT_FOUND == static_cast<int>(StatusCode::not_found) &&
+              TIERKV_IO_ERROR == static_cast<int>(StatusCode::io_error) &&
               TIERKV_INVALID_ARGUMENT == static_cast<int>(StatusCode::invalid_argument) &&
               TIERKV_OUT_OF_RANGE == static_cast<int>(StatusCode::out_of_range) &&
               TIERKV_RESOURCE_EXHAUSTED == static_cast<int>(StatusCode::resource_exhausted) &&
@@ -36,7 +38,12 @@ Result<RowsView> view_of(const tierkv_rows& rows, const char* what) {
   if (rows.type < TIERKV_F32 || rows.type > TIERKV_BF16) {
     return error(StatusCode::invalid_argument, what, ": type ", rows.type, " is none of TIERKV_F32, TIERKV_F16 and TIERKV_BF16");
   }
-  return RowsView{rows.data, static_cast<DType>(rows.type), rows.tokens, rows.heads, rows.head_dim, static_cast<ptrdiff_t>(rows.token_stride),
+  return RowsView{rows.data,
+                  static_cast<DType>(rows.type),
+                  rows.tokens,
+                  rows.heads,
+                  rows.head_dim,
+                  static_cast<ptrdiff_t>(rows.token_stride),
                   static_cast<ptrdiff_t>(rows.head_stride)};
 }
 
@@ -60,7 +67,8 @@ Status list_out(const std::vector<T>& all, T* out, size_t capacity, size_t* coun
 // Structs begin with the size the caller knew: copies what both sides have and leaves the rest of a longer one alone.
 template <class T>
 Status sized_out(T full, T* out, const char* name) {
-  if (out->size < sizeof(size_t)) return error(StatusCode::invalid_argument, name, "->size is ", out->size, "; set it to sizeof(*", name, ")");
+  if (out->size < sizeof(size_t))
+    return error(StatusCode::invalid_argument, name, "->size is ", out->size, "; set it to sizeof(*", name, ")");
   full.size = out->size;
   std::memcpy(out, &full, std::min(out->size, sizeof(T)));
   return {};
@@ -89,7 +97,8 @@ Result<tierkv_attention_options> options_of(const tierkv_attention_options* give
   return all;
 }
 
-Status attend(AdaptiveKVCache& cache, SeqId seq, uint32_t layer, const RowsView& queries, float* out, const tierkv_attention_options& o) {
+Status attend(AdaptiveKVCache& cache, SeqId seq, uint32_t layer, const RowsView& queries, float* out,
+              const tierkv_attention_options& o) {
   AttentionOptions options;
   options.causal = o.causal != 0;
   options.observe = o.observe != 0;
@@ -104,7 +113,8 @@ Status attend(AdaptiveKVCache& cache, SeqId seq, uint32_t layer, const RowsView&
     TIERKV_ASSIGN_OR_RETURN(const uint32_t length, cache.length(seq, layer));
     const size_t needed = static_cast<size_t>(cache.config().num_kv_heads) * length;
     if (o.token_mass_size < needed) {
-      return error(StatusCode::invalid_argument, "token_mass has room for ", o.token_mass_size, " floats, kv heads x length are ", needed);
+      return error(StatusCode::invalid_argument, "token_mass has room for ", o.token_mass_size, " floats, kv heads x length are ",
+                   needed);
     }
   }
   TIERKV_RETURN_IF_ERROR(cache.attention(seq, layer, queries, out, options));
@@ -168,7 +178,8 @@ tierkv_rows tierkv_rows_dense(const void* data, int type, uint32_t tokens, uint3
   return tierkv_rows{data, type, tokens, heads, head_dim, static_cast<int64_t>(heads) * head_dim, head_dim};
 }
 
-tierkv_status tierkv_append(tierkv_cache* cache, tierkv_seq seq, uint32_t layer, const tierkv_rows* keys, const tierkv_rows* values) {
+tierkv_status tierkv_append(tierkv_cache* cache, tierkv_seq seq, uint32_t layer, const tierkv_rows* keys,
+                            const tierkv_rows* values) {
   return guarded([&]() -> Status {
     TIERKV_NOT_NULL(cache);
     TIERKV_NOT_NULL(keys);
@@ -179,7 +190,8 @@ tierkv_status tierkv_append(tierkv_cache* cache, tierkv_seq seq, uint32_t layer,
   });
 }
 
-tierkv_status tierkv_append_f32(tierkv_cache* cache, tierkv_seq seq, uint32_t layer, const float* keys, const float* values, uint32_t tokens) {
+tierkv_status tierkv_append_f32(tierkv_cache* cache, tierkv_seq seq, uint32_t layer, const float* keys, const float* values,
+                                uint32_t tokens) {
   return guarded([&]() -> Status {
     TIERKV_NOT_NULL(cache);
     const auto& c = cache->value->config();
@@ -209,7 +221,8 @@ tierkv_status tierkv_attention(tierkv_cache* cache, tierkv_seq seq, uint32_t lay
   });
 }
 
-tierkv_status tierkv_attention_f32(tierkv_cache* cache, tierkv_seq seq, uint32_t layer, const float* queries, uint32_t tokens, float* out) {
+tierkv_status tierkv_attention_f32(tierkv_cache* cache, tierkv_seq seq, uint32_t layer, const float* queries, uint32_t tokens,
+                                   float* out) {
   return guarded([&]() -> Status {
     TIERKV_NOT_NULL(cache);
     TIERKV_NOT_NULL(out);
@@ -218,8 +231,8 @@ tierkv_status tierkv_attention_f32(tierkv_cache* cache, tierkv_seq seq, uint32_t
   });
 }
 
-tierkv_status tierkv_get(const tierkv_cache* cache, tierkv_seq seq, uint32_t layer, const uint32_t* positions, size_t count, float* keys,
-                         float* values) {
+tierkv_status tierkv_get(const tierkv_cache* cache, tierkv_seq seq, uint32_t layer, const uint32_t* positions, size_t count,
+                         float* keys, float* values) {
   return guarded([&]() -> Status {
     TIERKV_NOT_NULL(cache);
     if (count) TIERKV_NOT_NULL(positions);
@@ -264,8 +277,8 @@ tierkv_status tierkv_layer_length(const tierkv_cache* cache, tierkv_seq seq, uin
   });
 }
 
-tierkv_status tierkv_positions(const tierkv_cache* cache, tierkv_seq seq, uint32_t layer, uint32_t kv_head, uint32_t* out, size_t capacity,
-                               size_t* count) {
+tierkv_status tierkv_positions(const tierkv_cache* cache, tierkv_seq seq, uint32_t layer, uint32_t kv_head, uint32_t* out,
+                               size_t capacity, size_t* count) {
   return guarded([&]() -> Status {
     TIERKV_NOT_NULL(cache);
     TIERKV_NOT_NULL(count);

@@ -92,8 +92,8 @@ tierkv_status tierkv_config_create(tierkv_config** out) {
 
 void tierkv_config_destroy(tierkv_config* config) { delete config; }
 
-tierkv_status tierkv_config_set_model(tierkv_config* config, const char* name, uint32_t num_layers, uint32_t num_heads, uint32_t num_kv_heads,
-                                      uint32_t head_dim) {
+tierkv_status tierkv_config_set_model(tierkv_config* config, const char* name, uint32_t num_layers, uint32_t num_heads,
+                                      uint32_t num_kv_heads, uint32_t head_dim) {
   return guarded([&]() -> Status {
     TIERKV_NOT_NULL(config);
     config->value.model = name ? name : "";

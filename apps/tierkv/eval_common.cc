@@ -1,0 +1,122 @@
+// eval_common.cc — settings, checkpoints, texts.
+#include "eval_common.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <filesystem>
+
+#include "gguf_file.h"
+#include "terminal.h"
+
+namespace tierkv::cli {
+namespace {
+
+constexpr std::string_view kNoFlash = "-noflash";
+
+StockSpec stock_spec(const std::string& text) {
+  const bool flash = !text.ends_with(kNoFlash);
+  StockSpec spec = parse_stock(flash ? text : text.substr(0, text.size() - kNoFlash.size()));
+  spec.flash = flash;
+  if (!flash && spec.type_v != "f16") bad_input("--stock " + text + ": libllama needs flash attention for values in " + spec.type_v);
+  return spec;
+}
+
+}  // namespace
+
+void add_stock_option(CLI::App& app, std::vector<std::string>& stock, const std::string& fallback) {
+  app.add_option("--stock", stock,
+                 "libllama's own cache beside it: f16, q8_0, q4_0, or q8_0/q4_0 for keys/values; separated by commas (default: " + fallback + ")")
+      ->type_name("TYPES")
+      ->delimiter(',')
+      ->expected(1)
+      ->allow_extra_args(false)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+}
+
+std::vector<SettingSpec> settle_settings(const std::vector<SettingSpec>& first, const std::vector<std::string>& kv,
+                                         const std::vector<std::string>& stock) {
+  check_kv(kv);
+  std::vector<SettingSpec> settings;
+  auto add = [&](const SettingSpec& spec) {
+    if (std::find(settings.begin(), settings.end(), spec) == settings.end()) settings.push_back(spec);
+  };
+  for (const SettingSpec& spec : first) add(spec);
+  for (const std::string& spec : kv) add({spec, false});
+  for (const std::string& type : stock) {
+    if (type.empty() || type == "none") continue;
+    (void)stock_spec(type);
+    add({type, true});
+  }
+  return settings;
+}
+
+std::unique_ptr<Session> open_setting(Engine& engine, const SettingSpec& spec, uint32_t ctx, uint32_t micro_batch) {
+  if (!spec.stock) {
+    SessionOptions options;
+    options.ctx = ctx;
+    options.micro_batch = micro_batch;
+    return engine.open_session(spec.kv, options);
+  }
+  StockSpec stock = stock_spec(spec.kv);
+  stock.ctx = ctx;
+  stock.micro_batch = micro_batch;
+  return engine.open_stock_session(stock);
+}
+
+Checkpoint::Checkpoint(Engine& engine, Session& session, Tokens prefix)
+    : session_(session), prefix_(std::move(prefix)), length_(session.length()) {
+  if (AdaptiveKVCache* cache = session.cache()) {
+    id_ = take(cache->fork(session.sequence()));
+    held_ = true;
+  } else {
+    const std::vector<uint32_t>& windows = engine.shape().window;
+    windowed_ = std::any_of(windows.begin(), windows.end(), [](uint32_t window) { return window != 0; });
+  }
+}
+
+Checkpoint::~Checkpoint() {
+  if (held_) (void)session_.cache()->remove(id_).ok();
+}
+
+void Checkpoint::restore() {
+  if (held_) {
+    session_.bind(take(session_.cache()->fork(id_)));
+  } else {
+    rewind();
+  }
+}
+
+void Checkpoint::restore_last() {
+  if (held_) {
+    session_.bind(id_);
+    held_ = false;
+  } else {
+    rewind();
+  }
+}
+
+void Checkpoint::rewind() {
+  if (!windowed_ || session_.length() == length_) return session_.truncate(length_);
+  session_.reset();
+  session_.feed(prefix_);
+}
+
+std::string evaluation_text(const std::string& file) {
+  if (!file.empty()) {
+    std::string text = read_file(file);
+    if (text.empty()) bad_input(file + " is empty");
+    return text;
+  }
+  const std::string path = cache_folder() + "/text/wiki.test.raw";
+  std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored)) {
+    bad_input("the text of WikiText-2 is not here (" + path + "): `tierkv fetch wikitext2` downloads it, or give a text with -f FILE");
+  }
+  return read_file(path);
+}
+
+llama_token first_token(const Engine& engine) {
+  return llama_vocab_get_add_bos(engine.vocab()) ? llama_vocab_bos(engine.vocab()) : LLAMA_TOKEN_NULL;
+}
+
+}  // namespace tierkv::cli

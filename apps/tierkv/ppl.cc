@@ -1,0 +1,272 @@
+// ppl.cc — `tierkv ppl`: how much a cache setting costs in quality, over the same text for all of them.
+//
+// Every window is fed through the caches in chunks of --chunk tokens, all settings in lockstep: FP16 first, whose logits of the chunk are
+// kept until every other setting has been compared with them. So memory is one chunk's logits, however long the text.
+#include <chrono>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "commands.h"
+#include "eval_common.h"
+#include "eval_stats.h"
+#include "terminal.h"
+
+namespace tierkv::cli {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kFooter =
+    "Examples:\n"
+    "  tierkv ppl --kv balanced --kv compact --stock q8_0,q4_0\n"
+    "  tierkv ppl --ctx 8192 --tokens 32768 --kv archive=kivi2-g64 --json ppl.json\n"
+    "  tierkv ppl -f book.txt --kv \"max_seq_len=2048,evict=h2o\"\n"
+    "\n"
+    "FP16 is always run as the reference. Delta is the difference of the perplexities, with its paired standard error: both saw the\n"
+    "same tokens, and blocks of up to 256 consecutive tokens are the sample. KLD is the mean Kullback-Leibler divergence from FP16's\n"
+    "predictions, in nats. Bits are resident bytes, everything counted: of the coldest tier that holds tokens, and in all, over what\n"
+    "the whole context would take as FP16 (so what was evicted counts as saved). Stock is libllama's own cache.";
+
+struct Request {
+  Options options;
+  std::vector<std::string> stock;
+  std::string file;
+  uint32_t ctx = 0, chunk = 32;
+  uint64_t tokens = 16384;
+  int64_t skip = -1;
+};
+
+struct Setting {
+  SettingSpec spec;
+  std::unique_ptr<Session> session;
+  PairedScores scores;
+  double seconds = 0.0;
+  // At the end of the longest window.
+  MemoryStats memory;
+  uint64_t resident = 0;
+};
+
+struct Plan {
+  std::vector<Tokens> windows;
+  uint32_t skip = 0;
+  uint32_t block = 0;    // tokens of a block of the standard error
+  uint64_t fed = 0, scored = 0;
+};
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+Plan make_plan(const Request& request, const Engine& engine, const Tokens& text, uint32_t ctx) {
+  Plan plan;
+  plan.skip = request.skip >= 0 ? static_cast<uint32_t>(std::min<int64_t>(request.skip, ctx)) : std::min(512u, ctx / 4);
+  plan.skip = std::max(plan.skip, 1u);  // nothing predicts the first token
+  if (plan.skip >= ctx) bad_input(format("--skip %u leaves nothing to score in windows of %u tokens", plan.skip, ctx));
+  const llama_token first = first_token(engine);
+  for (size_t at = 0; at < text.size();) {
+    Tokens window;
+    if (first != LLAMA_TOKEN_NULL) window.push_back(first);
+    const uint64_t length = request.tokens == 0 ? ctx : std::min<uint64_t>(ctx, request.tokens - plan.fed);
+    if (length <= plan.skip) break;
+    const size_t count = std::min<size_t>(length - window.size(), text.size() - at);
+    window.insert(window.end(), text.begin() + static_cast<ptrdiff_t>(at), text.begin() + static_cast<ptrdiff_t>(at + count));
+    at += count;
+    if (window.size() <= plan.skip) break;
+    plan.fed += window.size();
+    plan.scored += window.size() - plan.skip;
+    plan.windows.push_back(std::move(window));
+  }
+  if (plan.scored == 0) {
+    bad_input(format("the text has %zu tokens, and the first %u of a window are not scored: nothing is left (a smaller --skip helps)", text.size(),
+                     plan.skip));
+  }
+  plan.block = static_cast<uint32_t>(std::clamp<uint64_t>(plan.scored / 16, 16, 256));
+  return plan;
+}
+
+class Run {
+ public:
+  Run(const Plan& plan, const Request& request, std::vector<Setting>& settings)
+      : plan_(plan), chunk_(request.chunk), settings_(settings), rows_(request.chunk),
+        progress_("ppl", plan.fed * settings.size(), request.options.quiet) {}
+
+  void all() {
+    for (size_t w = 0; w < plan_.windows.size(); ++w) {
+      for (Setting& setting : settings_) setting.session->reset();
+      window(w);
+      if (w != 0) continue;  // no window is longer than the first
+      for (Setting& setting : settings_) {
+        setting.memory = setting.session->memory();
+        setting.resident = setting.session->kv_bytes();
+      }
+    }
+    progress_.finish();
+  }
+
+ private:
+  void window(size_t w) {
+    const Tokens& tokens = plan_.windows[w];
+    for (size_t at = 0; at < tokens.size(); at += chunk_) {
+      const size_t count = std::min<size_t>(chunk_, tokens.size() - at);
+      for (size_t s = 0; s < settings_.size(); ++s) {
+        progress_.label(format("window %zu of %zu, %s", w + 1, plan_.windows.size(), settings_[s].spec.label().c_str()));
+        feed(settings_[s], s == 0, w, at, count);
+        done_ += count;
+        progress_.update(done_);
+      }
+    }
+  }
+
+  void feed(Setting& setting, bool reference, size_t w, size_t at, size_t count) {
+    const Tokens& tokens = plan_.windows[w];
+    // Logits of a token predict the next one.
+    const bool wanted = at + count >= plan_.skip && at + 1 < tokens.size();
+    double scoring = 0.0;
+    auto on_logits = [&](uint32_t i, std::span<const float> logits) {
+      const size_t next = at + i + 1;
+      if (next < plan_.skip || next >= tokens.size()) return;
+      const double start = now();
+      score(setting, reference, w, i, next, static_cast<uint32_t>(tokens[next]), logits);
+      scoring += now() - start;
+    };
+    const double start = now();
+    setting.session->feed(std::span(tokens).subspan(at, count), wanted ? Want::all : Want::none, on_logits, chunk_);
+    setting.seconds += now() - start - scoring;
+  }
+
+  void score(Setting& setting, bool reference, size_t w, uint32_t i, size_t position, uint32_t token, std::span<const float> logits) {
+    ReferenceRow& row = rows_[i];
+    if (reference) row.set(logits);
+    const RowSummary summary = reference ? row.summary() : summarise(logits);
+    const double kl = reference ? 0.0 : row.divergence(logits, summary);
+    if (!std::isfinite(summary.log_sum_exp) || !std::isfinite(kl)) {
+      throw Failure(kRuntimeError, format("%s gave logits that are not numbers at position %zu of window %zu", setting.spec.label().c_str(), position, w + 1));
+    }
+    const size_t blocks = (plan_.windows.front().size() - plan_.skip + plan_.block - 1) / plan_.block;
+    const size_t block = w * blocks + (position - plan_.skip) / plan_.block;
+    setting.scores.add(block, summary.log_sum_exp - static_cast<double>(logits[token]), row.nll(token), kl, summary.top == row.summary().top);
+  }
+
+  const Plan& plan_;
+  uint32_t chunk_;
+  std::vector<Setting>& settings_;
+  std::vector<ReferenceRow> rows_;
+  Progress progress_;
+  uint64_t done_ = 0;
+};
+
+// Of the tier that holds the oldest tokens; of stock, of the only one.
+double coldest_bits(const Setting& setting, uint32_t head_dim, double bits_total) {
+  if (setting.spec.stock) return bits_total;
+  for (const Tier tier : {Tier::archive, Tier::warm, Tier::hot, Tier::sink}) {
+    if (setting.memory[tier].tokens > 0) return setting.memory[tier].bits_per_value(head_dim);
+  }
+  return 0.0;
+}
+
+json setting_json(const Setting& setting, const Request& request, Engine& engine, const Plan& plan, uint64_t fp16_bytes) {
+  const PairedResult result = setting.scores.result();
+  const uint32_t head_dim = engine.shape().head_dim;
+  const double bits_total = 16.0 * static_cast<double>(setting.resident) / static_cast<double>(std::max<uint64_t>(fp16_bytes, 1));
+  json value = {{"command", "ppl"},
+                {"model", engine.name()},
+                {"kv", setting.spec.kv},
+                {"stock", setting.spec.stock},
+                {"ppl", result.ppl},
+                {"ppl_se", result.ppl_se},
+                {"delta", result.delta},
+                {"delta_se", result.delta_se},
+                {"kld", result.kld},
+                {"kld_se", result.kld_se},
+                {"top1", result.top1},
+                {"bits_archive", coldest_bits(setting, head_dim, bits_total)},
+                {"bits_total", bits_total},
+                {"resident_bytes", setting.resident},
+                {"tokens", result.tokens},
+                {"seconds", setting.seconds},
+                {"tokens_per_second", setting.seconds > 0 ? static_cast<double>(plan.fed) / setting.seconds : 0.0},
+                {"ctx", plan.windows.front().size()},
+                {"windows", plan.windows.size()},
+                {"chunk", request.chunk},
+                {"skip", plan.skip},
+                {"block_tokens", plan.block},
+                {"blocks", result.blocks}};
+  if (!setting.spec.stock) value["memory"] = memory_json(setting.memory, head_dim);
+  return value;
+}
+
+std::string tier_bits(const Setting& setting, uint32_t head_dim) {
+  if (setting.spec.stock) return "";
+  std::string text;
+  for (int t = 0; t < kNumTiers; ++t) {
+    const TierMemory& tier = setting.memory.tier[t];
+    if (tier.tokens == 0) continue;
+    text += (text.empty() ? "" : " ") + tier_colour(static_cast<Tier>(t), format("%c %.2f", "SHWA"[t], tier.bits_per_value(head_dim)));
+  }
+  return text;
+}
+
+void print(const std::vector<Setting>& settings, const json& values, Engine& engine, const Plan& plan, const Request& request) {
+  std::printf("%s: %s tokens scored in %zu window%s of %zu, fed %u at a time, the first %u of each not scored\n\n", bold(engine.name()).c_str(),
+              human_count(plan.scored).c_str(), plan.windows.size(), plan.windows.size() == 1 ? "" : "s", plan.windows.front().size(), request.chunk,
+              plan.skip);
+  Table table({"<setting", "PPL", "delta", "± se", "KLD", "top-1", "bits", "<bits by tier", "resident", "tokens/s"});
+  for (size_t i = 0; i < settings.size(); ++i) {
+    const json& v = values[i];
+    const PairedResult result = settings[i].scores.result();
+    const bool reference = i == 0;
+    table.add({settings[i].spec.label(), format("%.4f", result.ppl), reference ? dim("-") : format("%+.4f", result.delta),
+               reference ? dim("-") : std::isfinite(result.delta_se) ? format("%.4f", result.delta_se) : dim("?"),
+               reference ? dim("-") : format(result.kld < 1e-4 ? "%.1e" : "%.5f", result.kld), reference ? dim("-") : format("%.2f%%", 100.0 * result.top1),
+               format("%.2f", v["bits_total"].get<double>()), tier_bits(settings[i], engine.shape().head_dim),
+               human_bytes(static_cast<double>(settings[i].resident)), format("%.0f", v["tokens_per_second"].get<double>())});
+  }
+  std::printf("%s\n%s\n", table.str().c_str(),
+              dim(format("Standard errors are paired, over blocks of %u tokens. S first tokens, H hot, W warm, A archive.", plan.block)).c_str());
+}
+
+int run(Request& request) {
+  Options& options = request.options;
+  settle(options);
+  if (options.kv.empty()) options.kv = {"balanced"};
+  const std::vector<SettingSpec> specs = settle_settings({{"fp16", false}}, options.kv, request.stock);
+  const std::string text = evaluation_text(request.file);
+  Engine engine(options);
+  (void)engine.shape();  // refuses what the cache does not serve, and settles the context
+  const uint32_t ctx = request.ctx != 0 ? engine.check_context(request.ctx) : std::min(4096u, engine.context());
+  request.chunk = std::min(request.chunk, ctx);
+  const Plan plan = make_plan(request, engine, engine.tokenize(text, false), ctx);
+
+  std::vector<Setting> settings(specs.size());
+  for (size_t i = 0; i < specs.size(); ++i) {
+    settings[i].spec = specs[i];
+    settings[i].session = open_setting(engine, specs[i], ctx, request.chunk);
+  }
+  Run(plan, request, settings).all();
+
+  json values = json::array();
+  const uint64_t fp16_bytes = settings.front().memory.fp16_bytes;
+  for (const Setting& setting : settings) values.push_back(setting_json(setting, request, engine, plan, fp16_bytes));
+  if (options.text()) print(settings, values, engine, plan, request);
+  emit_json(options, values);
+  return 0;
+}
+
+}  // namespace
+
+void add_ppl(CLI::App& app, Action& action) {
+  CLI::App* command = app.add_subcommand("ppl", "Perplexity, divergence and memory of cache settings over one text");
+  auto request = std::make_shared<Request>();
+  command->footer(kFooter);
+  command->add_option("-f,--file", request->file, "the text (default: WikiText-2 test, as `tierkv fetch wikitext2` leaves it)")->type_name("FILE");
+  command->add_option("-c,--ctx", request->ctx, "tokens of a window (default: 4096, or the model's context if that is less)")->check(CLI::Range(2u, 1u << 24));
+  command->add_option("--chunk", request->chunk, "tokens fed at a time")->check(CLI::Range(1u, 4096u))->capture_default_str();
+  command->add_option("-n,--tokens", request->tokens, "tokens of the text to use, 0: all of them")->check(CLI::Range(0u, 1u << 30))->capture_default_str();
+  command->add_option("--skip", request->skip, "first tokens of a window that are not scored (default: 512, at most a quarter of --ctx)")
+      ->check(CLI::Range(0u, 1u << 24));
+  add_stock_option(*command, request->stock, "none");
+  add_model_option(*command, request->options);
+  add_kv_option(*command, request->options, "balanced");
+  add_output_options(*command, request->options);
+  command->callback([request, &action] { action = [request] { return run(*request); }; });
+}
+
+}  // namespace tierkv::cli

@@ -1,0 +1,247 @@
+#!/usr/bin/env python3
+"""eval_test.py TIERKV TINY_MODELS: the commands ppl, recall, bench and report, on tiny models and short texts."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+import xml.dom.minidom
+from pathlib import Path
+
+TIERKV, MODELS = Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve()
+WORDS = "the rain fell on the stone bridge and nobody in the town had seen another summer like this one before it ended".split()
+
+
+def prose(words):
+    return " ".join(WORDS[(7 * i * i + 3 * i) % len(WORDS)] for i in range(words)) + ".\n"
+
+
+class Evaluation(unittest.TestCase):
+    def setUp(self):
+        self.holder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.holder.cleanup)
+        self.folder = Path(self.holder.name)
+        self.text = self.folder / "text.txt"
+        self.text.write_text(prose(300))
+
+    def run_tierkv(self, *arguments, code=0, environment=None):
+        done = subprocess.run([str(TIERKV), *map(str, arguments)], capture_output=True, text=True, cwd=self.folder, timeout=300,
+                              env={**os.environ, **(environment or {})})  # fmt: skip
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        return done
+
+    def refused(self, *arguments, says=(), environment=None):
+        """Exit code 2, one sentence, nothing on stdout."""
+        done = self.run_tierkv(*arguments, code=2, environment=environment)
+        self.assertEqual(done.stdout, "")
+        self.assertEqual(len(done.stderr.strip().splitlines()), 1, done.stderr)
+        for part in says:
+            self.assertIn(part, done.stderr)
+
+    def model(self, kind="llama"):
+        return ["-m", MODELS / f"{kind}.gguf", "-t", 1]
+
+    def ppl(self, *arguments, kind="llama"):
+        done = self.run_tierkv("ppl", *self.model(kind), "-f", self.text, *arguments, "--json")
+        return json.loads(done.stdout)
+
+    # --- ppl
+
+    def test_ppl_reports_every_field_for_every_setting(self):
+        rows = self.ppl("--ctx", 256, "--tokens", 700, "--kv", "balanced,hot=32,warm=64", "--kv", "int8", "--stock", "f16,q8_0")
+        self.assertEqual([(r["kv"], r["stock"]) for r in rows],
+                         [("fp16", False), ("balanced,hot=32,warm=64", False), ("int8", False), ("f16", True), ("q8_0", True)])  # fmt: skip
+        for row in rows:
+            for key in ("ppl", "delta", "delta_se", "kld", "top1", "bits_archive", "bits_total", "resident_bytes", "tokens", "seconds"):
+                self.assertIsInstance(row[key], (int, float), f"{row['kv']} {key}")
+            self.assertEqual(row["tokens"], 2 * (256 - 64) + 188 - 64)  # three windows, a quarter of 256 skipped in each
+            self.assertAlmostEqual(row["delta"], row["ppl"] - rows[0]["ppl"], delta=1e-6 * row["ppl"])
+        fp16, balanced, int8, stock, q8_0 = rows
+        self.assertEqual((fp16["delta"], fp16["delta_se"], fp16["kld"], fp16["top1"]), (0, 0, 0, 1))
+        self.assertGreater(balanced["kld"], int8["kld"])
+        self.assertGreater(balanced["kld"], 1e-6)
+        self.assertGreater(balanced["delta_se"], 0)
+        # F32 weights: our FP16 cache and libllama's agree but for rounding.
+        self.assertLess(stock["kld"], 1e-5)
+        self.assertLess(abs(stock["delta"]), 2e-3 * fp16["ppl"])
+        self.assertEqual(stock["bits_total"], 16)
+        self.assertEqual(q8_0["bits_total"], 8.5)
+        self.assertLess(balanced["bits_archive"], 4)
+
+    def test_ppl_does_not_depend_on_chunks_where_nothing_is_compressed(self):
+        one = self.ppl("--ctx", 128, "--tokens", 256, "--kv", "fp16", "--chunk", 1)
+        many = self.ppl("--ctx", 128, "--tokens", 256, "--kv", "fp16", "--chunk", 128)
+        self.assertEqual(len(one), 1)
+        self.assertAlmostEqual(one[0]["ppl"], many[0]["ppl"], delta=1e-3 * one[0]["ppl"])
+
+    def test_ppl_of_one_window_by_hand(self):
+        """A random model is near the uniform guess, so its perplexity is of the vocabulary's order."""
+        row = self.ppl("--ctx", 128, "--tokens", 128, "--skip", 0, "--kv", "fp16")[0]
+        self.assertEqual(row["tokens"], 127)
+        self.assertTrue(50 < row["ppl"] < 5000, row["ppl"])
+
+    def test_ppl_serves_sliding_windows(self):
+        rows = self.ppl("--ctx", 192, "--tokens", 192, "--kv", "fp16", "--stock", "f16", kind="gemma3")
+        self.assertLess(rows[1]["kld"], 1e-4)
+
+    def test_ppl_text_goes_to_stdout_and_json_to_its_file(self):
+        done = self.run_tierkv("ppl", *self.model(), "-f", self.text, "--ctx", 128, "--tokens", 128, "--json", "out.json")
+        self.assertIn("balanced", done.stdout)
+        self.assertEqual(done.stderr, "")
+        self.assertEqual([r["kv"] for r in json.loads((self.folder / "out.json").read_text())], ["fp16", "balanced"])
+
+    def test_ppl_refuses_what_it_cannot_do(self):
+        model = self.model()
+        self.refused("ppl", *model, says=["tierkv fetch wikitext2"], environment={"TIERKV_CACHE": str(self.folder)})
+        self.refused("ppl", *model, "-f", "missing.txt", says=["missing.txt"])
+        self.refused("ppl", "-m", "missing.gguf", "-f", self.text, says=["missing.gguf"])
+        self.refused("ppl", *model, "-f", self.text, "--ctx", 100000, says=["4,096"])
+        self.refused("ppl", *model, "-f", self.text, "--ctx", 64, "--skip", 64, says=["--skip"])
+        self.refused("ppl", *model, "-f", self.text, "--stock", "q5_1", says=["q5_1", "q8_0"])
+        self.refused("ppl", *model, "-f", self.text, "--kv", "nonsense", says=["nonsense"])
+        self.refused("ppl", *self.model("mamba"), "-f", self.text, says=["mamba"])
+        self.text.write_text("few")
+        self.refused("ppl", *model, "-f", self.text, "--ctx", 256, says=["nothing is left"])
+        self.text.write_text("")
+        self.refused("ppl", *model, "-f", self.text, says=["empty"])
+
+    # --- recall
+
+    def recall(self, *arguments, kind="llama"):
+        done = self.run_tierkv("recall", *self.model(kind), *arguments, "--json")
+        return json.loads(done.stdout)
+
+    def test_recall_counts_every_cell(self):
+        rows = self.recall("--ctx", "1024,1200", "--depths", "90,10", "--trials", 2, "--keys", 2, "--kv", "fp16", "--kv", "int8", "--stock", "f16")
+        cells = [(r["kv"], r["stock"], r["task"], r["ctx"], r["depth"]) for r in rows]
+        self.assertEqual(len(cells), 3 * 2 * 2 * 2)
+        self.assertEqual(len(set(cells)), len(cells))
+        for row in rows:
+            self.assertEqual(row["total"], 2)
+            self.assertEqual(row["correct"] + len(row["wrong"]), 2)
+
+    def test_recall_says_the_same_whether_it_shares_a_prefix_or_not(self):
+        """At depth 95 after depth 5, from a fork; and at depth 95 alone. FP16 has nothing that forking could change."""
+        common = ["--task", "passkey", "--ctx", 1024, "--kv", "fp16", "--trials", 1]
+        both = self.recall(*common, "--depths", "5,95")
+        again = self.recall(*common, "--depths", "5,95")
+        self.assertEqual(both, again)
+        stock = self.recall("--task", "passkey", "--ctx", 1024, "--kv", "fp16", "--stock", "f16", "--trials", 1, "--depths", "5,95")
+        ours, theirs = [r for r in stock if not r["stock"]], [r for r in stock if r["stock"]]
+        self.assertEqual([r["wrong"] for r in ours], [r["wrong"] for r in theirs])
+
+    def test_recall_serves_sliding_windows_and_other_texts(self):
+        self.text.write_text(prose(40))  # repeated to fill the context
+        rows = self.recall("--task", "lines", "--ctx", 900, "--depths", "50", "--keys", 1, "--trials", 1, "--haystack", self.text, "--kv", "balanced",
+                           "--stock", "f16", kind="gemma3")  # fmt: skip
+        self.assertEqual([r["total"] for r in rows], [1, 1])
+
+    def test_recall_draws(self):
+        self.run_tierkv("recall", *self.model(), "--task", "passkey", "--ctx", 512, "--depths", "50", "--trials", 1, "--kv", "fp16", "--plot", "heat.svg")
+        xml.dom.minidom.parse(str(self.folder / "heat.svg"))
+
+    def test_recall_refuses_what_it_cannot_do(self):
+        self.refused("recall", *self.model(), "--ctx", 128, says=["128"])
+        self.refused("recall", *self.model(), "--ctx", 99999, says=["4,096"])
+        self.refused("recall", *self.model(), "--depths", "150", says=["150"])
+        self.refused("recall", *self.model(), "--haystack", "missing.txt", says=["missing.txt"])
+        self.refused("recall", *self.model(), "--task", "poems", says=["poems"])
+
+    # --- bench
+
+    def test_bench_measures_every_setting_at_every_depth(self):
+        done = self.run_tierkv("bench", *self.model(), "--depths", "0,100,300", "-n", 4, "--kv", "balanced", "--stock", "q8_0", "--json")
+        rows = json.loads(done.stdout)
+        self.assertEqual(len(rows), 3 * 3)
+        for row in rows:
+            self.assertGreater(row["p50_ms"], 0)
+            self.assertGreaterEqual(row["p99_ms"], row["p50_ms"])
+            self.assertEqual(row["decode_tokens"], 4)
+            self.assertGreater(row["ttft_seconds"], 0)
+            self.assertEqual("host_share" in row, not row["stock"])
+            if row["stock"] and row["kv"] == "f16":
+                self.assertEqual(row["decode_ratio"], 1)
+        self.assertTrue(all(0 < r["host_share"] < 1 for r in rows if not r["stock"]))
+
+    def test_bench_stays_within_the_context(self):
+        done = self.run_tierkv("bench", *self.model(), "--depths", "4096", "-n", 4, "-b", 1024, "--kv", "fp16", "--stock", "none", "--json")
+        self.assertEqual({r["depth"] for r in json.loads(done.stdout)}, {4096 - 6})
+        self.refused("bench", *self.model(), "--depths", "5000", says=["4,096"])
+
+    # --- report
+
+    def results(self):
+        base = {"model": "M & <m>", "stock": False}
+        return {
+            "ppl.json": [{**base, "kv": kv, "ppl": 10 + d, "delta": d, "delta_se": 0.01, "kld": d / 10, "top1": 0.9, "bits_archive": b, "bits_total": b,
+                          "resident_bytes": 1000, "tokens": 100, "seconds": 1}
+                         for kv, d, b in (("fp16", 0, 16), ("balanced", 0.2, 3), ("compact", 0.9, 2.2))],
+            "recall.json": [{**base, "task": "passkey", "kv": "balanced", "ctx": c, "depth": d, "correct": 1, "total": 2}
+                            for c in (1024, 2048) for d in (5, 95)],
+            "bench.json": [{**base, "kv": kv, "depth": d, "p50_ms": 3 + d / 100, "p99_ms": 9, "decode_tokens_per_second": 200, "ttft_seconds": d / 50,
+                            "decode_ratio": 0.8, "prefill_tokens_per_second": 50}
+                           for kv in ("fp16", "balanced") for d in (0, 1024)],
+        }  # fmt: skip
+
+    def write_results(self, *names):
+        files = self.results()
+        for name in names:
+            (self.folder / name).write_text(json.dumps(files[name], indent=1))
+        return names
+
+    def test_report_is_one_page_with_every_section(self):
+        self.run_tierkv("report", *self.write_results("ppl.json", "recall.json", "bench.json"), "-o", "r.html", "--svg", "plots")
+        page = (self.folder / "r.html").read_text()
+        for part in ("Quality", "Recall", "Speed", "ΔPPL", "M &amp; &lt;m&gt;", "balanced", "1/2"):
+            self.assertIn(part, page)
+        for outside in ("http://", "https://", "<script", "src="):
+            self.assertNotIn(outside, page.replace("http://www.w3.org/2000/svg", ""))
+        names = sorted(p.name for p in (self.folder / "plots").iterdir())
+        self.assertEqual(names, ["decode-ratio.svg", "decode.svg", "divergence.svg", "first-token.svg", "latency.svg", "pareto.svg", "recall.svg"])
+        for plot in (self.folder / "plots").iterdir():
+            xml.dom.minidom.parse(str(plot))
+
+    def test_report_does_with_what_there_is(self):
+        for name in ("ppl.json", "recall.json", "bench.json"):
+            self.run_tierkv("report", *self.write_results(name), "-o", "r.html")
+        sparse = [{"kv": "x", "ppl": 3.5, "delta_se": None}]
+        (self.folder / "sparse.json").write_text(json.dumps(sparse))
+        self.run_tierkv("report", "sparse.json", "-o", "r.html")
+        self.assertIn("3.5000", (self.folder / "r.html").read_text())
+
+    def test_report_of_real_results(self):
+        self.run_tierkv("ppl", *self.model(), "-f", self.text, "--ctx", 128, "--tokens", 256, "--stock", "q4_0", "--json", "ppl.json")
+        self.run_tierkv("bench", *self.model(), "--depths", "0,64", "-n", 2, "--stock", "none", "--json", "bench.json")
+        self.run_tierkv("report", "ppl.json", "bench.json", "-o", "r.html")
+        self.assertIn("stock q4_0", (self.folder / "r.html").read_text())
+
+    def test_report_names_the_file_and_the_line(self):
+        bad = self.folder / "bad.json"
+        bad.write_text('[{"ppl": 1,\n "kv": "x"},\n oops]')
+        self.refused("report", "bad.json", "-o", "r.html", says=["bad.json", "line 3"])
+        bad.write_text('[{"ppl": 1,\n "kv": "x"}')
+        self.refused("report", "bad.json", "-o", "r.html", says=["bad.json", "line 2", "ends too early"])
+        bad.write_text("")
+        self.refused("report", "bad.json", "-o", "r.html", says=["bad.json", "line 1"])
+        for content, says in (("[]", "no results"), ('[{"kv": "x"}]', "entry 1"), ('[{"kv": "x", "ppl": "high"}]', '"ppl"'), ("[3]", "not an object"),
+                              ('[{"kv": "x", "ctx": 1, "depth": 2, "correct": 3, "total": 2}]', "3 of 2"), ('[{"ppl": 3}]', '"kv"')):  # fmt: skip
+            bad.write_text(content)
+            self.refused("report", "bad.json", "-o", "r.html", says=["bad.json", says])
+        self.refused("report", "missing.json", says=["missing.json"])
+        self.refused("report", says=["no results"])
+        self.write_results("ppl.json")
+        self.refused("report", "ppl.json", "-o", "no/such/folder/r.html", says=["no/such/folder"])
+        self.assertFalse((self.folder / "r.html").exists())
+
+    def test_numbers_that_are_not_there_are_null(self):
+        """One block of tokens has no standard error: JSON says null, not NaN."""
+        rows = self.ppl("--ctx", 32, "--tokens", 32, "--skip", 20, "--kv", "int8")
+        self.assertIsNone(rows[1]["delta_se"])
+        self.assertTrue(math.isfinite(rows[1]["delta"]))
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0]])
