@@ -172,7 +172,8 @@ class Chat {
     const Tokens turn = tokens_of_turn(text);
     const uint32_t start = session_->length();
     if (start + turn.size() >= session_->limit()) {
-      problem(Failure(kBadInput, "the conversation has reached the model's context of " + human_count(session_->limit()) + " tokens: /reset starts anew"));
+      problem(Failure(kBadInput, "the conversation has reached the model's context of " + human_count(session_->limit()) +
+                                     " tokens: /reset starts anew"));
       return;
     }
     try {
@@ -247,7 +248,9 @@ void add_chat(CLI::App& app, Action& action) {
   command->footer(kFooter);
   command->add_option("--system", request->system, "what the model is told first")->type_name("TEXT");
   command->add_option("--load", request->load, "go on with a conversation that /save kept")->type_name("FILE");
-  command->add_option("-n,--tokens", request->tokens, "tokens of a reply at most")->check(CLI::Range(1u, 1u << 24))->capture_default_str();
+  command->add_option("-n,--tokens", request->tokens, "tokens of a reply at most")
+      ->check(CLI::Range(1u, 1u << 24))
+      ->capture_default_str();
   command->add_option("-c,--ctx", request->ctx, "the context's length (default: the model's)")->type_name("N");
   add_sampler_options(*command, request->sampler);
   add_seed_option(*command, request->options);

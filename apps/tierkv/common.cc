@@ -89,8 +89,10 @@ void add_kv_option(CLI::App& app, Options& options, const std::string& fallback)
   std::string presets;
   for (const std::string& name : preset_names()) presets += (presets.empty() ? "" : ", ") + name;
   app.add_option("--kv", options.kv,
-                 "how keys and values are kept: a preset (" + presets + "), a .toml or .json file, or one line such as "
-                 "hot=64,warm=448,archive=rot2; may be repeated to compare (default: " + fallback + ")")
+                 "how keys and values are kept: a preset (" + presets +
+                     "), a .toml or .json file, or one line such as "
+                     "hot=64,warm=448,archive=rot2; may be repeated to compare (default: " +
+                     fallback + ")")
       ->type_name("SPEC")
       ->expected(1)
       ->allow_extra_args(false)

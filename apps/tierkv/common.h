@@ -2,8 +2,8 @@
 //
 // Errors:   a command throws Failure; main() prints its one sentence on stderr and exits with its code. 2 is for what the user can
 //           change (input, files, options), 1 for everything else, 130 for an interruption.
-// Output:   results go to stdout, everything else to stderr. `--json` alone sends JSON to stdout in place of the text; `--json FILE` writes
-//           FILE as well as the text, under its final name only when complete.
+// Output:   results go to stdout, everything else to stderr. `--json` alone sends JSON to stdout in place of the text;
+//           `--json FILE` writes FILE as well as the text, under its final name only when complete.
 // Threads:  interrupted() may be called from any thread; the rest is the main thread's.
 #pragma once
 
@@ -58,11 +58,11 @@ void clear_interrupt();  // a command that survives the first (chat) starts anew
 
 // --- options
 struct Options {
-  std::string model = "smollm2";      // a path or a known name
-  std::vector<std::string> kv;        // presets, files or inline forms
+  std::string model = "smollm2";  // a path or a known name
+  std::vector<std::string> kv;    // presets, files or inline forms
   bool json = false;
-  std::string json_file;              // empty or "-": stdout
-  uint32_t threads = 0;               // set by main() when it is 0
+  std::string json_file;  // empty or "-": stdout
+  uint32_t threads = 0;   // set by main() when it is 0
   uint32_t seed = 42;
   bool quiet = false;
 

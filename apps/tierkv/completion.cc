@@ -13,7 +13,7 @@ constexpr const char* kFooter =
     "  fish   tierkv completion fish > ~/.config/fish/completions/tierkv.fish";
 
 struct Entry {
-  std::string path;   // "snapshot save"
+  std::string path;  // "snapshot save"
   std::string about;
   std::vector<std::string> subcommands;
   std::vector<std::pair<std::string, std::string>> options;  // "--kv", its description
@@ -36,14 +36,17 @@ std::string first_clause(std::string text) {
 void collect(const CLI::App& app, const std::string& path, std::vector<Entry>& entries) {
   Entry entry{path, first_clause(app.get_description()), {}, {}};
   for (const CLI::Option* option : app.get_options()) {
-    for (const std::string& name : option->get_lnames()) entry.options.emplace_back("--" + name, first_clause(option->get_description()));
-    for (const std::string& name : option->get_snames()) entry.options.emplace_back("-" + name, first_clause(option->get_description()));
+    for (const std::string& name : option->get_lnames())
+      entry.options.emplace_back("--" + name, first_clause(option->get_description()));
+    for (const std::string& name : option->get_snames())
+      entry.options.emplace_back("-" + name, first_clause(option->get_description()));
   }
   std::vector<const CLI::App*> children;
   for (const CLI::App* child : app.get_subcommands([](const CLI::App*) { return true; })) children.push_back(child);
   for (const CLI::App* child : children) entry.subcommands.push_back(child->get_name());
   entries.push_back(entry);
-  for (const CLI::App* child : children) collect(*child, path.empty() ? child->get_name() : path + " " + child->get_name(), entries);
+  for (const CLI::App* child : children)
+    collect(*child, path.empty() ? child->get_name() : path + " " + child->get_name(), entries);
 }
 
 std::string option_words(const Entry& entry) {
@@ -67,14 +70,16 @@ std::string bash(const std::vector<Entry>& entries) {
   for (const Entry& entry : entries) {
     if (!entry.path.empty()) text += "      \" " + entry.path + "\") path=\" " + entry.path + "\" ;;\n";
   }
-  text += "    esac\n  done\n  case $before in\n    --kv) COMPREPLY=($(compgen -f -W \"" + joined(preset_names()) + "\" -- \"$word\")); return ;;\n";
-  text += "    -m|--model) COMPREPLY=($(compgen -f -W \"" + std::string(kModels) + "\" -- \"$word\")); return ;;\n  esac\n  case $path in\n";
+  text += "    esac\n  done\n  case $before in\n    --kv) COMPREPLY=($(compgen -f -W \"" + joined(preset_names()) +
+          "\" -- \"$word\")); return ;;\n";
+  text += "    -m|--model) COMPREPLY=($(compgen -f -W \"" + std::string(kModels) +
+          "\" -- \"$word\")); return ;;\n  esac\n  case $path in\n";
   for (const Entry& entry : entries) {
     std::string words = joined(entry.subcommands);
     if (entry.path == "fetch") words = kThings;
     if (entry.path == "completion") words = "bash zsh fish";
-    text += "    \"" + (entry.path.empty() ? "" : " " + entry.path) + "\") COMPREPLY=($(compgen -W \"" + words + (words.empty() ? "" : " ") +
-            option_words(entry) + "\" -- \"$word\")) ;;\n";
+    text += "    \"" + (entry.path.empty() ? "" : " " + entry.path) + "\") COMPREPLY=($(compgen -W \"" + words +
+            (words.empty() ? "" : " ") + option_words(entry) + "\" -- \"$word\")) ;;\n";
   }
   return text +
          "  esac\n"
@@ -108,7 +113,8 @@ std::string fish(const std::vector<Entry>& entries) {
       std::string values;
       if (name == "--kv") values = " -x -a '" + joined(preset_names()) + "'";
       if (name == "--model") values = " -r -a '" + std::string(kModels) + "'";
-      text += "complete -c tierkv -n '" + inside + "' " + (is_long ? "-l " + name.substr(2) : "-s " + name.substr(1)) + values + " -d '" + about + "'\n";
+      text += "complete -c tierkv -n '" + inside + "' " + (is_long ? "-l " + name.substr(2) : "-s " + name.substr(1)) + values +
+              " -d '" + about + "'\n";
     }
   }
   return text;
@@ -116,7 +122,8 @@ std::string fish(const std::vector<Entry>& entries) {
 
 std::string zsh(const std::vector<Entry>& entries) {
   // zsh runs bash's completion functions; one script to keep right instead of two.
-  return "#compdef tierkv\n# zsh completion of tierkv, by way of the bash one\nautoload -U +X bashcompinit && bashcompinit\n" + bash(entries);
+  return "#compdef tierkv\n# zsh completion of tierkv, by way of the bash one\nautoload -U +X bashcompinit && bashcompinit\n" +
+         bash(entries);
 }
 
 }  // namespace
@@ -125,7 +132,10 @@ void add_completion(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("completion", "Print a completion script for bash, zsh or fish");
   auto shell = std::make_shared<std::string>();
   command->footer(kFooter);
-  command->add_option("shell", *shell, "bash, zsh or fish")->required()->check(CLI::IsMember({"bash", "zsh", "fish"}))->type_name("SHELL");
+  command->add_option("shell", *shell, "bash, zsh or fish")
+      ->required()
+      ->check(CLI::IsMember({"bash", "zsh", "fish"}))
+      ->type_name("SHELL");
   command->callback([shell, &app, &action] {
     action = [shell, &app] {
       std::vector<Entry> entries;

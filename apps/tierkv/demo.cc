@@ -1,7 +1,7 @@
 // demo.cc — `tierkv demo`: a real model reads the project's documentation with several cache settings, side by side.
 //
-// For every setting: the document is read, its last part is scored token by token (perplexity), the model continues the text, and, from a
-// fork of the same cache, answers a question about a fact hidden in the document. The first setting is the yardstick for the others.
+// For every setting: the document is read, its last part is scored token by token (perplexity), the model continues the text, and,
+// from a fork of the same cache, answers a question about a fact hidden in the document. The first setting is the yardstick.
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -23,7 +23,8 @@ constexpr const char* kFooter =
     "  tierkv demo --tokens 2000               a quick look\n"
     "  tierkv demo --kv fp16 --kv kivi2 --kv hot=32,warm=0,archive=rot2\n"
     "\n"
-    "A full bar is what plain FP16 takes. S first tokens, H newest, W recent, A archive. PPL is the perplexity of the document's last part,\n"
+    "A full bar is what plain FP16 takes. S first tokens, H newest, W recent, A archive. PPL is the perplexity of the document's "
+    "last part,\n"
     "read through the compressed cache in steps of 32 tokens.";
 
 struct Request {
@@ -32,7 +33,7 @@ struct Request {
 };
 
 struct Text {
-  Tokens document;   // read, then scored
+  Tokens document;  // read, then scored
   Tokens question;
   uint32_t scored = 0;
 };
@@ -42,7 +43,7 @@ struct Outcome {
   bool right = false;
   MemoryStats memory;
   SessionTimes times;
-  std::vector<double> losses;  // of each scored token
+  std::vector<double> losses;               // of each scored token
   double ppl = 0, delta = 0, delta_se = 0;  // delta: relative to the first setting
   json details;
 };
@@ -67,7 +68,8 @@ Text make_text(const Engine& engine, const Request& request) {
     text.document.insert(text.document.end(), part.begin(), part.end());
   }
   if (text.document.size() > request.tokens) text.document.resize(request.tokens);
-  if (!hidden || text.document.size() < 64) bad_input("--tokens " + std::to_string(request.tokens) + " is too short a document to hide anything in");
+  if (!hidden || text.document.size() < 64)
+    bad_input("--tokens " + std::to_string(request.tokens) + " is too short a document to hide anything in");
   text.question = engine.tokenize("\n\n" + std::string(demo_needle().question), false);
   text.scored = std::min<uint32_t>(request.scored, static_cast<uint32_t>(text.document.size()) / 4);
   return text;
@@ -114,9 +116,12 @@ Outcome run_one(const Request& request, Engine& engine, const std::string& kv, c
   outcome.losses.push_back(loss_of(session->last_logits(), scored[0]));
   {
     Progress progress(format("%-9s scoring", kv.c_str()), scored.size(), request.options.quiet);
-    session->feed(scored, Want::all, [&](uint32_t i, std::span<const float> row) {
-      if (i + 1 < scored.size()) outcome.losses.push_back(loss_of(row, scored[i + 1]));
-    }, 32, [&](uint32_t done) { progress.update(done); });
+    session->feed(
+        scored, Want::all,
+        [&](uint32_t i, std::span<const float> row) {
+          if (i + 1 < scored.size()) outcome.losses.push_back(loss_of(row, scored[i + 1]));
+        },
+        32, [&](uint32_t done) { progress.update(done); });
   }
   outcome.memory = session->memory();
   session->reset_times();
@@ -161,11 +166,13 @@ void print_outcome(const Outcome& o, Engine& engine, bool yardstick) {
   std::printf("%s |%s| %s %s\n", bold(format("%-9s", o.kv.c_str())).c_str(), tier_bar(o.memory, o.memory.fp16_bytes, bar).c_str(),
               bold(human_bytes(static_cast<double>(o.memory.total_bytes))).c_str(), dim(versus_fp16(o.memory)).c_str());
   std::printf("%s", tier_lines(o.memory, shape.layers * shape.kv_heads, shape.head_dim, "          ").c_str());
-  std::printf("          reads %.0f tokens/s, writes %.1f tokens/s, PPL %.2f", o.times.prefill_rate(), o.times.decode_rate(), o.ppl);
+  std::printf("          reads %.0f tokens/s, writes %.1f tokens/s, PPL %.2f", o.times.prefill_rate(), o.times.decode_rate(),
+              o.ppl);
   std::printf("%s\n", yardstick ? " (the yardstick)" : format(" (%+.2f %% ± %.2f)", 100 * o.delta, 100 * o.delta_se).c_str());
   const size_t width = static_cast<size_t>(std::max(40, terminal_width() - 24));
   std::printf("          continues %s\n", dim("…" + one_line(o.continuation, width)).c_str());
-  std::printf("          answers   %s %s\n\n", one_line(o.answer, width - 8).c_str(), o.right ? green("✓ right").c_str() : red("✗ wrong").c_str());
+  std::printf("          answers   %s %s\n\n", one_line(o.answer, width - 8).c_str(),
+              o.right ? green("✓ right").c_str() : red("✗ wrong").c_str());
 }
 
 json outcome_json(const Outcome& o) {
@@ -186,11 +193,15 @@ json outcome_json(const Outcome& o) {
 // What was saved at what cost: the last setting against the first.
 std::string closing(const std::vector<Outcome>& outcomes, size_t tokens) {
   const Outcome &first = outcomes.front(), &last = outcomes.back();
-  const double smaller = static_cast<double>(first.memory.total_bytes) / static_cast<double>(std::max<uint64_t>(1, last.memory.total_bytes));
+  const double smaller =
+      static_cast<double>(first.memory.total_bytes) / static_cast<double>(std::max<uint64_t>(1, last.memory.total_bytes));
   std::string text = "In words: \"" + last.kv + "\" remembers all " + human_count(tokens) + " tokens in " +
-                     human_bytes(static_cast<double>(last.memory.total_bytes)) + " instead of " + human_bytes(static_cast<double>(first.memory.total_bytes)) +
+                     human_bytes(static_cast<double>(last.memory.total_bytes)) + " instead of " +
+                     human_bytes(static_cast<double>(first.memory.total_bytes)) +
                      format(", %.1f times less memory; perplexity changes by %+.1f %%, ", smaller, 100 * last.delta);
-  text += last.right ? "it still finds the hidden fact, " : first.right ? "it no longer finds the hidden fact, " : "neither finds the hidden fact, ";
+  text += last.right    ? "it still finds the hidden fact, "
+          : first.right ? "it no longer finds the hidden fact, "
+                        : "neither finds the hidden fact, ";
   const double speed = first.times.decode_rate() > 0 ? last.times.decode_rate() / first.times.decode_rate() : 0;
   return text + format("and it writes %.2f times as fast.", speed);
 }
@@ -205,11 +216,12 @@ int run(Request& request) {
   engine.check_context(static_cast<uint64_t>(request.tokens) + request.written + 64);
   const Text text = make_text(engine, request);
   if (options.text()) {
-    std::printf("%s reads tierkv's own documentation: %s tokens, a fact hidden in them, %u layers with %u KV heads of %u channels.\n"
-                "A full bar is what plain FP16 takes. Tiers: %s first tokens, %s newest, %s recent, %s archive.\n\n",
-                bold(engine.name()).c_str(), human_count(text.document.size()).c_str(), shape.layers, shape.kv_heads, shape.head_dim,
-                tier_colour(Tier::sink, "S").c_str(), tier_colour(Tier::hot, "H").c_str(), tier_colour(Tier::warm, "W").c_str(),
-                tier_colour(Tier::archive, "A").c_str());
+    std::printf(
+        "%s reads tierkv's own documentation: %s tokens, a fact hidden in them, %u layers with %u KV heads of %u channels.\n"
+        "A full bar is what plain FP16 takes. Tiers: %s first tokens, %s newest, %s recent, %s archive.\n\n",
+        bold(engine.name()).c_str(), human_count(text.document.size()).c_str(), shape.layers, shape.kv_heads, shape.head_dim,
+        tier_colour(Tier::sink, "S").c_str(), tier_colour(Tier::hot, "H").c_str(), tier_colour(Tier::warm, "W").c_str(),
+        tier_colour(Tier::archive, "A").c_str());
     std::fflush(stdout);
   }
   std::vector<Outcome> outcomes;
@@ -240,9 +252,15 @@ void add_demo(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("demo", "A real model reads a long document with several cache settings, side by side");
   auto request = std::make_shared<Request>();
   command->footer(kFooter);
-  command->add_option("--tokens", request->tokens, "length of the document")->check(CLI::Range(256u, 1u << 24))->capture_default_str();
-  command->add_option("--scored", request->scored, "tokens at its end that the perplexity is taken of")->check(CLI::Range(16u, 1u << 20))->capture_default_str();
-  command->add_option("-n,--written", request->written, "tokens of the continuation")->check(CLI::Range(1u, 4096u))->capture_default_str();
+  command->add_option("--tokens", request->tokens, "length of the document")
+      ->check(CLI::Range(256u, 1u << 24))
+      ->capture_default_str();
+  command->add_option("--scored", request->scored, "tokens at its end that the perplexity is taken of")
+      ->check(CLI::Range(16u, 1u << 20))
+      ->capture_default_str();
+  command->add_option("-n,--written", request->written, "tokens of the continuation")
+      ->check(CLI::Range(1u, 4096u))
+      ->capture_default_str();
   add_model_option(*command, request->options);
   add_kv_option(*command, request->options, "fp16, int8 and balanced");
   add_output_options(*command, request->options);

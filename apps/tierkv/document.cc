@@ -59,9 +59,9 @@ std::vector<std::string> documentation() {
 
 const Needle& demo_needle() {
   static const Needle needle = {
-      "A note for whoever looks after the archive: the secret word of the archive is \"marmalade\". Remember it, because it is written nowhere else.",
-      "Question: What is the secret word of the archive?\nAnswer: The secret word of the archive is",
-      "marmalade",
+      "The lighthouse keeper of Port Elara is called Henrietta Volkov, and she paints birds.",
+      "Question: Who is the lighthouse keeper of Port Elara?\nAnswer: The lighthouse keeper of Port Elara is called",
+      "Henrietta Volkov",
   };
   return needle;
 }

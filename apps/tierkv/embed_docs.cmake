@@ -1,4 +1,4 @@
-# embed_docs.cmake — writes the project's documentation as one C++ string, each file after a line <<<its name>>>. Run in script mode:
+# embed_docs.cmake — writes the project's documentation as one C++ string, each file after a line <<<its name>>>:
 #   cmake -DOUT=file.cc -DDOCS=a.md,b.md -P embed_docs.cmake
 string(REPLACE "," ";" docs "${DOCS}")
 file(WRITE ${OUT}.new "namespace tierkv::cli {\nextern const char* const kEmbeddedDocs;\nconst char* const kEmbeddedDocs =\n")

@@ -27,7 +27,8 @@ std::string libllama_template(const std::string& text, const std::vector<ChatMes
   }
   std::string out(size, '\0');
   for (int attempt = 0; attempt < 2; ++attempt) {
-    const int32_t length = llama_chat_apply_template(text.c_str(), chat.data(), chat.size(), open_reply, out.data(), static_cast<int32_t>(out.size()));
+    const int32_t length =
+        llama_chat_apply_template(text.c_str(), chat.data(), chat.size(), open_reply, out.data(), static_cast<int32_t>(out.size()));
     if (length < 0) return "";
     const bool fits = static_cast<size_t>(length) <= out.size();
     out.resize(static_cast<size_t>(length));
@@ -75,7 +76,8 @@ uint32_t Engine::vocabulary() const { return static_cast<uint32_t>(llama_vocab_n
 uint32_t Engine::check_context(uint64_t wanted) const {
   if (wanted == 0) return context_;
   if (wanted > context_) {
-    bad_input("a context of " + human_count(wanted) + " tokens is longer than the model's: " + name_ + " was made for " + human_count(context_));
+    bad_input("a context of " + human_count(wanted) + " tokens is longer than the model's: " + name_ + " was made for " +
+              human_count(context_));
   }
   return static_cast<uint32_t>(wanted);
 }
@@ -112,8 +114,8 @@ llama_context_params Engine::context_params(uint32_t micro_batch) const {
 Tokens Engine::tokenize(const std::string& text, bool add_special, bool parse_special) const {
   Tokens tokens(text.size() + 8);
   auto run = [&] {
-    return llama_tokenize(vocab_, text.data(), static_cast<int32_t>(text.size()), tokens.data(), static_cast<int32_t>(tokens.size()), add_special,
-                          parse_special);
+    return llama_tokenize(vocab_, text.data(), static_cast<int32_t>(text.size()), tokens.data(),
+                          static_cast<int32_t>(tokens.size()), add_special, parse_special);
   };
   if (text.size() > (1u << 30)) bad_input("the text is longer than a gibibyte");
   int32_t count = run();

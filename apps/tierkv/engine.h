@@ -4,8 +4,8 @@
 //   auto session = engine.open_session("balanced");      // or open_stock_session({...})
 //   session->feed(tokens, Want::all, [&](uint32_t i, std::span<const float> logits) {...});
 //
-// Errors:   everything throws Failure (common.h) with one sentence. A missing, truncated or non-GGUF file and a model that the cache does
-//           not serve are bad input.
+// Errors:   everything throws Failure (common.h) with one sentence. A missing, truncated or non-GGUF file and a model that the
+//           cache does not serve are bad input.
 // Threads:  one at a time; libllama and the cache use --threads inside. Sessions must not outlive their engine.
 #pragma once
 
@@ -60,7 +60,7 @@ class Session {
   virtual void truncate(uint32_t length) = 0;
   void reset() { truncate(0); }
 
-  const std::string& name() const { return name_; }     // the --kv specification, or "stock f16"
+  const std::string& name() const { return name_; }  // the --kv specification, or "stock f16"
   virtual bool stock() const = 0;
   // Bytes held for keys and values now: everything the cache has mapped, or the whole buffer that libllama allocated.
   virtual uint64_t kv_bytes() const = 0;
@@ -92,15 +92,15 @@ class Session {
 };
 
 struct SessionOptions {
-  uint32_t ctx = 0;          // positions; 0: the model's
+  uint32_t ctx = 0;  // positions; 0: the model's
   uint32_t micro_batch = 256;
-  bool allow_patch = true;   // the fast path of the host
+  bool allow_patch = true;  // the fast path of the host
 };
 
 struct StockSpec {
   std::string type_k = "f16", type_v = "f16";  // f16, q8_0, q4_0
-  bool flash = true;         // quantized values need it
-  uint32_t ctx = 0;          // 0: the model's
+  bool flash = true;                           // quantized values need it
+  uint32_t ctx = 0;                            // 0: the model's
   uint32_t micro_batch = 256;
   std::string name() const;  // "stock f16", "stock q8_0/q4_0", "stock f16 (no flash)"
 };

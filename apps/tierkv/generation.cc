@@ -76,8 +76,10 @@ nlohmann::json session_json(Engine& engine, Session& session) {
 std::string session_sentence(Session& session) {
   const SessionTimes& times = session.times();
   std::string text;
-  if (times.prefill_tokens > 0) text += format("%s tokens read at %.0f tokens/s, ", human_count(times.prefill_tokens).c_str(), times.prefill_rate());
-  if (times.decode_tokens > 0) text += format("%s written at %.1f tokens/s, ", human_count(times.decode_tokens).c_str(), times.decode_rate());
+  if (times.prefill_tokens > 0)
+    text += format("%s tokens read at %.0f tokens/s, ", human_count(times.prefill_tokens).c_str(), times.prefill_rate());
+  if (times.decode_tokens > 0)
+    text += format("%s written at %.1f tokens/s, ", human_count(times.decode_tokens).c_str(), times.decode_rate());
   const MemoryStats memory = session.memory();
   return text + human_bytes(static_cast<double>(session.kv_bytes())) + " of keys and values" +
          (session.stock() ? "" : " (" + versus_fp16(memory) + ")");

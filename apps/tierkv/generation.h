@@ -20,7 +20,7 @@ struct Generated {
 struct GenerateOptions {
   uint32_t tokens = 128;
   bool ignore_end = false;
-  std::function<void(const std::string& text)> on_text;    // whole characters, as they come
+  std::function<void(const std::string& text)> on_text;  // whole characters, as they come
   std::function<void(uint32_t tokens)> on_token;
 };
 

@@ -27,7 +27,8 @@ void keep_error(ggml_log_level level, const char* text, void*) {
   last_error = text;
   last_error.erase(last_error.find_last_not_of(" \n\r\t") + 1);
   // libllama puts the function's name first.
-  if (const size_t colon = last_error.find(": "); colon != std::string::npos && last_error.find(' ') > colon) last_error.erase(0, colon + 2);
+  if (const size_t colon = last_error.find(": "); colon != std::string::npos && last_error.find(' ') > colon)
+    last_error.erase(0, colon + 2);
 }
 
 using GgufPtr = std::unique_ptr<gguf_context, decltype(&gguf_free)>;
@@ -85,7 +86,8 @@ std::string fingerprint_of(const std::string& path, uint64_t metadata_bytes, uin
   std::vector<unsigned char> block(1 << 16);
   auto mix = [&](uint64_t from, uint64_t count) {
     while (count > 0) {
-      const ssize_t got = file ? pread(fileno(file.get()), block.data(), std::min<uint64_t>(block.size(), count), static_cast<off_t>(from)) : 0;
+      const ssize_t got =
+          file ? pread(fileno(file.get()), block.data(), std::min<uint64_t>(block.size(), count), static_cast<off_t>(from)) : 0;
       if (got <= 0) return;
       for (ssize_t i = 0; i < got; ++i) hash = (hash ^ block[static_cast<size_t>(i)]) * 0x100000001B3ull;
       from += static_cast<uint64_t>(got);
@@ -135,7 +137,8 @@ std::string find_model(const std::string& name_or_path) {
     if (fs::exists(name_or_path)) break;  // a file of that name in this folder wins
     const std::string path = cache_folder() + "/models/" + known.file;
     if (!fs::exists(path)) {
-      bad_input("the model " + std::string(known.name) + " is not here yet: `tierkv fetch " + known.name + "` downloads it (" + known.about + ")");
+      bad_input("the model " + std::string(known.name) + " is not here yet: `tierkv fetch " + known.name + "` downloads it (" +
+                known.about + ")");
     }
     return path;
   }
@@ -168,7 +171,8 @@ GgufFile read_gguf(const std::string& path) {
     needed = std::max<uint64_t>(needed, data + gguf_get_tensor_offset(file.get(), i) + gguf_get_tensor_size(file.get(), i));
   }
   if (result.file_bytes < needed) {
-    bad_input(path + " is truncated: its tensors need " + human_count(needed) + " bytes, and the file has " + human_count(result.file_bytes));
+    bad_input(path + " is truncated: its tensors need " + human_count(needed) + " bytes, and the file has " +
+              human_count(result.file_bytes));
   }
   const Metadata meta(file.get());
   result.architecture = meta.text("general.architecture");
@@ -179,10 +183,12 @@ GgufFile read_gguf(const std::string& path) {
   result.layers = meta.number(a + ".block_count");
   result.heads = meta.number(a + ".attention.head_count");
   result.kv_heads = meta.number(a + ".attention.head_count_kv", result.heads);
-  result.head_dim = meta.number(a + ".attention.key_length", result.heads ? meta.number(a + ".embedding_length") / result.heads : 0);
+  result.head_dim =
+      meta.number(a + ".attention.key_length", result.heads ? meta.number(a + ".embedding_length") / result.heads : 0);
   result.context = meta.number(a + ".context_length");
   result.window = meta.number(a + ".attention.sliding_window");
-  if (meta.has(a + ".attention.kv_lora_rank")) result.refused = "it uses latent attention (MLA), which keeps no plain keys and values";
+  if (meta.has(a + ".attention.kv_lora_rank"))
+    result.refused = "it uses latent attention (MLA), which keeps no plain keys and values";
   if (meta.has(a + ".ssm.state_size") || meta.has(a + ".shortconv.l_cache") || result.heads == 0) {
     result.refused = "it has recurrent layers, which keep no keys and values";
   }

@@ -10,8 +10,8 @@
 namespace tierkv::cli {
 
 struct KnownModel {
-  const char* name;   // for -m and `tierkv fetch`
-  const char* file;   // in <cache folder>/models
+  const char* name;  // for -m and `tierkv fetch`
+  const char* file;  // in <cache folder>/models
   const char* about;
 };
 const std::vector<KnownModel>& known_models();
@@ -25,13 +25,13 @@ struct GgufFile {
   std::string path, name, architecture;
   uint32_t layers = 0;
   uint32_t heads = 0;
-  uint32_t kv_heads = 0;   // of the layer that has most
+  uint32_t kv_heads = 0;  // of the layer that has most
   uint32_t head_dim = 0;
   uint32_t context = 0;
-  uint32_t window = 0;     // sliding window, 0: none
+  uint32_t window = 0;  // sliding window, 0: none
   uint64_t file_bytes = 0;
   const char* refused = nullptr;  // why the cache does not serve it, as far as the header tells
-  std::string fingerprint;  // 16 hexadecimal digits of the metadata and of samples of the weights
+  std::string fingerprint;        // 16 hexadecimal digits of the metadata and of samples of the weights
 };
 
 // Reads the metadata, and checks that the file is as long as its tensors need.

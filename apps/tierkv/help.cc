@@ -50,7 +50,9 @@ std::string HelpFormatter::make_option(const CLI::Option* option, bool is_positi
   return columns(left, right);
 }
 
-std::string HelpFormatter::make_subcommand(const CLI::App* command) const { return columns(command->get_name(), command->get_description()); }
+std::string HelpFormatter::make_subcommand(const CLI::App* command) const {
+  return columns(command->get_name(), command->get_description());
+}
 
 std::string HelpFormatter::make_usage(const CLI::App* app, std::string name) const {
   std::string text = "Usage: " + (name.empty() ? app->get_name() : name);

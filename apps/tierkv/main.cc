@@ -27,8 +27,7 @@ void settle(Options& options) {
 
 namespace {
 
-constexpr const char* kAbout =
-    "tierkv: language models with a tiered, compressed KV cache, on unmodified libllama.\n";
+constexpr const char* kAbout = "tierkv: language models with a tiered, compressed KV cache, on unmodified libllama.\n";
 
 constexpr const char* kFooter =
     "Examples:\n"

@@ -20,7 +20,8 @@ constexpr const char* kFooter =
     "  tierkv plan -m smollm2 --kv compact --memory 4GiB       how many sequences fit\n"
     "  tierkv plan --adr004                                    document 000's tables, with correct arithmetic\n"
     "\n"
-    "The bytes are measured on small caches of one head, not computed from bit widths: scales and headers are in them. Only the GGUF's\n"
+    "The bytes are measured on small caches of one head, not computed from bit widths: scales and headers are in them. Only the "
+    "GGUF's\n"
     "header is read. Units: 1 GiB is 1024 MiB.";
 
 struct Request {
@@ -51,7 +52,8 @@ Shape shape_of(const Request& request) {
   if (request.model_given || request.layers == 0) {
     const GgufFile file = read_gguf(find_model(request.options.model));
     shape = {file.name, file.layers, file.heads, file.kv_heads, file.head_dim, file.context, file.window, {}, false};
-    if (file.refused != nullptr) bad_input(file.path + ": a model of architecture " + file.architecture + " cannot use the cache: " + file.refused);
+    if (file.refused != nullptr)
+      bad_input(file.path + ": a model of architecture " + file.architecture + " cannot use the cache: " + file.refused);
     const uint32_t pattern = window_pattern(file.architecture);
     shape.windows_unknown = shape.window != 0 && pattern == 0;
     if (shape.windows_unknown) shape.window = 0;
@@ -63,7 +65,8 @@ Shape shape_of(const Request& request) {
   if (request.head_dim != 0) shape.head_dim = request.head_dim;
   if (shape.kv_heads == 0) shape.kv_heads = shape.heads;
   if (shape.heads == 0) shape.heads = shape.kv_heads;
-  if (shape.head_dim == 0 || shape.kv_heads == 0) bad_input("a shape needs --layers, --kv-heads (or --heads) and --head-dim; or give a model with -m");
+  if (shape.head_dim == 0 || shape.kv_heads == 0)
+    bad_input("a shape needs --layers, --kv-heads (or --heads) and --head-dim; or give a model with -m");
   if (request.window != 0) shape.window = request.window, shape.slides.clear();
   if (shape.slides.empty()) shape.slides.assign(shape.layers, shape.window != 0);
   if (shape.name.empty()) shape.name = "the given shape";
@@ -107,14 +110,16 @@ double parse_bytes(const std::string& text) {
     known = rest.empty() || rest == "iB" || rest == "B";
     scale = std::pow(rest == "B" ? 1000.0 : 1024.0, static_cast<double>(letters.find(unit[0]) + 1));
   }
-  if (!known || !(value > 0) || !std::isfinite(value)) bad_input("--memory takes an amount such as 8GiB or 500MB, not \"" + text + "\"");
+  if (!known || !(value > 0) || !std::isfinite(value))
+    bad_input("--memory takes an amount such as 8GiB or 500MB, not \"" + text + "\"");
   return value * scale;
 }
 
 json plan_json(const std::string& kv, const SequencePlan& plan, uint64_t batch, double memory) {
   json tiers = json::object();
   for (int t = 0; t < kNumTiers; ++t) {
-    tiers[tier_name(static_cast<Tier>(t))] = {{"tokens", plan.tier[t].tokens}, {"bytes", plan.tier[t].bytes * static_cast<double>(batch)}};
+    tiers[tier_name(static_cast<Tier>(t))] = {{"tokens", plan.tier[t].tokens},
+                                              {"bytes", plan.tier[t].bytes * static_cast<double>(batch)}};
   }
   json value = {{"kv", kv},
                 {"sequence_bytes", plan.total_bytes},
@@ -146,7 +151,8 @@ int run(Request& request) {
   const Shape shape = shape_of(request);
   const uint64_t ctx = request.ctx != 0 ? request.ctx : shape.context != 0 ? shape.context : 8192;
   if (shape.context != 0 && ctx > shape.context) {
-    bad_input("a context of " + human_count(ctx) + " tokens is longer than the model's: " + shape.name + " was made for " + human_count(shape.context));
+    bad_input("a context of " + human_count(ctx) + " tokens is longer than the model's: " + shape.name + " was made for " +
+              human_count(shape.context));
   }
 
   json plans = json::array();
@@ -165,16 +171,17 @@ int run(Request& request) {
     progress.update(plans.size());
   }
   progress.finish();
-  const double fp16 = 4.0 * static_cast<double>(ctx) * static_cast<double>(request.batch) * shape.layers * shape.kv_heads * shape.head_dim;
+  const double fp16 =
+      4.0 * static_cast<double>(ctx) * static_cast<double>(request.batch) * shape.layers * shape.kv_heads * shape.head_dim;
   if (options.text()) {
-    std::printf("%s: %u layers, %u query heads on %u KV heads of %u channels\n", bold(shape.name).c_str(), shape.layers, shape.heads, shape.kv_heads,
-                shape.head_dim);
+    std::printf("%s: %u layers, %u query heads on %u KV heads of %u channels\n", bold(shape.name).c_str(), shape.layers,
+                shape.heads, shape.kv_heads, shape.head_dim);
     if (shape.window != 0) {
       const auto sliding = std::count(shape.slides.begin(), shape.slides.end(), true);
       std::printf("%ld of them slide over %u tokens\n", static_cast<long>(sliding), shape.window);
     }
-    std::printf("%s tokens x %s sequence%s; plain FP16 takes %s\n\n%s", human_count(ctx).c_str(), human_count(request.batch).c_str(),
-                request.batch == 1 ? "" : "s", human_bytes(fp16).c_str(), table.str().c_str());
+    std::printf("%s tokens x %s sequence%s; plain FP16 takes %s\n\n%s", human_count(ctx).c_str(),
+                human_count(request.batch).c_str(), request.batch == 1 ? "" : "s", human_bytes(fp16).c_str(), table.str().c_str());
   }
   if (shape.windows_unknown && !options.quiet) remark("The file does not say which layers slide: all are counted in full.\n");
   emit_json(options, {{"command", "plan"},
@@ -194,18 +201,22 @@ int run(Request& request) {
 }  // namespace
 
 void add_plan(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand("plan", "What a cache takes for a model, a context and a batch, and how many sequences fit");
+  CLI::App* command =
+      app.add_subcommand("plan", "What a cache takes for a model, a context and a batch, and how many sequences fit");
   auto request = std::make_shared<Request>();
   command->footer(kFooter);
   const auto count = CLI::Range(1u, 1u << 24);
-  CLI::Option* model = command->add_option("-m,--model", request->options.model, "take the shape from a GGUF's header (file or known name)")
-                           ->type_name("MODEL")->capture_default_str();
+  CLI::Option* model =
+      command->add_option("-m,--model", request->options.model, "take the shape from a GGUF's header (file or known name)")
+          ->type_name("MODEL")
+          ->capture_default_str();
   command->add_option("--layers", request->layers, "layers")->check(count);
   command->add_option("--heads", request->heads, "query heads")->check(count);
   command->add_option("--kv-heads", request->kv_heads, "KV heads (default: as many as query heads)")->check(count);
   command->add_option("--head-dim", request->head_dim, "channels of a head")->check(count);
   command->add_option("--window", request->window, "every layer slides over so many tokens")->check(count);
-  command->add_option("-c,--ctx", request->ctx, "tokens of a sequence (default: the model's context, or 8192)")->check(CLI::Range(1u, 1u << 30));
+  command->add_option("-c,--ctx", request->ctx, "tokens of a sequence (default: the model's context, or 8192)")
+      ->check(CLI::Range(1u, 1u << 30));
   command->add_option("-b,--batch", request->batch, "sequences")->check(CLI::Range(1u, 1u << 24))->capture_default_str();
   command->add_option("--memory", request->memory, "say how many sequences fit this much: 8GiB, 500MB")->type_name("BYTES");
   command->add_flag("--adr004", request->document, "reproduce the tables of document 000 (ADR-004) with correct arithmetic");

@@ -23,11 +23,8 @@ struct Row {
 };
 
 constexpr Row kRows[] = {
-    {"7B", 32, 32, 128, 32, 1, 2048, 256e6},
-    {"70B", 80, 64, 128, 8, 1, 2048, 2.6e9},
-    {"70B", 80, 64, 128, 8, 32, 2048, 83e9},
-    {"540B", 118, 48, 256, 1, 512, 2048, 3e12},
-    {"70B", 80, 64, 128, 8, 1, 131072, 166e9},
+    {"7B", 32, 32, 128, 32, 1, 2048, 256e6},    {"70B", 80, 64, 128, 8, 1, 2048, 2.6e9},   {"70B", 80, 64, 128, 8, 32, 2048, 83e9},
+    {"540B", 118, 48, 256, 1, 512, 2048, 3e12}, {"70B", 80, 64, 128, 8, 1, 131072, 166e9},
 };
 
 // The document's tiers: 64 tokens in FP16, 448 in 4-bit KIVI, the rest in 2-bit KIVI.
@@ -54,14 +51,15 @@ SequencePlan measured(const char* kv, const Row& row) {
 }
 
 json scaling_table(bool print) {
-  Table table({"<model", "batch", "context", "document, FP16", "its formula, FP16", "FP32", "with the real KV heads", "document's tiers", "balanced"});
+  Table table({"<model", "batch", "context", "document, FP16", "its formula, FP16", "FP32", "with the real KV heads",
+               "document's tiers", "balanced"});
   json rows = json::array();
   for (const Row& row : kRows) {
     const double fp16 = fp16_bytes(row, row.heads), released = fp16_bytes(row, row.released_kv_heads);
     const double tiers = measured(kTiers, row).total_bytes * static_cast<double>(row.batch);
     const double balanced = measured("balanced", row).total_bytes * static_cast<double>(row.batch);
-    table.add({row.size, human_count(row.batch), human_count(row.ctx), "~" + decimal(row.printed), bold(decimal(fp16)), decimal(2 * fp16), decimal(released),
-               decimal(tiers), decimal(balanced)});
+    table.add({row.size, human_count(row.batch), human_count(row.ctx), "~" + decimal(row.printed), bold(decimal(fp16)),
+               decimal(2 * fp16), decimal(released), decimal(tiers), decimal(balanced)});
     rows.push_back({{"model", row.size},
                     {"layers", row.layers},
                     {"heads", row.heads},
@@ -77,8 +75,10 @@ json scaling_table(bool print) {
                     {"balanced_bytes", balanced}});
   }
   if (print) {
-    std::printf("%s\nKV_cache_size = 2 * num_layers * num_heads * head_dim * seq_len * batch_size * bytes_per_element; 1 GB is 1,000,000,000 bytes.\n\n%s\n",
-                bold("Memory Scaling Analysis").c_str(), table.str().c_str());
+    std::printf(
+        "%s\nKV_cache_size = 2 * num_layers * num_heads * head_dim * seq_len * batch_size * bytes_per_element; 1 GB is "
+        "1,000,000,000 bytes.\n\n%s\n",
+        bold("Memory Scaling Analysis").c_str(), table.str().c_str());
   }
   return rows;
 }
@@ -97,29 +97,40 @@ json example_table(bool print) {
   const double batch = static_cast<double>(row.batch), fp16 = fp16_bytes(row, row.heads);
 
   Table table({"<part", "tokens", "bytes an element", "document", "its formula", "measured, metadata counted"});
-  table.add({"FP16 baseline", human_count(row.ctx), "2", decimal(row.printed), bold(decimal(fp16)), decimal(plan.fp16_bytes * batch)});
+  table.add(
+      {"FP16 baseline", human_count(row.ctx), "2", decimal(row.printed), bold(decimal(fp16)), decimal(plan.fp16_bytes * batch)});
   json rows = json::array();
   double sum = 0;
   for (int i = 0; i < 3; ++i) {
     const double bytes = elements * parts[i].tokens * parts[i].bytes_per_element;
     const double real = plan.tier[static_cast<int>(tiers[i])].bytes * batch;
     sum += bytes;
-    table.add({parts[i].name, format("%.0f", parts[i].tokens), format("%g", parts[i].bytes_per_element), decimal(parts[i].printed), bold(decimal(bytes)),
-               decimal(real)});
-    rows.push_back({{"part", parts[i].name}, {"tokens", parts[i].tokens}, {"document_bytes", parts[i].printed}, {"bytes", bytes}, {"measured_bytes", real}});
+    table.add({parts[i].name, format("%.0f", parts[i].tokens), format("%g", parts[i].bytes_per_element), decimal(parts[i].printed),
+               bold(decimal(bytes)), decimal(real)});
+    rows.push_back({{"part", parts[i].name},
+                    {"tokens", parts[i].tokens},
+                    {"document_bytes", parts[i].printed},
+                    {"bytes", bytes},
+                    {"measured_bytes", real}});
   }
   const double total = plan.total_bytes * batch;
-  table.add({"total", human_count(row.ctx), "", "174 GB, 3.95x", bold(decimal(sum) + format(", %.2fx", fp16 / sum)), decimal(total) + format(", %.2fx", fp16 / total)});
+  table.add({"total", human_count(row.ctx), "", "174 GB, 3.95x", bold(decimal(sum) + format(", %.2fx", fp16 / sum)),
+             decimal(total) + format(", %.2fx", fp16 / total)});
   // SQuat was to divide the archive by 2.5 once more.
   const double archive = elements * parts[2].tokens * parts[2].bytes_per_element, squat = sum - archive + archive / 2.5;
-  table.add({"with SQuat, 2.5x on the archive", "", "0.1", "73 GB, 9.4x", bold(decimal(squat) + format(", %.2fx", fp16 / squat)), dim("-")});
+  table.add({"with SQuat, 2.5x on the archive", "", "0.1", "73 GB, 9.4x", bold(decimal(squat) + format(", %.2fx", fp16 / squat)),
+             dim("-")});
   if (print) {
-    std::printf("%s\n80 layers, 64 heads of 128 channels, 32,768 tokens, batch 8.\n\n%s\n", bold("Appendix A, example 1").c_str(), table.str().c_str());
+    std::printf("%s\n80 layers, 64 heads of 128 channels, 32,768 tokens, batch 8.\n\n%s\n", bold("Appendix A, example 1").c_str(),
+                table.str().c_str());
     std::printf("\"Measured\" is a real cache with --kv %s.\n", kTiers);
-    std::printf("0.1 bytes an element (0.8 bits) for keys and values, as the SQuat row needs, is a claim of the document that tierkv does not repeat.\n");
+    std::printf(
+        "0.1 bytes an element (0.8 bits) for keys and values, as the SQuat row needs, is a claim of the document that tierkv does "
+        "not repeat.\n");
   }
-  return {{"fp16_bytes", fp16},   {"document_fp16_bytes", row.printed}, {"parts", rows},          {"total_bytes", sum},
-          {"document_total_bytes", 174e9}, {"measured_total_bytes", total},      {"squat_bytes", squat}, {"document_squat_bytes", 73e9}};
+  return {{"fp16_bytes", fp16},   {"document_fp16_bytes", row.printed}, {"parts", rows},
+          {"total_bytes", sum},   {"document_total_bytes", 174e9},      {"measured_total_bytes", total},
+          {"squat_bytes", squat}, {"document_squat_bytes", 73e9}};
 }
 
 }  // namespace

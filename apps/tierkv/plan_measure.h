@@ -1,8 +1,8 @@
 // plan_measure.h — what a sequence of a given length takes, found by filling real caches of one layer and one KV head.
 //
-// Nothing is guessed from bit widths: scales, block headers and rows waiting for a full block are in the figures. A long sequence is
-// measured at kMeasured tokens and grows from there by what whole blocks of the oldest tier take. Layers with the same settings are
-// measured once.
+// Nothing is guessed from bit widths: scales, block headers and rows waiting for a full block are in the figures. A long sequence
+// is measured at about kMeasured tokens and grows from there by what whole blocks of the oldest tier take. Layers with the same
+// settings are measured once.
 #pragma once
 
 #include <cstdint>

@@ -12,7 +12,9 @@ void add_sampler_options(CLI::App& app, SamplerOptions& options) {
       ->check(CLI::Range(0.0, 100.0))
       ->capture_default_str();
   app.add_option("--top-k", options.top_k, "only the K likeliest; 0: all")->check(CLI::Range(0, 1 << 20))->capture_default_str();
-  app.add_option("--top-p", options.top_p, "only the likeliest that make up P together")->check(CLI::Range(0.0, 1.0))->capture_default_str();
+  app.add_option("--top-p", options.top_p, "only the likeliest that make up P together")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
   app.add_option("--min-p", options.min_p, "only those at least P times as likely as the likeliest")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
@@ -22,7 +24,8 @@ void add_sampler_options(CLI::App& app, SamplerOptions& options) {
 }
 
 Sampler::Sampler(const SamplerOptions& options, uint32_t seed)
-    : penalty_(options.repeat_penalty), look_back_(static_cast<size_t>(options.repeat_last)),
+    : penalty_(options.repeat_penalty),
+      look_back_(static_cast<size_t>(options.repeat_last)),
       chain_(llama_sampler_chain_init(llama_sampler_chain_default_params()), llama_sampler_free) {
   auto add = [this](llama_sampler* sampler) { llama_sampler_chain_add(chain_.get(), sampler); };
   if (options.temperature <= 0.0f) {

@@ -1,4 +1,4 @@
-// sampler.h — picks the next token: a repeat penalty, then libllama's samplers in their usual order, or the likeliest token at temperature 0.
+// sampler.h — picks the next token: a repeat penalty, then libllama's samplers, or the likeliest token at temperature 0.
 //
 // Threads: one at a time. The same options, seed and logits give the same tokens.
 #pragma once

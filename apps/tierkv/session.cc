@@ -48,10 +48,12 @@ Session::~Session() = default;
 SeqId Session::sequence() { throw Failure(kRuntimeError, name_ + " has no tierkv cache"); }
 void Session::bind(SeqId) { throw Failure(kRuntimeError, name_ + " has no tierkv cache"); }
 
-void Session::feed(std::span<const llama_token> tokens, Want want, const OnLogits& on_logits, uint32_t chunk, const OnProgress& on_progress) {
+void Session::feed(std::span<const llama_token> tokens, Want want, const OnLogits& on_logits, uint32_t chunk,
+                   const OnProgress& on_progress) {
   if (tokens.empty()) return;
   if (length_ + tokens.size() > limit_) {
-    bad_input("the text needs a context of " + human_count(length_ + tokens.size()) + " tokens, and " + human_count(limit_) + " is all there is");
+    bad_input("the text needs a context of " + human_count(length_ + tokens.size()) + " tokens, and " + human_count(limit_) +
+              " is all there is");
   }
   const uint32_t step = chunk == 0 ? micro_batch_ : std::min(chunk, micro_batch_);
   const auto start = std::chrono::steady_clock::now();
@@ -59,7 +61,8 @@ void Session::feed(std::span<const llama_token> tokens, Want want, const OnLogit
     if (interrupted()) throw Interrupted();
     const size_t count = std::min<size_t>(step, tokens.size() - done);
     const bool final = done + count == tokens.size();
-    feed_chunk(tokens.subspan(done, count), static_cast<uint32_t>(done), want == Want::last && !final ? Want::none : want, on_logits);
+    feed_chunk(tokens.subspan(done, count), static_cast<uint32_t>(done), want == Want::last && !final ? Want::none : want,
+               on_logits);
     done += count;
     if (on_progress) on_progress(static_cast<uint32_t>(done));
   }

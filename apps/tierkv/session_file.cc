@@ -33,8 +33,10 @@ uint64_t get(const char* at) {
 json describe(const SessionFile& file) {
   json messages = json::array();
   for (const ChatMessage& message : file.messages) messages.push_back({{"role", message.role}, {"content", message.content}});
-  return {{"model", file.model},   {"fingerprint", file.fingerprint}, {"kv", file.kv},        {"config", json::parse(to_json(file.config))},
-          {"tokens", file.tokens}, {"pending", file.pending},         {"messages", messages}};
+  return {{"model", file.model},   {"fingerprint", file.fingerprint},
+          {"kv", file.kv},         {"config", json::parse(to_json(file.config))},
+          {"tokens", file.tokens}, {"pending", file.pending},
+          {"messages", messages}};
 }
 
 void parse(const std::string& text, SessionFile& file) {
@@ -58,7 +60,8 @@ bool is_session_file(const std::string& path) {
 
 SessionFile read_session(const std::string& path) {
   const std::string bytes = read_file(path);
-  if (bytes.size() < sizeof(kMagic) || std::memcmp(bytes.data(), kMagic, sizeof(kMagic)) != 0) bad_input(path + " is not a tierkv session");
+  if (bytes.size() < sizeof(kMagic) || std::memcmp(bytes.data(), kMagic, sizeof(kMagic)) != 0)
+    bad_input(path + " is not a tierkv session");
   if (bytes.size() < kHead) bad_input(path + " is truncated: it ends within its header");
   const uint64_t description = get(bytes.data() + 8), snapshot = get(bytes.data() + 16), rest = bytes.size() - kHead;
   if (description > rest || snapshot != rest - description) {
@@ -113,7 +116,8 @@ std::unique_ptr<Session> resume(Engine& engine, const SessionFile& file, const s
   auto session = kv.empty() ? engine.open_session(file.kv, config) : engine.open_session(kv);
   session->bind(take(session->cache()->unfreeze(file.snapshot), path));
   if (session->length() != file.tokens.size()) {
-    bad_input(path + " is damaged: its cache holds " + std::to_string(session->length()) + " tokens, its text " + std::to_string(file.tokens.size()));
+    bad_input(path + " is damaged: its cache holds " + std::to_string(session->length()) + " tokens, its text " +
+              std::to_string(file.tokens.size()));
   }
   return session;
 }

@@ -1,7 +1,7 @@
 // session_file.h — a conversation on disk: the tokens and messages, and the cache that goes with them.
 //
-// Layout:   "TKVSESS1", u64 bytes of the description, u64 bytes of the snapshot, u64 FNV-1a of the description, the description (JSON: model,
-//           fingerprint, configuration, tokens, messages), the snapshot (AdaptiveKVCache::freeze()). Little-endian.
+// Layout:   "TKVSESS1", u64 bytes of the description, u64 bytes of the snapshot, u64 FNV-1a of the description, the description
+//           (JSON: model, fingerprint, configuration, tokens, messages), the snapshot (AdaptiveKVCache::freeze()). Little-endian.
 // Errors:   Failure with exit code 2 for what is not a session file, is damaged or truncated, or belongs to another model. A failed
 //           write leaves the old file, or none.
 #pragma once
@@ -16,10 +16,10 @@ namespace tierkv::cli {
 
 struct SessionFile {
   std::string model, fingerprint;
-  std::string kv;               // how the user named the configuration
+  std::string kv;  // how the user named the configuration
   CacheConfig config;
-  Tokens tokens;                // in the cache
-  Tokens pending;               // to be fed before anything can be said: the last token of a prompt
+  Tokens tokens;   // in the cache
+  Tokens pending;  // to be fed before anything can be said: the last token of a prompt
   std::vector<ChatMessage> messages;
   std::vector<std::byte> snapshot;
 };

@@ -22,7 +22,8 @@ constexpr const char* kFooter =
     "  tierkv snapshot inspect book.tkv\n"
     "  tierkv snapshot verify book.tkv && echo whole\n"
     "\n"
-    "A session holds the tokens and the cache of one sequence; `tierkv chat` saves and loads the same files. inspect and verify also\n"
+    "A session holds the tokens and the cache of one sequence; `tierkv chat` saves and loads the same files. inspect and verify "
+    "also\n"
     "take the plain snapshots that AdaptiveKVCache::save() writes.";
 
 struct Request {
@@ -49,7 +50,8 @@ Content look(const std::string& path) {
     content.info = take(inspect_snapshot(std::span<const std::byte>(content.session.snapshot)), path);
     const uint64_t tokens = content.session.tokens.size();
     if (tokens != content.info.length) {
-      bad_input(path + " is damaged: its cache holds " + std::to_string(content.info.length) + " tokens, its text " + std::to_string(tokens));
+      bad_input(path + " is damaged: its cache holds " + std::to_string(content.info.length) + " tokens, its text " +
+                std::to_string(tokens));
     }
   } else {
     content.info = take(inspect_snapshot(path));
@@ -89,10 +91,10 @@ void print_content(const std::string& path, const Content& content) {
   const SnapshotInfo& info = content.info;
   const double rows = static_cast<double>(info.num_layers) * info.num_kv_heads;
   const uint64_t fp16 = 4ull * info.length * info.num_layers * info.num_kv_heads * info.head_dim;
-  std::printf("%s: %s of %s tokens, %s\n", bold(path).c_str(), content.is_session ? "a session" : "a snapshot", human_count(info.length).c_str(),
-              human_bytes(static_cast<double>(info.file_bytes)).c_str());
-  std::printf("  model   %s: %u layers, %u KV heads of %u channels\n", info.model.empty() ? "not named" : info.model.c_str(), info.num_layers,
-              info.num_kv_heads, info.head_dim);
+  std::printf("%s: %s of %s tokens, %s\n", bold(path).c_str(), content.is_session ? "a session" : "a snapshot",
+              human_count(info.length).c_str(), human_bytes(static_cast<double>(info.file_bytes)).c_str());
+  std::printf("  model   %s: %u layers, %u KV heads of %u channels\n", info.model.empty() ? "not named" : info.model.c_str(),
+              info.num_layers, info.num_kv_heads, info.head_dim);
   if (content.is_session) {
     std::printf("  kv      %s\n", content.session.kv.c_str());
     if (!content.session.messages.empty()) std::printf("  chat    %zu messages\n", content.session.messages.size());
@@ -107,7 +109,8 @@ void print_content(const std::string& path, const Content& content) {
     std::printf("  %s %7.0f tokens %10s\n", tier_colour(which, format("%c %-7s", "SHWA"[t], tier_name(which))).c_str(),
                 static_cast<double>(tier.tokens) / rows, human_bytes(static_cast<double>(tier.bytes)).c_str());
   }
-  if (info.file_bytes != 0) std::printf("  %.1fx smaller than FP16\n", static_cast<double>(fp16) / static_cast<double>(info.file_bytes));
+  if (info.file_bytes != 0)
+    std::printf("  %.1fx smaller than FP16\n", static_cast<double>(fp16) / static_cast<double>(info.file_bytes));
 }
 
 int run_inspect(Request& request) {
@@ -126,8 +129,8 @@ int run_verify(Request& request) {
   if (request.path.empty()) bad_input("there is no file to verify: tierkv snapshot verify FILE");
   const Content content = look(request.path);
   if (request.options.text() && !request.options.quiet) {
-    std::printf("%s is whole: every checksum matches, %s tokens in %s blocks\n", request.path.c_str(), human_count(content.info.length).c_str(),
-                human_count(content.info.blocks).c_str());
+    std::printf("%s is whole: every checksum matches, %s tokens in %s blocks\n", request.path.c_str(),
+                human_count(content.info.length).c_str(), human_count(content.info.blocks).c_str());
   }
   json value = content_json(request.path, content);
   value["whole"] = true;
@@ -158,8 +161,8 @@ Generated go_on(const Request& request, Engine& engine, Session& session) {
   return result;
 }
 
-// The last token of the text waits in the file: whoever resumes feeds it alone, as save itself does when it goes on, so both see the
-// same bits.
+// The last token of the text waits in the file: whoever resumes feeds it alone, as save itself does when it goes on, so both see
+// the same bits.
 int run_save(Request& request) {
   Options& options = request.options;
   settle_json(options, request.path);
@@ -176,7 +179,8 @@ int run_save(Request& request) {
   if (tokens.empty()) bad_input("the text is empty");
   const auto session = engine.open_session(options.kv.front());
   if (tokens.size() >= session->limit()) {
-    bad_input("the text has " + human_count(tokens.size()) + " tokens, and the model's context is " + human_count(session->limit()));
+    bad_input("the text has " + human_count(tokens.size()) + " tokens, and the model's context is " +
+              human_count(session->limit()));
   }
   const llama_token last = tokens.back();
   tokens.pop_back();
@@ -185,7 +189,8 @@ int run_save(Request& request) {
   file.pending = {last};
   const uint64_t bytes = write_session(request.path, file);
   if (options.text() && !options.quiet) {
-    remark("saved " + human_count(tokens.size() + 1) + " tokens to " + request.path + ", " + human_bytes(static_cast<double>(bytes)) + "\n");
+    remark("saved " + human_count(tokens.size() + 1) + " tokens to " + request.path + ", " +
+           human_bytes(static_cast<double>(bytes)) + "\n");
   }
   json value = session_json(engine, *session);
   value["file"] = request.path;
@@ -215,7 +220,8 @@ int run_load(Request& request) {
   SessionFile file = read_session(request.path);
   Engine engine(options);
   const auto session = resume(engine, file, request.path, options.kv.empty() ? "" : options.kv.front());
-  if (!options.quiet) remark(dim(human_count(session->length() + file.pending.size()) + " tokens resumed without reading them again") + "\n");
+  if (!options.quiet)
+    remark(dim(human_count(session->length() + file.pending.size()) + " tokens resumed without reading them again") + "\n");
   Tokens more = file.pending;
   if (const std::string text = text_of(request); !text.empty()) {
     const Tokens added = engine.tokenize(text, false);
@@ -250,7 +256,9 @@ CLI::App* add_part(CLI::App& parent, const char* name, const char* about, const 
 void add_text_options(CLI::App& command, Request& request) {
   command.add_option("-f,--text", request.file, "text to read (- for stdin)")->type_name("FILE");
   command.add_option("-p,--prompt", request.prompt, "text after it")->type_name("TEXT");
-  command.add_option("-n,--tokens", request.tokens, "tokens to write afterwards")->check(CLI::Range(0u, 1u << 24))->capture_default_str();
+  command.add_option("-n,--tokens", request.tokens, "tokens to write afterwards")
+      ->check(CLI::Range(0u, 1u << 24))
+      ->capture_default_str();
   add_sampler_options(command, request.sampler);
   add_seed_option(command, request.options);
   add_model_option(command, request.options);
@@ -272,7 +280,8 @@ void add_snapshot(CLI::App& app, Action& action) {
   add_kv_option(*save, saved->options, "balanced");
   auto loaded = std::make_shared<Request>();
   loaded->tokens = 64;
-  CLI::App* load = add_part(*command, "load", "Go on where a session ends, without reading its text again", loaded, action, run_load);
+  CLI::App* load =
+      add_part(*command, "load", "Go on where a session ends, without reading its text again", loaded, action, run_load);
   add_text_options(*load, *loaded);
   add_kv_option(*load, loaded->options, "the session's own");
 }

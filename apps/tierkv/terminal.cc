@@ -158,7 +158,8 @@ std::string tier_bar(const MemoryStats& stats, uint64_t full, int width) {
     used = std::max(used, until);
   };
   for (int t = 0; t < kNumTiers; ++t) {
-    grow(stats.tier[t].bytes(), [&](int n) { return tier_colour(static_cast<Tier>(t), std::string(static_cast<size_t>(n), "SHWA"[t])); });
+    grow(stats.tier[t].bytes(),
+         [&](int n) { return tier_colour(static_cast<Tier>(t), std::string(static_cast<size_t>(n), "SHWA"[t])); });
   }
   uint64_t tiers = 0;
   for (const TierMemory& tier : stats.tier) tiers += tier.bytes();
@@ -196,8 +197,11 @@ std::string tier_summary(const MemoryStats& stats, uint32_t streams) {
 }
 
 Progress::Progress(std::string label, uint64_t total, bool quiet)
-    : label_(std::move(label)), total_(std::max<uint64_t>(total, 1)), on_(stderr_is_terminal() && !quiet),
-      start_(std::chrono::steady_clock::now()), drawn_(start_ - std::chrono::seconds(1)) {}
+    : label_(std::move(label)),
+      total_(std::max<uint64_t>(total, 1)),
+      on_(stderr_is_terminal() && !quiet),
+      start_(std::chrono::steady_clock::now()),
+      drawn_(start_ - std::chrono::seconds(1)) {}
 
 void Progress::update(uint64_t done) {
   done_ = std::min(done, total_);
@@ -221,7 +225,8 @@ void Progress::draw() {
   if (done_ > 0 && done_ < total_ && elapsed > 1.0) {
     left = ", " + human_seconds(elapsed * static_cast<double>(total_ - done_) / static_cast<double>(done_)) + " left";
   }
-  std::fprintf(stderr, "\r\033[K  %s %s %3d%%%s", label_.c_str(), bar.c_str(), static_cast<int>(100 * done_ / total_), left.c_str());
+  std::fprintf(stderr, "\r\033[K  %s %s %3d%%%s", label_.c_str(), bar.c_str(), static_cast<int>(100 * done_ / total_),
+               left.c_str());
   std::fflush(stderr);
   shown_ = true;
 }

@@ -1,7 +1,7 @@
 // terminal.h — how things look: colours, tables, tier bars, a progress bar.
 //
-// Colours are used when stdout is a terminal, TERM is not "dumb" and NO_COLOR is not set. The progress bar lives on stderr and only on a
-// terminal; it removes itself.
+// Colours are used when stdout is a terminal, TERM is not "dumb" and NO_COLOR is not set. The progress bar lives on stderr and only
+// on a terminal; it removes itself.
 #pragma once
 
 #include <chrono>
@@ -51,7 +51,7 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-// The tiers as a bar in which `width` characters stand for `full` bytes: S first tokens, H newest, W recent, A archive, · bookkeeping.
+// The tiers as a bar whose `width` characters stand for `full` bytes: S first tokens, H newest, W recent, A archive, · the books.
 std::string tier_bar(const MemoryStats& stats, uint64_t full, int width);
 // One line for each tier that holds something: letter, name, tokens (per layer and head, `streams` of them), bytes, bits.
 std::string tier_lines(const MemoryStats& stats, uint32_t streams, uint32_t head_dim, const std::string& indent);

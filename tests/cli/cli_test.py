@@ -30,8 +30,8 @@ class CliTest(unittest.TestCase):
         self.environment = {**os.environ, "TIERKV_CACHE": str(self.folder / "cache")}
 
     def run_cli(self, *arguments, stdin="", **options):
-        return subprocess.run([BIN, *map(str, arguments)], input=stdin, capture_output=True, text=True, errors="replace", timeout=240,
-                              cwd=self.folder, env=self.environment, **options)  # fmt: skip
+        options = {"capture_output": True, "text": True, "errors": "replace", "timeout": 240, **options}
+        return subprocess.run([BIN, *map(str, arguments)], input=stdin, cwd=self.folder, env=self.environment, **options)
 
     def good(self, *arguments, **options):
         done = self.run_cli(*arguments, **options)
@@ -110,7 +110,8 @@ class GenerateTest(CliTest):
                 self.assertEqual(len(value["results"][0]["tokens"]), 4)
 
     def test_settings_are_compared_in_one_run(self):
-        value = self.good_json("generate", "-f", self.text, "-m", self.model(), "-n", 8, "--kv", "fp16", "--kv", "hot=32,warm=0,archive=kivi2")
+        kv = ("--kv", "fp16", "--kv", "hot=32,warm=0,archive=kivi2")
+        value = self.good_json("generate", "-f", self.text, "-m", self.model(), "-n", 8, *kv)
         first, second = value["results"]
         self.assertEqual([first["kv"], second["kv"]], ["fp16", "hot=32,warm=0,archive=kivi2"])
         self.assertGreater(second["memory"]["tiers"]["archive"]["rows"], 0)
@@ -280,7 +281,8 @@ class SnapshotTest(CliTest):
     def test_inspect_and_verify(self):
         saved = self.save()
         value = self.good_json("snapshot", "inspect", "s.tkv")
-        self.assertEqual((value["kind"], value["length"], value["layers"], value["kv"]), ("session", saved["length"], 3, "balanced"))
+        self.assertEqual((value["kind"], value["layers"], value["kv"]), ("session", 3, "balanced"))
+        self.assertEqual(value["length"], saved["length"])
         self.assertGreater(value["tiers"]["archive"]["rows"], 0)
         self.assertTrue(self.good_json("snapshot", "verify", "s.tkv")["whole"])
         self.assertIn("archive", self.good("snapshot", "inspect", "s.tkv").stdout)
@@ -313,12 +315,12 @@ class SnapshotTest(CliTest):
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (100000, 100000))
 
-        self.bad("snapshot", "save", "s.tkv", "-f", self.text, "-m", self.model(), saying="s.tkv", preexec_fn=little_disk,
-                 restore_signals=False)  # fmt: skip
+        arguments = ("snapshot", "save", "s.tkv", "-f", self.text, "-m", self.model(), "--kv", "fp16")
+        self.bad(*arguments, saying="s.tkv", preexec_fn=little_disk, restore_signals=False)
         self.assertEqual(self.files(), ["text.txt"])
         self.save()
         before = (self.folder / "s.tkv").read_bytes()
-        self.bad("snapshot", "save", "s.tkv", "-f", self.text, "-m", self.model(), "--kv", "fp16", preexec_fn=little_disk, restore_signals=False)
+        self.bad(*arguments, preexec_fn=little_disk, restore_signals=False)
         self.assertEqual((self.folder / "s.tkv").read_bytes(), before)
         self.assertEqual(self.files(), ["s.tkv", "text.txt"])
 
@@ -388,8 +390,9 @@ class TerminalTest(CliTest):
     def on_terminal(self, *arguments, environment=None, keys=()):
         """Output, exit code. `keys`: (text to wait for, what to type, the signal to send or the seconds to wait)."""
         main, side = pty.openpty()
-        process = subprocess.Popen([BIN, *map(str, arguments)], stdin=side, stdout=side, stderr=side, cwd=self.folder, start_new_session=True,
-                                   env={**self.environment, "TERM": "xterm", **(environment or {})})  # fmt: skip
+        environment = {**self.environment, "TERM": "xterm", **(environment or {})}
+        ends = {"stdin": side, "stdout": side, "stderr": side}
+        process = subprocess.Popen([BIN, *map(str, arguments)], cwd=self.folder, start_new_session=True, env=environment, **ends)
         os.close(side)
         output, waiting, deadline = b"", list(keys), time.monotonic() + 120
         while time.monotonic() < deadline:
@@ -430,10 +433,10 @@ class TerminalTest(CliTest):
         self.assertNotIn("█", piped.stdout + piped.stderr)
 
     def test_chat_stops_a_reply_at_ctrl_c_and_goes_on(self):
-        output, code = self.on_terminal("chat", "-m", self.model("gemma3"), "-n", 4000, "--temp", 1, environment={"NO_COLOR": "1"}, keys=[
-            ("> ", "here\n"), ("here\r\n", 0.3), ("here\r\n", signal.SIGINT), ("here\r\n", 0.3), ("here\r\n", "/tiers\n"),
-            ("tokens, --kv balanced", "/quit\n"),
-        ])  # fmt: skip
+        keys = [("> ", "here\n"), ("here\r\n", 0.3), ("here\r\n", signal.SIGINT), ("here\r\n", 0.3), ("here\r\n", "/tiers\n")]
+        keys.append(("tokens, --kv balanced", "/quit\n"))
+        arguments = ("chat", "-m", self.model("gemma3"), "-n", 4000, "--temp", 1)
+        output, code = self.on_terminal(*arguments, environment={"NO_COLOR": "1"}, keys=keys)
         self.assertEqual(code, 0, output)
 
     def test_chat_ends_at_end_of_input(self):
@@ -443,14 +446,15 @@ class TerminalTest(CliTest):
 
 class InterruptTest(CliTest):
     def start(self, *arguments):
-        process = subprocess.Popen([BIN, *map(str, arguments)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                   cwd=self.folder, env=self.environment)  # fmt: skip
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        process = subprocess.Popen([BIN, *map(str, arguments)], cwd=self.folder, env=self.environment, **pipes)
         self.addCleanup(process.__exit__, None, None, None)
         self.addCleanup(process.kill)
         return process
 
     def test_ctrl_c_ends_writing_with_what_there_is(self):
-        process = self.start("generate", "that", "-m", self.model("gemma3"), "-n", 4000, "--temp", 1, "--ignore-end", "--json", "out.json")
+        arguments = ("generate", "that", "-m", self.model("gemma3"), "-n", 4000, "--temp", 1, "--ignore-end", "--json", "out.json")
+        process = self.start(*arguments)
         process.stdout.read(20)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
