@@ -8,10 +8,6 @@
 namespace tierkv::cache {
 namespace {
 
-void widen(const StreamEnv& env, const uint16_t* from, float* to) {
-  for (uint32_t c = 0; c < env.head_dim; ++c) to[c] = env.hot_bf16 ? bf16_to_f32(from[c]) : f16_to_f32(from[c]);
-}
-
 bool consecutive(const std::vector<uint32_t>& positions) {
   for (size_t i = 1; i < positions.size(); ++i) {
     if (positions[i] != positions[0] + i) return false;
@@ -50,6 +46,10 @@ Block* encode_block(const StreamEnv& env, const RowBatch& batch, const CodecEntr
 
 }  // namespace
 
+void widen_row(const StreamEnv& env, const uint16_t* from, float* to) {
+  for (uint32_t c = 0; c < env.head_dim; ++c) to[c] = env.hot_bf16 ? bf16_to_f32(from[c]) : f16_to_f32(from[c]);
+}
+
 void RowBatch::clear() {
   keys.clear();
   values.clear();
@@ -63,8 +63,8 @@ void RowBatch::add_tail(const StreamEnv& env, const Tail& tail, uint32_t count) 
   keys.resize((before + count) * d);
   values.resize((before + count) * d);
   for (uint32_t i = 0; i < count; ++i) {
-    widen(env, tail.key_row(i), keys.data() + (before + i) * d);
-    widen(env, tail.value_row(i), values.data() + (before + i) * d);
+    widen_row(env, tail.key_row(i), keys.data() + (before + i) * d);
+    widen_row(env, tail.value_row(i), values.data() + (before + i) * d);
     positions.push_back(tail.position(i));
     if (env.lanes) stats.insert(stats.end(), tail.stats_row(i), tail.stats_row(i) + env.lanes);
   }

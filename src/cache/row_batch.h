@@ -22,6 +22,9 @@ struct RowBatch {
   void add_rows(const StreamEnv& env, const RowBatch& from, uint32_t first, uint32_t count);
 };
 
+// One row of a hot tail as floats.
+void widen_row(const StreamEnv& env, const uint16_t* from, float* to);
+
 // The batch of this thread, empty.
 RowBatch& scratch_batch();
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/f16.h"
 #include "cache/row_batch.h"
 
 namespace tierkv::cache {
@@ -280,11 +279,8 @@ bool read_row(const StreamEnv& env, const HeadStream& s, uint32_t position, floa
   }
   for (uint32_t row = 0; row < s.tail.rows(); ++row) {
     if (s.tail.position(row) != position) continue;
-    const auto widen = [&](const uint16_t* from, float* to) {
-      for (uint32_t c = 0; c < env.head_dim; ++c) to[c] = env.hot_bf16 ? bf16_to_f32(from[c]) : f16_to_f32(from[c]);
-    };
-    if (key) widen(s.tail.key_row(row), key);
-    if (value) widen(s.tail.value_row(row), value);
+    if (key) widen_row(env, s.tail.key_row(row), key);
+    if (value) widen_row(env, s.tail.value_row(row), value);
     return true;
   }
   return false;
