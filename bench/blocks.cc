@@ -126,11 +126,11 @@ Status check_on_codes(const BlockRun& keys, const BlockRun& values, const std::v
       expected_scores[static_cast<size_t>(i) * tokens + t] = dot;
     }
   }
-  constexpr double kTolerance = 1e-4;  // single precision over a few hundred terms
-  if (const double e = worst(scores, expected_scores); !(e <= kTolerance)) {
+  const double tolerance = std::max(keys.codec().tolerance(), values.codec().tolerance());
+  if (const double e = worst(scores, expected_scores); !(e <= tolerance)) {
     return error(StatusCode::internal, "scores on codes differ from those of the decoded rows by ", e, " of the largest");
   }
-  if (const double e = worst(sums, expected_sums); !(e <= kTolerance)) {
+  if (const double e = worst(sums, expected_sums); !(e <= tolerance)) {
     return error(StatusCode::internal, "weighted sums on codes differ from those of the decoded rows by ", e, " of the largest");
   }
   return {};

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <set>
 
+#include "attention_tolerance.h"
 #include "model_machine.h"
 #include "model_operations.h"
 
@@ -102,7 +103,7 @@ inline void Machine::check_head_attention(SeqId id, uint32_t layer, uint32_t hea
       o.sink_logit = options.sink_logits ? options.sink_logits + h : nullptr;
       reference_attention(rows, {queries.data() + at, d}, first + q, o, expected, &weights);
       const double error = relative_error({out.data() + at, d}, expected, 0.1);
-      if (!(error < 1e-4))
+      if (!(error < attention_tolerance()))
         return fail("query ", q, " of ", count, " at ", first + q, ", query head ", h, ": error ", error, " over ", rows.size(),
                     " rows");
       for (size_t i = 0; i < rows.size(); ++i) sum[i] += weights[i];
@@ -117,7 +118,7 @@ inline void Machine::check_head_attention(SeqId id, uint32_t layer, uint32_t hea
     blocks += block.mass;
     listed += block.rows;
   }
-  const double slack = 1e-4 * (1.0 + count * group);
+  const double slack = attention_tolerance() * (1.0 + count * group);
   if (std::fabs(blocks - total) > slack) return fail("blocks report a mass of ", blocks, ", expected ", total);
   if (listed < rows.size()) return fail("the mass report lists ", listed, " rows of ", rows.size());
   if (!mass->want_tokens) {

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "quant/frame.h"
+#include "quant/isa.h"
 
 namespace tierkv::attn {
 namespace {
@@ -12,6 +13,9 @@ namespace {
 using quant::Frame;
 
 constexpr float kHidden = -std::numeric_limits<float>::infinity();
+
+// Scores of a query row lie this far apart: whole vectors, the rest hidden.
+uint32_t row_stride(const BlockView& view) { return (view.rows + 15u) / 16u * 16u; }
 
 // Codecs in Frame::block take the plain query and add in the plain frame.
 int frame_slot(Frame frame) { return frame == Frame::hadamard ? 1 : 0; }
@@ -68,7 +72,7 @@ bool fully_visible(const Pass& p, const BlockView& view) {
 void mask(const Pass& p, const BlockView& view, float* scores) {
   for (uint32_t i = 0; i < p.rows; ++i) {
     const uint64_t at = p.tile.positions[i / p.tile.group];
-    float* row = scores + static_cast<size_t>(i) * view.rows;
+    float* row = scores + static_cast<size_t>(i) * row_stride(view);
     for (uint32_t t = 0; t < view.rows; ++t) {
       const uint64_t key = view.position(t);
       const bool hidden = key == kDeadPosition || (p.params.causal && key > at) || (p.params.window && key + p.params.window <= at);
@@ -77,25 +81,46 @@ void mask(const Pass& p, const BlockView& view, float* scores) {
   }
 }
 
-// Scores of one view, softcapped and masked: scores[i*view.rows + t].
+// Scores of one view, softcapped and masked: scores[i*row_stride(view) + t].
 void score_view(const Pass& p, const BlockView& view, float* scores) {
   const int slot = frame_slot(view.key_codec->frame());
-  view.key_codec->scores(view.keys, view.ctx, p.s.query[slot].data(), p.rows, view.rows, scores, view.rows, p.s.codec);
-  if (p.params.softcap > 0.0f) {
-    const float cap = p.params.softcap;
-    for (size_t i = 0; i < static_cast<size_t>(p.rows) * view.rows; ++i) scores[i] = cap * std::tanh(scores[i] / cap);
+  const uint32_t stride = row_stride(view);
+  view.key_codec->scores(view.keys, view.ctx, p.s.query[slot].data(), p.rows, view.rows, scores, stride, p.s.codec);
+  for (uint32_t i = 0; i < p.rows; ++i) {
+    float* row = scores + static_cast<size_t>(i) * stride;
+    if (p.params.softcap > 0.0f) {
+      for (uint32_t t = 0; t < view.rows; ++t) row[t] = p.params.softcap * std::tanh(row[t] / p.params.softcap);
+    }
+    std::fill(row + view.rows, row + stride, kHidden);
   }
   if (!fully_visible(p, view)) mask(p, view, scores);
+}
+
+float largest(const float* x, uint32_t n) {
+  const quant::Kernels* kernels = quant::active_kernels();
+  return kernels ? kernels->largest(x, n) : *std::max_element(x, x + n);
+}
+
+// x becomes e^(x - top); returns the sum.
+float exp_sum(float* x, uint32_t n, float top) {
+  if (const quant::Kernels* kernels = quant::active_kernels()) return kernels->exp_sum(x, n, top);
+  float sum = 0.0f;
+  for (uint32_t t = 0; t < n; ++t) {
+    x[t] = std::exp(x[t] - top);
+    sum += x[t];
+  }
+  return sum;
 }
 
 // Turns scores into weights against the running maximum, rescaling what was summed so far when the maximum moved.
 void absorb(Pass& p, const BlockView& view, float* scores) {
   Scratch& s = p.s;
   const size_t d = p.params.head_dim;
+  const uint32_t stride = row_stride(view);
   bool any = false;
   for (uint32_t i = 0; i < p.rows; ++i) {
-    float* row = scores + static_cast<size_t>(i) * view.rows;
-    const float top = *std::max_element(row, row + view.rows);
+    float* row = scores + static_cast<size_t>(i) * stride;
+    const float top = largest(row, stride);
     const float old = s.row_max[i];
     if (top > old) {
       s.row_max[i] = top;
@@ -110,45 +135,56 @@ void absorb(Pass& p, const BlockView& view, float* scores) {
       }
     }
     if (top == kHidden) {
-      std::fill(row, row + view.rows, 0.0f);
+      std::fill(row, row + stride, 0.0f);
       continue;
     }
     any = true;
-    float sum = 0.0f;
-    for (uint32_t t = 0; t < view.rows; ++t) {
-      row[t] = std::exp(row[t] - s.row_max[i]);
-      sum += row[t];
-    }
-    s.row_sum[i] += sum;
+    s.row_sum[i] += exp_sum(row, stride, s.row_max[i]);
   }
   if (!any) return;
   const int slot = frame_slot(view.value_codec->frame());
-  view.value_codec->accumulate(view.values, view.ctx, scores, view.rows, p.rows, view.rows, s.acc[slot].data(), s.codec);
+  view.value_codec->accumulate(view.values, view.ctx, scores, stride, p.rows, view.rows, s.acc[slot].data(), s.codec);
 }
+
+// The sums of both frames, in the plain one: sums[row*head_dim + c].
+const float* plain_sums(Pass& p) {
+  Scratch& s = p.s;
+  if (!p.frame_used[1]) {
+    if (!p.frame_used[0]) s.acc[0].assign(static_cast<size_t>(p.rows) * p.params.head_dim, 0.0f);
+    return s.acc[0].data();
+  }
+  quant::from_frame(Frame::hadamard, s.acc[1].data(), p.rows, p.params.head_dim);
+  if (!p.frame_used[0]) return s.acc[1].data();
+  for (size_t i = 0; i < s.acc[1].size(); ++i) s.acc[0][i] += s.acc[1][i];
+  return s.acc[0].data();
+}
+
+// One row of output from its sums. A sink's logit joins the softmax with a value of zero: it only adds to the sum.
+void normalise(const float* sums, float top, float sum, const float* sink, size_t d, float* out) {
+  float scale = 1.0f;
+  if (sink) {
+    const float both = std::max(top, *sink);
+    scale = top == kHidden ? 0.0f : std::exp(top - both);
+    sum = sum * scale + std::exp(*sink - both);
+  }
+  const float norm = sum > 0.0f ? scale / sum : 0.0f;
+  for (size_t c = 0; c < d; ++c) out[c] = sums[c] * norm;
+}
+
+const float* sink_of(const QueryTile& tile, uint32_t row) { return tile.sink_logits ? tile.sink_logits + row % tile.group : nullptr; }
 
 void finish(Pass& p, float* out) {
   Scratch& s = p.s;
   const size_t d = p.params.head_dim;
-  if (p.frame_used[1]) quant::from_frame(Frame::hadamard, s.acc[1].data(), p.rows, p.params.head_dim);
+  const float* sums = plain_sums(p);
   for (uint32_t i = 0; i < p.rows; ++i) {
-    float* row = out + i * d;
-    float scale = 1.0f;
-    if (p.tile.sink_logits) {
-      // The sink's logit joins the softmax with a value of zero: it only adds to the sum.
-      const float sink = p.tile.sink_logits[i % p.tile.group];
-      const float top = std::max(s.row_max[i], sink);
-      const float shrink = s.row_max[i] == kHidden ? 0.0f : std::exp(s.row_max[i] - top);
-      s.row_sum[i] = s.row_sum[i] * shrink + std::exp(sink - top);
-      s.row_max[i] = top;
-      scale = shrink;
-    }
-    const float norm = s.row_sum[i] > 0.0f ? scale / s.row_sum[i] : 0.0f;
-    for (size_t c = 0; c < d; ++c) {
-      float sum = 0.0f;
-      if (p.frame_used[0]) sum += s.acc[0][i * d + c];
-      if (p.frame_used[1]) sum += s.acc[1][i * d + c];
-      row[c] = sum * norm;
-    }
+    const float* sink = sink_of(p.tile, i);
+    normalise(sums + i * d, s.row_max[i], s.row_sum[i], sink, d, out + i * d);
+    if (!sink) continue;
+    // The observer's share of the mass counts the sink too.
+    const float both = std::max(s.row_max[i], *sink);
+    s.row_sum[i] = (s.row_max[i] == kHidden ? 0.0f : s.row_sum[i] * std::exp(s.row_max[i] - both)) + std::exp(*sink - both);
+    s.row_max[i] = both;
   }
 }
 
@@ -163,7 +199,7 @@ void report(Pass& p, MassObserver& observer) {
       for (uint32_t g = 0; g < p.tile.group; ++g) {
         const uint32_t i = q * p.tile.group + g;
         if (!(s.row_sum[i] > 0.0f)) continue;
-        const float* raw = s.kept.data() + s.kept_at[v] + static_cast<size_t>(i) * n;
+        const float* raw = s.kept.data() + s.kept_at[v] + static_cast<size_t>(i) * row_stride(p.views[v]);
         const float norm = 1.0f / s.row_sum[i];
         for (uint32_t t = 0; t < n; ++t) {
           if (raw[t] != kHidden) s.mass[t] += std::exp(raw[t] - s.row_max[i]) * norm;
@@ -175,6 +211,33 @@ void report(Pass& p, MassObserver& observer) {
   }
 }
 
+// The next view's bytes are on their way while this one is worked on: blocks lie apart, which no hardware prefetcher foresees.
+void prefetch(const BlockView& view) {
+  for (const std::span<const std::byte> bytes : {view.keys, view.values}) {
+    for (size_t at = 0; at < bytes.size(); at += 64) __builtin_prefetch(bytes.data() + at, 0, 2);
+  }
+}
+
+constexpr uint32_t kFewRows = 16;  // with more, the work on a block hides the wait for the next
+
+void run_views(Pass& p, bool keep) {
+  Scratch& s = p.s;
+  s.scores.resize(static_cast<size_t>(p.rows) * kMaxViewRows);
+  s.kept.clear();
+  s.kept_at.assign(p.views.size(), 0);
+  for (size_t v = 0; v < p.views.size(); ++v) {
+    const BlockView& view = p.views[v];
+    if (invisible(p, view)) continue;
+    if (p.rows <= kFewRows && v + 1 < p.views.size()) prefetch(p.views[v + 1]);
+    score_view(p, view, s.scores.data());
+    if (keep) {
+      s.kept_at[v] = s.kept.size();
+      s.kept.insert(s.kept.end(), s.scores.begin(), s.scores.begin() + static_cast<ptrdiff_t>(p.rows) * row_stride(view));
+    }
+    absorb(p, view, s.scores.data());
+  }
+}
+
 }  // namespace
 
 void attend(std::span<const BlockView> views, const QueryTile& tile, const AttendParams& params, float* out, Scratch& scratch,
@@ -182,21 +245,36 @@ void attend(std::span<const BlockView> views, const QueryTile& tile, const Atten
   if (tile.queries == 0) return;
   Pass p{views, tile, params, scratch, tile.queries * tile.group, {}, 0, 0};
   prepare(p);
-  scratch.scores.resize(static_cast<size_t>(p.rows) * kMaxViewRows);
-  scratch.kept.clear();
-  scratch.kept_at.assign(views.size(), 0);
-  for (size_t v = 0; v < views.size(); ++v) {
-    const BlockView& view = views[v];
-    if (invisible(p, view)) continue;
-    score_view(p, view, scratch.scores.data());
-    if (observer) {
-      scratch.kept_at[v] = scratch.kept.size();
-      scratch.kept.insert(scratch.kept.end(), scratch.scores.begin(), scratch.scores.begin() + static_cast<ptrdiff_t>(p.rows) * view.rows);
-    }
-    absorb(p, view, scratch.scores.data());
-  }
+  run_views(p, observer != nullptr);
   finish(p, out);
   if (observer) report(p, *observer);
+}
+
+void attend_partial(std::span<const BlockView> views, const QueryTile& tile, const AttendParams& params, Partial& partial, Scratch& scratch) {
+  Pass p{views, tile, params, scratch, tile.queries * tile.group, {}, 0, 0};
+  prepare(p);
+  run_views(p, false);
+  const float* sums = plain_sums(p);
+  partial.max = scratch.row_max;
+  partial.sum = scratch.row_sum;
+  partial.out.assign(sums, sums + static_cast<size_t>(p.rows) * params.head_dim);
+}
+
+void merge(std::span<const Partial> partials, const QueryTile& tile, const AttendParams& params, float* out) {
+  const size_t d = params.head_dim;
+  std::vector<float> sums(d);
+  for (uint32_t i = 0; i < tile.queries * tile.group; ++i) {
+    float top = kHidden, total = 0.0f;
+    for (const Partial& part : partials) top = std::max(top, part.max[i]);
+    std::fill(sums.begin(), sums.end(), 0.0f);
+    for (const Partial& part : partials) {
+      if (part.max[i] == kHidden) continue;
+      const float weight = std::exp(part.max[i] - top);
+      total += weight * part.sum[i];
+      for (size_t c = 0; c < d; ++c) sums[c] += weight * part.out[i * d + c];
+    }
+    normalise(sums.data(), top, total, sink_of(tile, i), d, out + i * d);
+  }
 }
 
 }  // namespace tierkv::attn

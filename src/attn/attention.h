@@ -65,6 +65,13 @@ struct Scratch {
   std::vector<size_t> kept_at;  // by view: where its scores begin in `kept`
 };
 
+// Few rows of queries over many tokens are cut along the tokens instead: partial states of runs of views, then one merge.
+struct Partial {
+  std::vector<float> max, sum, out;  // per row of the tile; out is not divided by sum, in the plain frame
+};
+void attend_partial(std::span<const BlockView> views, const QueryTile& tile, const AttendParams& params, Partial& partial, Scratch& scratch);
+void merge(std::span<const Partial> partials, const QueryTile& tile, const AttendParams& params, float* out);
+
 // out: queries*group x head_dim. A row that sees no key at all gets zeros.
 // With an observer keep tiles small: all their scores are kept until the sums are known.
 void attend(std::span<const BlockView> views, const QueryTile& tile, const AttendParams& params, float* out, Scratch& scratch,

@@ -35,8 +35,22 @@ struct TileScratch {
   std::vector<float> rows, out;
 };
 
-void run_tile(const Call& call, uint32_t head, uint32_t first, uint32_t count, StreamObserver* observer) {
+// Rows of a view list that one task takes when few queries look at many tokens: the cut depends on the tokens alone, so that results do
+// not depend on the number of threads.
+constexpr uint32_t kSplitRows = 1024;
+
+constexpr uint32_t kSplitQueryRows = 16;
+
+// Rows of queries a task takes at a time. A block is unpacked once for all of them.
+constexpr uint32_t kTileRows = 48;
+
+TileScratch& tile_scratch() {
   thread_local TileScratch scratch;
+  return scratch;
+}
+
+// Queries first..first+count-1 of one KV head as a tile, its rows widened into the scratch.
+attn::QueryTile load_tile(const Call& call, uint32_t head, uint32_t first, uint32_t count, TileScratch& scratch) {
   const uint32_t d = call.params.head_dim;
   const size_t rows = static_cast<size_t>(count) * call.group;
   scratch.rows.resize(rows * d);
@@ -46,13 +60,69 @@ void run_tile(const Call& call, uint32_t head, uint32_t first, uint32_t count, S
       cache::widen_row(call.queries, first + q, head * call.group + g, scratch.rows.data() + (static_cast<size_t>(q) * call.group + g) * d);
     }
   }
-  attn::QueryTile tile{scratch.rows.data(), count, call.group, call.positions.data() + first,
-                       call.options.sink_logits ? call.options.sink_logits + head * call.group : nullptr};
-  if (observer) observer->start_tile(tile.positions);
-  attn::attend(call.views[head].views, tile, call.params, scratch.out.data(), scratch.attn, observer);
+  return {scratch.rows.data(), count, call.group, call.positions.data() + first,
+          call.options.sink_logits ? call.options.sink_logits + head * call.group : nullptr};
+}
+
+void store_tile(const Call& call, uint32_t head, uint32_t first, uint32_t count, const float* out) {
+  const uint32_t d = call.params.head_dim;
   for (uint32_t q = 0; q < count; ++q) {
     float* to = call.out + (static_cast<size_t>(first + q) * call.queries.heads + static_cast<size_t>(head) * call.group) * d;
-    std::memcpy(to, scratch.out.data() + static_cast<size_t>(q) * call.group * d, static_cast<size_t>(call.group) * d * sizeof(float));
+    std::memcpy(to, out + static_cast<size_t>(q) * call.group * d, static_cast<size_t>(call.group) * d * sizeof(float));
+  }
+}
+
+void run_tile(const Call& call, uint32_t head, uint32_t first, uint32_t count, StreamObserver* observer) {
+  TileScratch& scratch = tile_scratch();
+  const attn::QueryTile tile = load_tile(call, head, first, count, scratch);
+  if (observer) observer->start_tile(tile.positions);
+  attn::attend(call.views[head].views, tile, call.params, scratch.out.data(), scratch.attn, observer);
+  store_tile(call, head, first, count, scratch.out.data());
+}
+
+// One KV head's views in runs of about kSplitRows rows.
+struct SplitTask {
+  uint32_t head;
+  size_t first_view, views;
+};
+std::vector<SplitTask> split_views(const Call& call) {
+  std::vector<SplitTask> tasks;
+  for (uint32_t h = 0; h < call.views.size(); ++h) {
+    const auto& views = call.views[h].views;
+    size_t first = 0;
+    uint32_t rows = 0;
+    for (size_t v = 0; v < views.size(); ++v) {
+      rows += views[v].rows;
+      if (rows >= kSplitRows || v + 1 == views.size()) {
+        tasks.push_back({h, first, v + 1 - first});
+        first = v + 1;
+        rows = 0;
+      }
+    }
+  }
+  return tasks;
+}
+
+// Few queries: every task takes a run of tokens of one KV head, and the runs of a head are merged.
+template <class Run>
+void run_split(const Call& call, const Run& run) {
+  const std::vector<SplitTask> tasks = split_views(call);
+  std::vector<attn::Partial> partials(tasks.size());
+  run(static_cast<uint32_t>(tasks.size()), [&](uint32_t i) {
+    TileScratch& scratch = tile_scratch();
+    const SplitTask& task = tasks[i];
+    const attn::QueryTile tile = load_tile(call, task.head, 0, call.queries.tokens, scratch);
+    const std::span<const attn::BlockView> views(call.views[task.head].views);
+    attn::attend_partial(views.subspan(task.first_view, task.views), tile, call.params, partials[i], scratch.attn);
+  });
+  TileScratch& scratch = tile_scratch();
+  for (uint32_t h = 0; h < call.views.size(); ++h) {
+    const auto mine = [&](const SplitTask& t) { return t.head == h; };
+    const auto first = std::find_if(tasks.begin(), tasks.end(), mine);
+    const auto count = static_cast<size_t>(std::count_if(first, tasks.end(), mine));
+    const attn::QueryTile tile = load_tile(call, h, 0, call.queries.tokens, scratch);
+    attn::merge(std::span(partials).subspan(static_cast<size_t>(first - tasks.begin()), count), tile, call.params, scratch.out.data());
+    store_tile(call, h, 0, call.queries.tokens, scratch.out.data());
   }
 }
 
@@ -107,8 +177,10 @@ Status AdaptiveKVCache::attention(SeqId seq, uint32_t layer, const RowsView& que
     options.executor ? (*options.executor)(count, task) : impl_->pool.run(count, task);
   };
   const bool learn = options.observe && impl_->evicts(layer) && impl_->env.lanes;
-  if (!learn && !options.mass) {
-    const uint32_t per_tile = std::max(1u, 16u / call.group);
+  if (!learn && !options.mass && queries.tokens * call.group <= kSplitQueryRows) {
+    run_split(call, run);
+  } else if (!learn && !options.mass) {
+    const uint32_t per_tile = std::max(1u, kTileRows / call.group);
     const uint32_t tiles = (queries.tokens + per_tile - 1) / per_tile;
     run(c.num_kv_heads * tiles, [&](uint32_t i) {
       const uint32_t first = i / c.num_kv_heads * per_tile;

@@ -1,10 +1,12 @@
 #include "quant/affine.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "base/status_macros.h"
 #include "quant/checks.h"
+#include "quant/isa.h"
 #include "quant/vec.h"
 
 namespace tierkv::quant {
@@ -51,6 +53,7 @@ class AffineCodec final : public Codec {
     meta_.levels = 1u << recipe.bits;
     meta_.zero = recipe.zero;
     bytes_ = lanes_.bytes() + meta_bytes(meta_);
+    if (recipe.bits <= kMaxCodeBits && (recipe.table == nullptr || recipe.bits <= 4)) describe_for_kernels(across);
   }
 
   Status encode(const float* rows, const BlockContext&, std::span<std::byte> out) const override {
@@ -116,7 +119,11 @@ class AffineCodec final : public Codec {
 
   void scores(std::span<const std::byte> in, const BlockContext&, const float* queries, uint32_t count, uint32_t rows, float* out,
               size_t stride, Workspace& ws) const override {
-    if (recipe_.axis == Axis::channel) {
+    if (const Kernels* kernels = usable_kernels()) {
+      const auto [scales, offsets] = load_meta(in, ws);
+      const auto run = recipe_.axis == Axis::channel ? kernels->scores_by_channel : kernels->scores_by_token;
+      run(packed_, in.data(), scales, offsets, queries, count, rows, out, stride, kernel_scratch(count, ws));
+    } else if (recipe_.axis == Axis::channel) {
       scores_by_channel(in, queries, count, rows, out, stride, ws);
     } else {
       scores_by_token(in, queries, count, rows, out, stride, ws);
@@ -128,6 +135,9 @@ class AffineCodec final : public Codec {
     const uint32_t d = shape().head_dim, tokens = shape().tokens;
     if (rows == 0) return;
     const auto [scales, offsets] = load_meta(in, ws);
+    if (const Kernels* kernels = usable_kernels()) {
+      return kernels->accumulate(packed_, in.data(), scales, offsets, weights, stride, count, rows, d, acc, kernel_scratch(count, ws));
+    }
     float* tile = grow(ws.a, lanes_.tile_floats());
     float* folded = grow(ws.c, static_cast<size_t>(count) * (rows + 1));
     float* bias = folded + static_cast<size_t>(count) * rows;
@@ -161,6 +171,34 @@ class AffineCodec final : public Codec {
     const float* scales;
     const float* offsets;
   };
+
+  const Kernels* usable_kernels() const { return packed_.bits != 0 ? active_kernels() : nullptr; }
+
+  // Factors in one plane of bytes where their rounding is small beside that of the codes, in two where it is not.
+  void describe_for_kernels(uint32_t across) {
+    packed_ = lanes_.packed_side();
+    packed_.group = recipe_.group;
+    packed_.across = across;
+    packed_.factor_planes = 2;
+    tolerance_ = 4e-4;
+    if (recipe_.table == nullptr) return;
+    // Codebooks become 16-bit levels around 32768.
+    const float outermost = std::max(-recipe_.table[0], recipe_.table[meta_.levels - 1]);
+    for (uint32_t i = 0; i < meta_.levels; ++i) {
+      const auto level = static_cast<uint32_t>(32768 + std::lround(recipe_.table[i] / outermost * 32639.0f));
+      levels_[i] = static_cast<uint8_t>(level >> 8);
+      levels_[16 + i] = static_cast<uint8_t>(level & 255u);
+    }
+    packed_.levels = levels_;
+    packed_.unit = outermost / 32639.0f;
+    packed_.zero = packed_.middle = 32768.0f;
+  }
+
+  KernelScratch kernel_scratch(uint32_t count, Workspace& ws) const {
+    const size_t bytes = kernel_bytes(packed_.depth, count);
+    if (ws.bytes.size() < bytes) ws.bytes.resize(bytes);
+    return {ws.bytes.data(), grow(ws.c, kernel_floats(packed_.depth, count, groups_))};
+  }
 
   uint32_t group_length(uint32_t g, uint32_t along) const { return std::min(recipe_.group, along - g * recipe_.group); }
 
@@ -255,6 +293,8 @@ class AffineCodec final : public Codec {
   Lanes lanes_;
   MetaFormat meta_;
   uint32_t groups_ = 0;
+  PackedSide packed_;  // bits == 0: not for the kernels
+  uint8_t levels_[32] = {};
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include "base/f16.h"
 #include "base/status_macros.h"
 #include "quant/checks.h"
+#include "quant/isa.h"
 
 namespace tierkv::quant {
 
@@ -15,6 +16,7 @@ class CenteredCodec final : public Codec {
  public:
   explicit CenteredCodec(std::unique_ptr<Codec> inner)
       : Codec(inner->spec(), inner->side(), inner->shape(), inner->frame()), inner_(std::move(inner)) {
+    tolerance_ = inner_->tolerance();
     bytes_ = inner_->bytes() + shape().head_dim * sizeof(uint16_t);
   }
 
@@ -60,9 +62,8 @@ class CenteredCodec final : public Codec {
     float mean[256];
     load_mean(in, mean);
     for (uint32_t i = 0; i < count; ++i) {
-      double shift = 0.0;
-      for (uint32_t c = 0; c < d; ++c) shift += static_cast<double>(queries[static_cast<size_t>(i) * d + c]) * mean[c];
-      for (uint32_t t = 0; t < rows; ++t) out[i * stride + t] += static_cast<float>(shift);
+      const float shift = product(queries + static_cast<size_t>(i) * d, mean, d);
+      for (uint32_t t = 0; t < rows; ++t) out[i * stride + t] += shift;
     }
   }
 
@@ -90,9 +91,17 @@ class CenteredCodec final : public Codec {
   }
 
  private:
+  static float product(const float* a, const float* b, uint32_t n) {
+    if (const Kernels* kernels = active_kernels()) return kernels->dot(a, b, n);
+    double sum = 0.0;
+    for (uint32_t i = 0; i < n; ++i) sum += static_cast<double>(a[i]) * b[i];
+    return static_cast<float>(sum);
+  }
+
   void load_mean(std::span<const std::byte> in, float* mean) const {
     uint16_t stored[256];
     std::memcpy(stored, in.data() + inner_->bytes(), shape().head_dim * sizeof(uint16_t));
+    if (const Kernels* kernels = active_kernels()) return kernels->widen(stored, /*bf16=*/false, shape().head_dim, mean);
     for (uint32_t c = 0; c < shape().head_dim; ++c) mean[c] = f16_to_f32(stored[c]);
   }
 

@@ -51,6 +51,7 @@ struct BlockContext {
 // Scratch that grows to what the codecs of a thread need and is reused; nothing in it outlives a call.
 struct Workspace {
   std::vector<float> a, b, c;
+  std::vector<int8_t> bytes;
 };
 
 // Which codec, exactly: what is stored on disk beside a block. Modifiers in text: "kivi2-g64+s8+clip".
@@ -80,6 +81,9 @@ class Codec {
   const BlockShape& shape() const { return shape_; }
   size_t bytes() const { return bytes_; }
   Frame frame() const { return frame_; }
+  // How far scores() and accumulate() may be from the sums over decoded rows, relative to |q||k| and to the sum of |w||v|/sqrt(head_dim): the
+  // kernels round queries and weights to bytes (kernels.h), far less than the codes are off. The scalar code stays below 1e-4.
+  double tolerance() const { return tolerance_; }
 
   // rows: shape.tokens x shape.head_dim, row-major, plain frame. out: exactly bytes() bytes, all of them written.
   virtual Status encode(const float* rows, const BlockContext& ctx, std::span<std::byte> out) const = 0;
@@ -101,6 +105,7 @@ class Codec {
  protected:
   Codec(CodecSpec spec, Side side, BlockShape shape, Frame frame) : spec_(spec), side_(side), shape_(shape), frame_(frame) {}
   size_t bytes_ = 0;  // set by the constructor of the codec
+  double tolerance_ = 1e-4;
 
  private:
   CodecSpec spec_;

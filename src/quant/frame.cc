@@ -3,11 +3,16 @@
 #include <array>
 #include <cmath>
 
+#include "quant/isa.h"
+
 namespace tierkv::quant {
 
 namespace {
 
 constexpr uint32_t kMaxHeadDim = 256;
+
+// The largest power of two that divides head_dim.
+uint32_t power_of_two_in(uint32_t head_dim) { return head_dim & (~head_dim + 1u); }
 
 // One pseudo-random sign per channel, a function of head_dim and the channel alone: SplitMix64's finaliser over a counter.
 float sign_of(uint32_t head_dim, uint32_t channel) {
@@ -19,6 +24,8 @@ float sign_of(uint32_t head_dim, uint32_t channel) {
 
 // Unnormalised Walsh–Hadamard transform of n floats, n a power of two.
 void walsh_hadamard(float* x, uint32_t n) {
+  const Kernels* kernels = n >= 16 ? active_kernels() : nullptr;
+  if (kernels) return kernels->walsh_hadamard(x, n);
   for (uint32_t half = 1; half < n; half *= 2) {
     for (uint32_t base = 0; base < n; base += 2 * half) {
       float* lo = x + base;
@@ -32,11 +39,22 @@ void walsh_hadamard(float* x, uint32_t n) {
   }
 }
 
+// Signs with the norm in them, by head_dim/16 - 1.
+const std::array<float, kMaxHeadDim>& scaled_signs(uint32_t head_dim) {
+  static const auto tables = [] {
+    std::array<std::array<float, kMaxHeadDim>, kMaxHeadDim / 16> all{};
+    for (uint32_t d = 16; d <= kMaxHeadDim; d += 16) {
+      const float norm = static_cast<float>(1.0 / std::sqrt(static_cast<double>(power_of_two_in(d))));
+      for (uint32_t c = 0; c < d; ++c) all[d / 16 - 1][c] = sign_of(d, c) * norm;
+    }
+    return all;
+  }();
+  return tables[head_dim / 16 - 1];
+}
+
 void rotate(float* rows, uint32_t count, uint32_t head_dim, bool forward) {
-  const uint32_t run = head_dim & (~head_dim + 1u);  // the largest power of two that divides head_dim
-  const float norm = static_cast<float>(1.0 / std::sqrt(static_cast<double>(run)));
-  std::array<float, kMaxHeadDim> signs;
-  for (uint32_t c = 0; c < head_dim; ++c) signs[c] = sign_of(head_dim, c) * norm;
+  const uint32_t run = power_of_two_in(head_dim);
+  const std::array<float, kMaxHeadDim>& signs = scaled_signs(head_dim);
   for (uint32_t r = 0; r < count; ++r) {
     float* row = rows + static_cast<size_t>(r) * head_dim;
     if (forward) {

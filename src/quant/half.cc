@@ -7,6 +7,7 @@
 #include "base/f16.h"
 #include "base/status_macros.h"
 #include "quant/checks.h"
+#include "quant/isa.h"
 #include "quant/vec.h"
 
 namespace tierkv::quant {
@@ -16,12 +17,14 @@ namespace {
 struct Fp16 {
   static float load(uint16_t h) { return f16_to_f32(h); }
   static uint16_t store(float f) { return f32_to_f16(f); }
+  static constexpr bool kBf16 = false;
   static constexpr float kTooLarge = 65520.0f;  // rounds to infinity, the largest fp16 is 65504
 };
 
 struct Bf16 {
   static float load(uint16_t h) { return bf16_to_f32(h); }
   static uint16_t store(float f) { return f32_to_bf16(f); }
+  static constexpr bool kBf16 = true;
   static constexpr float kTooLarge = 2.0f * kMaxMagnitude;  // whatever check_finite() lets through fits
 };
 
@@ -57,8 +60,11 @@ class HalfCodec final : public Codec {
   void scores(std::span<const std::byte> in, const BlockContext&, const float* queries, uint32_t count, uint32_t rows, float* out,
               size_t stride, Workspace& ws) const override {
     const uint32_t d = shape().head_dim;
-    ws.a.resize(std::max<size_t>(ws.a.size(), d));
+    ws.a.resize(std::max<size_t>(ws.a.size(), 16 * d));
     float* row = ws.a.data();
+    if (const Kernels* kernels = active_kernels()) {
+      return kernels->half_scores(halves(in), Format::kBf16, d, queries, count, rows, out, stride, row);
+    }
     for (uint32_t t = 0; t < rows; ++t) {
       load_row(in, t, row);
       for (uint32_t i = 0; i < count; ++i) {
@@ -75,6 +81,9 @@ class HalfCodec final : public Codec {
   void accumulate(std::span<const std::byte> in, const BlockContext&, const float* weights, size_t stride, uint32_t count,
                   uint32_t rows, float* acc, Workspace& ws) const override {
     const uint32_t d = shape().head_dim;
+    if (const Kernels* kernels = active_kernels()) {
+      return kernels->half_accumulate(halves(in), Format::kBf16, d, weights, stride, count, rows, acc);
+    }
     ws.a.resize(std::max<size_t>(ws.a.size(), d));
     float* row = ws.a.data();
     for (uint32_t t = 0; t < rows; ++t) {
@@ -100,6 +109,9 @@ class HalfCodec final : public Codec {
   }
 
  private:
+  // The arena and the tail give rows aligned memory; the kernels read any.
+  static const uint16_t* halves(std::span<const std::byte> in) { return reinterpret_cast<const uint16_t*>(in.data()); }
+
   void load_row(std::span<const std::byte> in, uint32_t t, float* out) const {
     const uint32_t d = shape().head_dim;
     const std::byte* at = in.data() + static_cast<size_t>(t) * d * sizeof(uint16_t);

@@ -59,6 +59,15 @@ Lanes::Lanes(uint32_t lanes, uint32_t depth, uint32_t bits)
   }
 }
 
+PackedSide Lanes::packed_side() const {
+  PackedSide side;
+  side.bits = bits_;
+  side.depth = depth_;
+  for (uint32_t p = 0; p < plane_count_; ++p) side.planes[p] = {planes_[p].bits, planes_[p].chunks, planes_[p].offset};
+  side.middle = 0.5f * static_cast<float>((1u << bits_) - 1u);
+  return side;
+}
+
 void Lanes::pack(const uint16_t* codes, size_t lane_stride, size_t depth_stride, std::byte* out) const {
   for (uint32_t p = 0; p < plane_count_; ++p) {
     const Plane& plane = planes_[p];

@@ -14,6 +14,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "quant/kernels.h"
+
 namespace tierkv::quant {
 
 inline constexpr uint32_t kTileLanes = 16;
@@ -25,6 +27,9 @@ class Lanes {
 
   size_t bytes() const { return bytes_; }
   uint32_t tiles() const { return tiles_; }
+
+  // The codes as the kernels want them described; groups and levels are the codec's to fill in. REQUIRES: bits <= 8.
+  PackedSide packed_side() const;
 
   // Floats a buffer for unpack_tile() needs: the depth rounded up to whole words of the narrowest plane, 16 lanes each.
   size_t tile_floats() const { return static_cast<size_t>((depth_ + 31u) / 32u) * 32u * kTileLanes; }

@@ -9,6 +9,7 @@
 #include "base/f16.h"
 #include "base/status_macros.h"
 #include "quant/checks.h"
+#include "quant/isa.h"
 
 namespace tierkv::quant {
 
@@ -228,16 +229,50 @@ Status encode_meta(const MetaFormat& format, std::span<const GroupFit> fits, std
   return Status();
 }
 
+namespace {
+
+// The kernels give the same bits as the loops below.
+void widen_halves(const std::byte* in, uint32_t n, float* out) {
+  const Kernels* kernels = n % 16 == 0 ? active_kernels() : nullptr;
+  if (kernels) return kernels->widen(reinterpret_cast<const uint16_t*>(in), /*bf16=*/false, n, out);
+  for (uint32_t i = 0; i < n; ++i) out[i] = f16_to_f32(load<uint16_t>(in + i * 2));
+}
+
+void look_up_log8(float top, const std::byte* in, uint32_t n, float* out) {
+  if (const Kernels* kernels = active_kernels()) return kernels->lookup_bytes(log8_levels().data(), top, in, n, out);
+  for (uint32_t i = 0; i < n; ++i) out[i] = top * log8_levels()[static_cast<uint8_t>(in[i])];
+}
+
+void decode_log8_run(const std::byte* in, uint32_t n, float* scales, float* offsets) {
+  const float lo = load<float>(in + 4), step = load<float>(in + 8);
+  look_up_log8(load<float>(in), in + kLog8Header, n, scales);
+  in += kLog8Header + n;
+  if (const Kernels* kernels = active_kernels()) return kernels->affine_bytes(lo, step, in, n, offsets);
+  for (uint32_t i = 0; i < n; ++i) offsets[i] = lo + step * static_cast<float>(static_cast<uint8_t>(in[i]));
+}
+
+void decode_log4_run(const std::byte* in, uint32_t n, float* scales, float* offsets) {
+  const std::array<float, 16> levels = log4_levels(load<float>(in), load<float>(in + 4));
+  const float lo = load<float>(in + 8), step = load<float>(in + 12);
+  in += kLog4Header;
+  if (const Kernels* kernels = active_kernels()) return kernels->lookup_nibbles(levels.data(), lo, step, in, n, scales, offsets);
+  for (uint32_t i = 0; i < n; ++i) {
+    const uint8_t code = static_cast<uint8_t>(in[i]);
+    scales[i] = levels[code & 15u];
+    offsets[i] = lo + step * static_cast<float>(code >> 4);
+  }
+}
+
+}  // namespace
+
 void decode_meta(const MetaFormat& format, const std::byte* in, float* scales, float* offsets) {
   const uint32_t n = format.entries;
   switch (format.kind) {
     case MetaKind::f16_pair:
-      for (uint32_t i = 0; i < n; ++i) scales[i] = f16_to_f32(load<uint16_t>(in + i * 2));
-      for (uint32_t i = 0; i < n; ++i) offsets[i] = f16_to_f32(load<uint16_t>(in + (n + i) * 2));
+      widen_halves(in, n, scales);
+      widen_halves(in + 2 * static_cast<size_t>(n), n, offsets);
       return;
-    case MetaKind::f16_scale:
-      for (uint32_t i = 0; i < n; ++i) scales[i] = f16_to_f32(load<uint16_t>(in + i * 2));
-      break;
+    case MetaKind::f16_scale: widen_halves(in, n, scales); break;
     case MetaKind::f32_scale:
       for (uint32_t i = 0; i < n; ++i) scales[i] = load<float>(in + i * 4);
       break;
@@ -245,35 +280,19 @@ void decode_meta(const MetaFormat& format, const std::byte* in, float* scales, f
       for (uint32_t i = 0; i < n; ++i) scales[i] = load<float>(in + i * 4);
       for (uint32_t i = 0; i < n; ++i) offsets[i] = -scales[i] * load<float>(in + (n + i) * 4);
       return;
-    case MetaKind::log8_scale: {
-      const float top = load<float>(in);
-      for (uint32_t i = 0; i < n; ++i) scales[i] = top * log8_levels()[static_cast<uint8_t>(in[4 + i])];
-      break;
-    }
+    case MetaKind::log8_scale: look_up_log8(load<float>(in), in + 4, n, scales); break;
     case MetaKind::log8_pair:
       for (uint32_t first = 0; first < n; first += kRun) {
         const uint32_t count = std::min(kRun, n - first);
-        const float top = load<float>(in), lo = load<float>(in + 4), step = load<float>(in + 8);
-        in += kLog8Header;
-        for (uint32_t i = 0; i < count; ++i) {
-          scales[first + i] = top * log8_levels()[static_cast<uint8_t>(in[i])];
-          offsets[first + i] = lo + step * static_cast<float>(static_cast<uint8_t>(in[count + i]));
-        }
-        in += 2 * count;
+        decode_log8_run(in, count, scales + first, offsets + first);
+        in += kLog8Header + 2 * count;
       }
       return;
     case MetaKind::log4_pair:
       for (uint32_t first = 0; first < n; first += kRun) {
         const uint32_t count = std::min(kRun, n - first);
-        const std::array<float, 16> levels = log4_levels(load<float>(in), load<float>(in + 4));
-        const float lo = load<float>(in + 8), step = load<float>(in + 12);
-        in += kLog4Header;
-        for (uint32_t i = 0; i < count; ++i) {
-          const uint8_t code = static_cast<uint8_t>(in[i]);
-          scales[first + i] = levels[code & 15u];
-          offsets[first + i] = lo + step * static_cast<float>(code >> 4);
-        }
-        in += count;
+        decode_log4_run(in, count, scales + first, offsets + first);
+        in += kLog4Header + count;
       }
       return;
   }

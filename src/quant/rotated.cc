@@ -12,6 +12,7 @@ class RotatedCodec final : public Codec {
  public:
   explicit RotatedCodec(std::unique_ptr<Codec> inner)
       : Codec(inner->spec(), inner->side(), inner->shape(), Frame::hadamard), inner_(std::move(inner)) {
+    tolerance_ = inner_->tolerance();
     bytes_ = inner_->bytes();
   }
 

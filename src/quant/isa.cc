@@ -1,0 +1,148 @@
+#include "quant/isa.h"
+
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+
+#include "base/f16.h"
+#include "quant/lanes.h"
+
+namespace tierkv::quant {
+
+#if defined(TIERKV_KERNELS_X86)
+extern const Kernels kAvx2Kernels;
+extern const Kernels kAvx512Kernels;
+extern const Kernels kAvx512VnniKernels;
+#elif defined(TIERKV_KERNELS_NEON)
+extern const Kernels kNeonKernels;
+#endif
+
+namespace {
+
+std::vector<const Kernels*> find_kernels() {
+  std::vector<const Kernels*> found;
+#if defined(TIERKV_KERNELS_X86)
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  if (avx512 && __builtin_cpu_supports("avx512vnni")) found.push_back(&kAvx512VnniKernels);
+  if (avx512) found.push_back(&kAvx512Kernels);
+  if (avx2) found.push_back(&kAvx2Kernels);
+#elif defined(TIERKV_KERNELS_NEON)
+  found.push_back(&kNeonKernels);
+#endif
+  std::erase_if(found, [](const Kernels* k) { return !kernels_work(*k); });
+  return found;
+}
+
+const std::vector<const Kernels*>& all_kernels() {
+  static const std::vector<const Kernels*> found = find_kernels();
+  return found;
+}
+
+const Kernels* find(std::string_view name) {
+  for (const Kernels* k : all_kernels()) {
+    if (name == k->isa) return k;
+  }
+  return nullptr;
+}
+
+std::atomic<const Kernels*>& active() {
+  static std::atomic<const Kernels*> kernels = [] {
+    const char* forced = std::getenv("TIERKV_FORCE_ISA");
+    if (forced && std::string_view(forced) == "scalar") return static_cast<const Kernels*>(nullptr);
+    if (forced) {
+      if (const Kernels* k = find(forced)) return k;
+    }
+    return all_kernels().empty() ? nullptr : all_kernels().front();
+  }();
+  return kernels;
+}
+
+bool near(double a, double b, double tolerance) { return std::fabs(a - b) <= tolerance; }
+
+bool rows_work(const Kernels& k) {
+  constexpr uint32_t d = 32, n = 20;
+  uint16_t rows[n * d];
+  float q[2 * d], scores[2 * n], scratch[16 * d], acc[2 * d] = {};
+  for (uint32_t i = 0; i < n * d; ++i) rows[i] = f32_to_f16(static_cast<float>(static_cast<int>(i * 37 % 41) - 20) / 8.0f);
+  for (uint32_t i = 0; i < 2 * d; ++i) q[i] = static_cast<float>(static_cast<int>(i * 29 % 31) - 15) / 4.0f;
+  k.half_scores(rows, false, d, q, 2, n, scores, n, scratch);
+  k.half_accumulate(rows, false, d, scores, n, 2, n, acc);
+  for (uint32_t i = 0; i < 2; ++i) {
+    double sums[d] = {};
+    for (uint32_t t = 0; t < n; ++t) {
+      double want = 0;
+      for (uint32_t c = 0; c < d; ++c) want += static_cast<double>(q[i * d + c]) * f16_to_f32(rows[t * d + c]);
+      if (!near(scores[i * n + t], want, 1e-3)) return false;
+      for (uint32_t c = 0; c < d; ++c) sums[c] += static_cast<double>(scores[i * n + t]) * f16_to_f32(rows[t * d + c]);
+    }
+    for (uint32_t c = 0; c < d; ++c) {
+      if (!near(acc[i * d + c], sums[c], 1e-3 * (1 + std::fabs(sums[c])))) return false;
+    }
+  }
+  float x[16], sum = 0.0f;
+  for (int i = 0; i < 16; ++i) x[i] = -static_cast<float>(i * i) / 2.0f;
+  if (k.largest(x, 16) != 0.0f) return false;
+  sum = k.exp_sum(x, 16, 0.0f);
+  double want = 0;
+  for (int i = 0; i < 16; ++i) {
+    const double e = i * i / 2.0 < 87 ? std::exp(-i * i / 2.0) : 0.0;
+    if (!near(x[i], e, 1e-6 * e)) return false;
+    want += e;
+  }
+  return near(sum, want, 1e-5);
+}
+
+bool codes_work(const Kernels& k) {
+  constexpr uint32_t d = 32, n = 16;
+  for (const uint32_t bits : {2u, 3u, 4u, 8u}) {
+    const Lanes lanes(n, d, bits);
+    std::vector<uint16_t> codes(n * d);
+    for (uint32_t i = 0; i < n * d; ++i) codes[i] = static_cast<uint16_t>((i * 2654435761u >> 16) & ((1u << bits) - 1u));
+    std::vector<std::byte> packed(lanes.bytes());
+    lanes.pack(codes.data(), d, 1, packed.data());
+    PackedSide side = lanes.packed_side();
+    side.group = d, side.across = n, side.factor_planes = 2;
+    std::vector<int8_t> bytes(kernel_bytes(d, 1));
+    std::vector<float> floats(kernel_floats(d, 1, 1)), scales(n, 0.5f), offsets(n, -1.0f);
+    float q[d], out[n];
+    for (uint32_t c = 0; c < d; ++c) q[c] = static_cast<float>(static_cast<int>(c * 29 % 31) - 15) / 4.0f;
+    k.scores_by_token(side, packed.data(), scales.data(), offsets.data(), q, 1, n, out, n, {bytes.data(), floats.data()});
+    for (uint32_t t = 0; t < n; ++t) {
+      double want = 0, size = 0;
+      for (uint32_t c = 0; c < d; ++c) want += q[c] * (0.5 * codes[t * d + c] - 1.0), size += std::fabs(q[c]) * (1u << bits);
+      if (!near(out[t], want, 2e-4 * size)) return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+bool kernels_work(const Kernels& kernels) { return rows_work(kernels) && codes_work(kernels); }
+
+const Kernels* active_kernels() { return active().load(std::memory_order_relaxed); }
+
+std::string_view active_isa() {
+  const Kernels* k = active_kernels();
+  return k ? k->isa : "scalar";
+}
+
+std::vector<std::string_view> available_isas() {
+  std::vector<std::string_view> names;
+  for (const Kernels* k : all_kernels()) names.push_back(k->isa);
+  names.push_back("scalar");
+  return names;
+}
+
+bool set_active_isa(std::string_view name) {
+  const Kernels* k = find(name);
+  if (!k && name != "scalar") return false;
+  active().store(k, std::memory_order_relaxed);
+  return true;
+}
+
+}  // namespace tierkv::quant

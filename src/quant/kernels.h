@@ -1,0 +1,86 @@
+// kernels.h — the inner loops of attention and encoding, once per instruction set; isa.h says which one runs.
+//
+// Everything here works on raw pointers and plain structs: the files that implement it (kernels_*.cc over simd/body.h) are compiled for
+// wider instruction sets than the rest, and nothing inline that others share may be compiled there.
+//
+// Scores and sums on codes multiply unsigned codes with signed bytes. The other side (queries with scales folded in, or weights) is
+// rounded to such bytes per row: one plane (steps of max/127) or two (steps of max/32639), as PackedSide::factor_planes says. What the rounding
+// does to the middle of the code range is put back exactly, so the error of a sum of products is that of n terms of step/2·|code - middle|.
+// Threads:  pure functions of their arguments.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "quant/meta.h"
+
+namespace tierkv::quant {
+
+inline constexpr uint32_t kMaxCodeBits = 8;  // wider codes are left to the scalar code
+
+// How the codes of one side of a block are packed (lanes.h) and what they mean: value = scale·unit·(level - zero) + offset, where the level
+// is the code itself or 256·levels[code] + levels[16 + code].
+struct PackedSide {
+  struct Plane {
+    uint32_t bits = 0;    // 8, 4, 2 or 1
+    uint32_t chunks = 0;  // words per lane
+    size_t offset = 0;    // of its first byte
+  };
+  uint32_t bits = 0;
+  uint32_t depth = 0;   // positions of a lane, a multiple of 16
+  Plane planes[4];
+  uint32_t group = 0;   // values that share a scale along their axis
+  uint32_t across = 0;  // scales of one group index
+  uint32_t factor_planes = 1;
+  const uint8_t* levels = nullptr;  // high bytes of sixteen levels, then their low bytes; or null
+  float unit = 1.0f;
+  float zero = 0.0f;
+  float middle = 0.0f;  // of the levels
+};
+
+// Scratch of the calls below, in elements.
+struct KernelScratch {
+  int8_t* bytes = nullptr;   // kernel_bytes()
+  float* floats = nullptr;   // kernel_floats()
+};
+inline size_t kernel_bytes(uint32_t depth, uint32_t count) { return static_cast<size_t>(depth) * (32 + 2 * static_cast<size_t>(count)) + 64; }
+inline size_t kernel_floats(uint32_t depth, uint32_t count, uint32_t groups) {
+  return static_cast<size_t>(depth) + 4 * static_cast<size_t>(count) * groups + 16 * 8;
+}
+
+struct Kernels {
+  const char* isa;
+
+  // out[i*stride + t] = dot(queries[i], row t), t < rows: the scale of a group belongs to a token, or to a channel over a run of tokens.
+  void (*scores_by_token)(const PackedSide&, const std::byte* codes, const float* scales, const float* offsets, const float* queries,
+                          uint32_t count, uint32_t rows, float* out, size_t stride, const KernelScratch&);
+  void (*scores_by_channel)(const PackedSide&, const std::byte* codes, const float* scales, const float* offsets, const float* queries,
+                            uint32_t count, uint32_t rows, float* out, size_t stride, const KernelScratch&);
+  // acc[i*dim + c] += sum over t < rows of weights[i*stride + t]·(row t)[c]. Weights are not negative.
+  void (*accumulate)(const PackedSide&, const std::byte* codes, const float* scales, const float* offsets, const float* weights,
+                     size_t stride, uint32_t count, uint32_t rows, uint32_t dim, float* acc, const KernelScratch&);
+
+  // The same two for rows of 16-bit floats. dim % 16 == 0.
+  void (*half_scores)(const uint16_t* rows, bool bf16, uint32_t dim, const float* queries, uint32_t count, uint32_t n, float* out,
+                      size_t stride, float* scratch);  // scratch: 16*dim
+  void (*half_accumulate)(const uint16_t* rows, bool bf16, uint32_t dim, const float* weights, size_t stride, uint32_t count, uint32_t n,
+                          float* acc);
+  // out[i] = value of a 16-bit float, n % 16 == 0.
+  void (*widen)(const uint16_t* in, bool bf16, uint32_t n, float* out);
+
+  // Metadata (meta.h), the same bits as the scalar code: factor·table[code]; lo + step·code; and levels[low nibble] beside lo + step·(high nibble).
+  void (*lookup_bytes)(const float* table256, float factor, const std::byte* codes, uint32_t n, float* out);
+  void (*affine_bytes)(float lo, float step, const std::byte* codes, uint32_t n, float* out);  // lo + step·code
+  void (*lookup_nibbles)(const float* levels16, float lo, float step, const std::byte* codes, uint32_t n, float* scales, float* offsets);
+
+  // Softmax pieces over n % 16 == 0 floats: the largest; e^(x - m) in place and their sum (0 for what lies 87 and more below); x *= f.
+  float (*largest)(const float* x, uint32_t n);
+  float (*exp_sum)(float* x, uint32_t n, float m);
+  void (*scale)(float* x, uint32_t n, float f);
+  float (*dot)(const float* a, const float* b, uint32_t n);
+
+  // Unnormalised Walsh–Hadamard transform of n floats, n a power of two of at least 16: the same bits as the scalar one.
+  void (*walsh_hadamard)(float* x, uint32_t n);
+};
+
+}  // namespace tierkv::quant

@@ -1,0 +1,142 @@
+// avx2.h — eight lanes in a 256-bit register: the vocabulary that body.h is written in. Needs AVX2, FMA and F16C.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace tierkv::quant {
+namespace {
+
+#define TIERKV_INLINE inline __attribute__((always_inline))
+
+constexpr uint32_t kLanes = 8;
+using F = __m256;
+using I = __m256i;
+
+TIERKV_INLINE F load(const float* p) { return _mm256_loadu_ps(p); }
+TIERKV_INLINE void store(float* p, F v) { _mm256_storeu_ps(p, v); }
+TIERKV_INLINE void store_first(float* p, F v, uint32_t n) {
+  const I lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  _mm256_maskstore_ps(p, _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)), lane), v);
+}
+TIERKV_INLINE F splat(float x) { return _mm256_set1_ps(x); }
+TIERKV_INLINE F add(F a, F b) { return _mm256_add_ps(a, b); }
+TIERKV_INLINE F sub(F a, F b) { return _mm256_sub_ps(a, b); }
+TIERKV_INLINE F mul(F a, F b) { return _mm256_mul_ps(a, b); }
+TIERKV_INLINE F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+TIERKV_INLINE F max(F a, F b) { return _mm256_max_ps(a, b); }
+TIERKV_INLINE F min(F a, F b) { return _mm256_min_ps(a, b); }
+TIERKV_INLINE F abs(F a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+TIERKV_INLINE float sum(F v) {
+  __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+TIERKV_INLINE float top(F v) {
+  __m128 s = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  s = _mm_max_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
+}
+TIERKV_INLINE F keep_above(F v, F x, float limit) { return _mm256_and_ps(_mm256_cmp_ps(x, _mm256_set1_ps(limit), _CMP_GT_OQ), v); }
+
+TIERKV_INLINE I load_words(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+TIERKV_INLINE void store_words(void* p, I v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
+TIERKV_INLINE I splat_word(int32_t x) { return _mm256_set1_epi32(x); }
+TIERKV_INLINE I zero_words() { return _mm256_setzero_si256(); }
+TIERKV_INLINE I bit_and(I a, I b) { return _mm256_and_si256(a, b); }
+TIERKV_INLINE I bit_or(I a, I b) { return _mm256_or_si256(a, b); }
+template <int N>
+TIERKV_INLINE I right(I v) { return N == 0 ? v : _mm256_srli_epi32(v, N); }
+template <int N>
+TIERKV_INLINE I left(I v) { return N == 0 ? v : _mm256_slli_epi32(v, N); }
+TIERKV_INLINE I right_by(I v, uint32_t n) { return _mm256_srl_epi32(v, _mm_cvtsi32_si128(static_cast<int>(n))); }
+TIERKV_INLINE I add_words(I a, I b) { return _mm256_add_epi32(a, b); }
+TIERKV_INLINE I sub_words(I a, I b) { return _mm256_sub_epi32(a, b); }
+template <int N>
+TIERKV_INLINE I right_signed(I v) { return _mm256_srai_epi32(v, N); }
+TIERKV_INLINE F to_floats(I v) { return _mm256_cvtepi32_ps(v); }
+TIERKV_INLINE I to_words(F v) { return _mm256_cvtps_epi32(v); }  // to nearest
+TIERKV_INLINE F as_floats(I v) { return _mm256_castsi256_ps(v); }
+TIERKV_INLINE I as_words(F v) { return _mm256_castps_si256(v); }
+TIERKV_INLINE int32_t sum_words(I v) {
+  __m128i s = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+  s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4E));
+  return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xB1)));
+}
+
+TIERKV_INLINE I load_bytes(const void* p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p))); }
+TIERKV_INLINE void store_bytes(void* p, I v) {
+  const I low = _mm256_shuffle_epi8(v, _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 4, 8, 12, -1, -1, -1,
+                                                        -1, -1, -1, -1, -1, -1, -1, -1, -1));
+  _mm_storel_epi64(static_cast<__m128i*>(p),
+                   _mm_unpacklo_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1)));
+}
+TIERKV_INLINE F load_f16(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+TIERKV_INLINE F load_bf16(const uint16_t* p) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 16));
+}
+
+// table[index] for sixteen floats.
+struct Table16 {
+  F lo, hi;
+  explicit TIERKV_INLINE Table16(const float* p) : lo(load(p)), hi(load(p + 8)) {}
+  TIERKV_INLINE F at(I index) const {
+    const F upper = _mm256_castsi256_ps(_mm256_slli_epi32(index, 28));  // bit 3 becomes the sign
+    return _mm256_blendv_ps(_mm256_permutevar8x32_ps(lo, index), _mm256_permutevar8x32_ps(hi, index), upper);
+  }
+};
+TIERKV_INLINE F gather(const float* table, I index) { return _mm256_i32gather_ps(table, index, 4); }
+
+// Sixteen byte levels, looked up by every byte of a vector (all below 16).
+struct ByteTable {
+  I t;
+  explicit TIERKV_INLINE ByteTable(const uint8_t* p) : t(_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))) {}
+  TIERKV_INLINE I at(I codes) const { return _mm256_shuffle_epi8(t, codes); }
+};
+
+template <int kHalf>
+TIERKV_INLINE F butterfly(F v) {
+  F other;
+  constexpr int kUpper = kHalf == 4 ? 0xF0 : kHalf == 2 ? 0xCC : 0xAA;
+  if constexpr (kHalf == 4) other = _mm256_permute2f128_ps(v, v, 0x01);
+  if constexpr (kHalf == 2) other = _mm256_permute_ps(v, 0x4E);
+  if constexpr (kHalf == 1) other = _mm256_permute_ps(v, 0xB1);
+  return _mm256_blend_ps(_mm256_add_ps(other, v), _mm256_sub_ps(other, v), kUpper);
+}
+
+// Sums of four byte products in each lane: unsigned codes below 2^kBits times signed factors. Products of two bytes add up in
+// 16 bits; wider codes go as two nibbles so that they always fit.
+template <int kBits>
+struct Dot {
+  static constexpr int kNarrow = kBits > 4 ? 4 : kBits;
+  static constexpr uint32_t kUnits = 32767u / (((1u << kNarrow) - 1u) * 128u * 2u) / 4u;  // of 16 positions, before widen()
+  I low = zero_words(), high = zero_words(), pairs = zero_words(), high_pairs = zero_words();
+  TIERKV_INLINE void add(I codes, I factors) {
+    if constexpr (kBits > 4) {
+      const I mask = splat_word(0x0F0F0F0F);
+      pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(bit_and(codes, mask), factors));
+      high_pairs = _mm256_add_epi16(high_pairs, _mm256_maddubs_epi16(bit_and(right<4>(codes), mask), factors));
+    } else {
+      pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(codes, factors));
+    }
+  }
+  TIERKV_INLINE void widen() {
+    const I ones = _mm256_set1_epi16(1);
+    low = add_words(low, _mm256_madd_epi16(pairs, ones));
+    pairs = zero_words();
+    if constexpr (kBits > 4) {
+      high = add_words(high, _mm256_madd_epi16(high_pairs, ones));
+      high_pairs = zero_words();
+    }
+  }
+  TIERKV_INLINE I total() {
+    widen();
+    return kBits > 4 ? add_words(low, left<4>(high)) : low;
+  }
+};
+
+TIERKV_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+}  // namespace
+}  // namespace tierkv::quant

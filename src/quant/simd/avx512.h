@@ -1,0 +1,136 @@
+// avx512.h — sixteen lanes in one 512-bit register: the vocabulary that body.h is written in. Needs AVX-512 F, BW, DQ and VL.
+//
+// With TIERKV_SIMD_VNNI defined (and AVX-512 VNNI switched on for the file) four bytes are multiplied and added in one instruction.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace tierkv::quant {
+namespace {
+
+#define TIERKV_INLINE inline __attribute__((always_inline))
+
+constexpr uint32_t kLanes = 16;
+using F = __m512;
+using I = __m512i;
+
+TIERKV_INLINE F load(const float* p) { return _mm512_loadu_ps(p); }
+TIERKV_INLINE void store(float* p, F v) { _mm512_storeu_ps(p, v); }
+TIERKV_INLINE void store_first(float* p, F v, uint32_t n) { _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << n) - 1u), v); }
+TIERKV_INLINE F splat(float x) { return _mm512_set1_ps(x); }
+TIERKV_INLINE F add(F a, F b) { return _mm512_add_ps(a, b); }
+TIERKV_INLINE F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+TIERKV_INLINE F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+TIERKV_INLINE F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+TIERKV_INLINE F max(F a, F b) { return _mm512_max_ps(a, b); }
+TIERKV_INLINE F min(F a, F b) { return _mm512_min_ps(a, b); }
+TIERKV_INLINE F abs(F a) { return _mm512_abs_ps(a); }
+TIERKV_INLINE float sum(F v) { return _mm512_reduce_add_ps(v); }
+TIERKV_INLINE float top(F v) { return _mm512_reduce_max_ps(v); }
+TIERKV_INLINE F keep_above(F v, F x, float limit) {
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_GT_OQ), v);
+}
+
+TIERKV_INLINE I load_words(const void* p) { return _mm512_loadu_si512(p); }
+TIERKV_INLINE void store_words(void* p, I v) { _mm512_storeu_si512(p, v); }
+TIERKV_INLINE I splat_word(int32_t x) { return _mm512_set1_epi32(x); }
+TIERKV_INLINE I zero_words() { return _mm512_setzero_si512(); }
+TIERKV_INLINE I bit_and(I a, I b) { return _mm512_and_si512(a, b); }
+TIERKV_INLINE I bit_or(I a, I b) { return _mm512_or_si512(a, b); }
+template <int N>
+TIERKV_INLINE I right(I v) { return N == 0 ? v : _mm512_srli_epi32(v, N); }
+template <int N>
+TIERKV_INLINE I left(I v) { return N == 0 ? v : _mm512_slli_epi32(v, N); }
+TIERKV_INLINE I right_by(I v, uint32_t n) { return _mm512_srl_epi32(v, _mm_cvtsi32_si128(static_cast<int>(n))); }
+TIERKV_INLINE I add_words(I a, I b) { return _mm512_add_epi32(a, b); }
+TIERKV_INLINE I sub_words(I a, I b) { return _mm512_sub_epi32(a, b); }
+template <int N>
+TIERKV_INLINE I right_signed(I v) { return _mm512_srai_epi32(v, N); }
+TIERKV_INLINE F to_floats(I v) { return _mm512_cvtepi32_ps(v); }
+TIERKV_INLINE I to_words(F v) { return _mm512_cvtps_epi32(v); }  // to nearest
+TIERKV_INLINE F as_floats(I v) { return _mm512_castsi512_ps(v); }
+TIERKV_INLINE I as_words(F v) { return _mm512_castps_si512(v); }
+TIERKV_INLINE int32_t sum_words(I v) { return _mm512_reduce_add_epi32(v); }
+
+TIERKV_INLINE I load_bytes(const void* p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p))); }
+TIERKV_INLINE void store_bytes(void* p, I v) { _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(v)); }
+TIERKV_INLINE F load_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+TIERKV_INLINE F load_bf16(const uint16_t* p) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16));
+}
+
+// table[index] for sixteen floats.
+struct Table16 {
+  F t;
+  explicit TIERKV_INLINE Table16(const float* p) : t(load(p)) {}
+  TIERKV_INLINE F at(I index) const { return _mm512_permutexvar_ps(index, t); }
+};
+TIERKV_INLINE F gather(const float* table, I index) { return _mm512_i32gather_ps(index, table, 4); }
+
+// Sixteen byte levels, looked up by every byte of a vector (all below 16).
+struct ByteTable {
+  I t;
+  explicit TIERKV_INLINE ByteTable(const uint8_t* p) : t(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))) {}
+  TIERKV_INLINE I at(I codes) const { return _mm512_shuffle_epi8(t, codes); }
+};
+
+// Lane i and lane i^kHalf change places.
+template <int kHalf>
+TIERKV_INLINE F swap_lanes(F v) {
+  if constexpr (kHalf == 8) return _mm512_shuffle_f32x4(v, v, 0x4E);
+  if constexpr (kHalf == 4) return _mm512_shuffle_f32x4(v, v, 0xB1);
+  if constexpr (kHalf == 2) return _mm512_permute_ps(v, 0x4E);
+  return _mm512_permute_ps(v, 0xB1);
+}
+template <int kHalf>
+TIERKV_INLINE F butterfly(F v) {
+  constexpr __mmask16 kUpper = kHalf == 8 ? 0xFF00 : kHalf == 4 ? 0xF0F0 : kHalf == 2 ? 0xCCCC : 0xAAAA;
+  const F other = swap_lanes<kHalf>(v);
+  return _mm512_mask_sub_ps(_mm512_add_ps(other, v), kUpper, other, v);
+}
+
+// Sums of four byte products in each lane: unsigned codes below 2^kBits times signed factors.
+template <int kBits>
+struct Dot {
+#ifdef TIERKV_SIMD_VNNI
+  static constexpr uint32_t kUnits = ~0u;  // units of 16 positions that may be added before widen()
+  I sums = zero_words();
+  TIERKV_INLINE void add(I codes, I factors) { sums = _mm512_dpbusd_epi32(sums, codes, factors); }
+  TIERKV_INLINE void widen() {}
+  TIERKV_INLINE I total() const { return sums; }
+#else
+  // Products of two bytes add up in 16 bits; wider codes go as two nibbles so that they always fit.
+  static constexpr int kNarrow = kBits > 4 ? 4 : kBits;
+  static constexpr uint32_t kUnits = 32767u / (((1u << kNarrow) - 1u) * 128u * 2u) / 4u;
+  I low = zero_words(), high = zero_words(), pairs = zero_words(), high_pairs = zero_words();
+  TIERKV_INLINE void add(I codes, I factors) {
+    if constexpr (kBits > 4) {
+      const I mask = splat_word(0x0F0F0F0F);
+      pairs = _mm512_add_epi16(pairs, _mm512_maddubs_epi16(bit_and(codes, mask), factors));
+      high_pairs = _mm512_add_epi16(high_pairs, _mm512_maddubs_epi16(bit_and(right<4>(codes), mask), factors));
+    } else {
+      pairs = _mm512_add_epi16(pairs, _mm512_maddubs_epi16(codes, factors));
+    }
+  }
+  TIERKV_INLINE void widen() {
+    const I ones = _mm512_set1_epi16(1);
+    low = add_words(low, _mm512_madd_epi16(pairs, ones));
+    pairs = zero_words();
+    if constexpr (kBits > 4) {
+      high = add_words(high, _mm512_madd_epi16(high_pairs, ones));
+      high_pairs = zero_words();
+    }
+  }
+  TIERKV_INLINE I total() {
+    widen();
+    return kBits > 4 ? add_words(low, left<4>(high)) : low;
+  }
+#endif
+};
+
+TIERKV_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+}  // namespace
+}  // namespace tierkv::quant

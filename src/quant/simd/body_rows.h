@@ -1,0 +1,250 @@
+// body_rows.h — kernels on rows of floats: 16-bit rows, softmax, metadata lookups, the Walsh–Hadamard transform. See body.h.
+#pragma once
+
+#include "quant/simd/body.h"
+
+namespace tierkv::quant {
+namespace {
+
+// --- rows of 16-bit floats
+
+template <bool kBf16>
+TIERKV_INLINE F load_half(const uint16_t* p) {
+  return kBf16 ? load_bf16(p) : load_f16(p);
+}
+
+// Few queries: each row is widened once, in registers, and meets N queries.
+template <bool kBf16, uint32_t N>
+void few_scores(const uint16_t* rows, uint32_t dim, const float* queries, uint32_t n, float* out, size_t stride) {
+  for (uint32_t t = 0; t < n; ++t) {
+    const uint16_t* row = rows + static_cast<size_t>(t) * dim;
+    F acc[N];
+    for (uint32_t i = 0; i < N; ++i) acc[i] = splat(0.0f);
+    for (uint32_t c = 0; c < dim; c += kLanes) {
+      const F x = load_half<kBf16>(row + c);
+      for (uint32_t i = 0; i < N; ++i) acc[i] = fma(x, load(queries + static_cast<size_t>(i) * dim + c), acc[i]);
+    }
+    for (uint32_t i = 0; i < N; ++i) out[i * stride + t] = sum(acc[i]);
+  }
+}
+
+// sums of N queries with 16 rows that lie channel by channel: tile[c*16 + row].
+template <uint32_t N>
+TIERKV_INLINE void tile_scores(const float* tile, uint32_t dim, const float* queries, uint32_t live, float* out, size_t stride) {
+  for (uint32_t part = 0; part < kTile && part < live; part += kLanes) {
+    F acc[N];
+    for (uint32_t i = 0; i < N; ++i) acc[i] = splat(0.0f);
+    for (uint32_t c = 0; c < dim; ++c) {
+      const F x = load(tile + static_cast<size_t>(c) * kTile + part);
+      for (uint32_t i = 0; i < N; ++i) acc[i] = fma(x, splat(queries[static_cast<size_t>(i) * dim + c]), acc[i]);
+    }
+    for (uint32_t i = 0; i < N; ++i) store_up_to(out + i * stride + part, acc[i], live - part);
+  }
+}
+
+// Many queries: 16 rows at a time are widened and turned, so that no sum runs across a register.
+template <bool kBf16>
+void many_scores(const uint16_t* rows, uint32_t dim, const float* queries, uint32_t count, uint32_t n, float* out, size_t stride,
+                 float* tile) {
+  for (uint32_t first = 0; first < n; first += kTile) {
+    const uint32_t live = smaller(kTile, n - first);
+    for (uint32_t r = 0; r < kTile; ++r) {
+      float wide[kLanes];
+      const uint16_t* row = rows + static_cast<size_t>(first + smaller(r, live - 1)) * dim;
+      for (uint32_t c = 0; c < dim; c += kLanes) {
+        store(wide, load_half<kBf16>(row + c));
+        for (uint32_t k = 0; k < kLanes; ++k) tile[static_cast<size_t>(c + k) * kTile + r] = wide[k];
+      }
+    }
+    uint32_t i = 0;
+    for (; i + 8 <= count; i += 8) tile_scores<8>(tile, dim, queries + static_cast<size_t>(i) * dim, live, out + i * stride + first, stride);
+    for (; i + 2 <= count; i += 2) tile_scores<2>(tile, dim, queries + static_cast<size_t>(i) * dim, live, out + i * stride + first, stride);
+    for (; i < count; ++i) tile_scores<1>(tile, dim, queries + static_cast<size_t>(i) * dim, live, out + i * stride + first, stride);
+  }
+}
+
+template <bool kBf16>
+void half_scores(const uint16_t* rows, uint32_t dim, const float* queries, uint32_t count, uint32_t n, float* out, size_t stride,
+                 float* scratch) {
+  switch (count) {
+    case 1: return few_scores<kBf16, 1>(rows, dim, queries, n, out, stride);
+    case 2: return few_scores<kBf16, 2>(rows, dim, queries, n, out, stride);
+    case 3: return few_scores<kBf16, 3>(rows, dim, queries, n, out, stride);
+    case 4: return few_scores<kBf16, 4>(rows, dim, queries, n, out, stride);
+    case 8: return few_scores<kBf16, 8>(rows, dim, queries, n, out, stride);
+    default: return many_scores<kBf16>(rows, dim, queries, count, n, out, stride, scratch);
+  }
+}
+
+void half_scores(const uint16_t* rows, bool bf16, uint32_t dim, const float* queries, uint32_t count, uint32_t n, float* out, size_t stride,
+                 float* scratch) {
+  if (bf16) half_scores<true>(rows, dim, queries, count, n, out, stride, scratch);
+  else half_scores<false>(rows, dim, queries, count, n, out, stride, scratch);
+}
+
+// kVectors vectors of channels of N outputs stay in registers while all rows pass by.
+template <bool kBf16, uint32_t N, uint32_t kVectors>
+TIERKV_INLINE void add_columns(const uint16_t* rows, uint32_t dim, const float* weights, size_t stride, uint32_t n, float* acc) {
+  F sums[N][kVectors];
+  for (uint32_t i = 0; i < N; ++i) {
+    for (uint32_t v = 0; v < kVectors; ++v) sums[i][v] = load(acc + static_cast<size_t>(i) * dim + v * kLanes);
+  }
+  for (uint32_t t = 0; t < n; ++t) {
+    F x[kVectors];
+    for (uint32_t v = 0; v < kVectors; ++v) x[v] = load_half<kBf16>(rows + static_cast<size_t>(t) * dim + v * kLanes);
+    for (uint32_t i = 0; i < N; ++i) {
+      const F w = splat(weights[i * stride + t]);
+      for (uint32_t v = 0; v < kVectors; ++v) sums[i][v] = fma(w, x[v], sums[i][v]);
+    }
+  }
+  for (uint32_t i = 0; i < N; ++i) {
+    for (uint32_t v = 0; v < kVectors; ++v) store(acc + static_cast<size_t>(i) * dim + v * kLanes, sums[i][v]);
+  }
+}
+
+template <bool kBf16, uint32_t N>
+void add_rows(const uint16_t* rows, uint32_t dim, const float* weights, size_t stride, uint32_t n, float* acc) {
+  constexpr uint32_t kVectors = kLanes == 16 ? (N > 4 ? 2 : 4) : 2;
+  uint32_t c = 0;
+  for (; c + kVectors * kLanes <= dim; c += kVectors * kLanes) add_columns<kBf16, N, kVectors>(rows + c, dim, weights, stride, n, acc + c);
+  for (; c < dim; c += kLanes) add_columns<kBf16, N, 1>(rows + c, dim, weights, stride, n, acc + c);
+}
+
+template <bool kBf16>
+void half_accumulate(const uint16_t* rows, uint32_t dim, const float* weights, size_t stride, uint32_t count, uint32_t n, float* acc) {
+  constexpr uint32_t kMost = kLanes == 16 ? 8 : 4;
+  while (count > 0) {
+    const uint32_t take = count >= kMost ? kMost : count >= 4 ? 4 : count;
+    switch (take) {
+      case 1: add_rows<kBf16, 1>(rows, dim, weights, stride, n, acc); break;
+      case 2: add_rows<kBf16, 2>(rows, dim, weights, stride, n, acc); break;
+      case 3: add_rows<kBf16, 3>(rows, dim, weights, stride, n, acc); break;
+      case 4: add_rows<kBf16, 4>(rows, dim, weights, stride, n, acc); break;
+      default: add_rows<kBf16, kMost>(rows, dim, weights, stride, n, acc); break;
+    }
+    count -= take;
+    weights += take * stride;
+    acc += static_cast<size_t>(take) * dim;
+  }
+}
+
+void half_accumulate(const uint16_t* rows, bool bf16, uint32_t dim, const float* weights, size_t stride, uint32_t count, uint32_t n,
+                     float* acc) {
+  if (bf16) half_accumulate<true>(rows, dim, weights, stride, count, n, acc);
+  else half_accumulate<false>(rows, dim, weights, stride, count, n, acc);
+}
+
+void widen(const uint16_t* in, bool bf16, uint32_t n, float* out) {
+  for (uint32_t i = 0; i < n; i += kLanes) store(out + i, bf16 ? load_bf16(in + i) : load_f16(in + i));
+}
+
+// --- metadata
+
+void lookup_bytes(const float* table256, float factor, const std::byte* codes, uint32_t n, float* out) {
+  const F f = splat(factor);
+  uint32_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(out + i, mul(f, gather(table256, load_bytes(codes + i))));
+  for (; i < n; ++i) out[i] = factor * table256[static_cast<uint8_t>(codes[i])];
+}
+
+void affine_bytes(float lo, float step, const std::byte* codes, uint32_t n, float* out) {
+  const F base = splat(lo), width = splat(step);
+  uint32_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(out + i, add(base, mul(width, to_floats(load_bytes(codes + i)))));
+  for (; i < n; ++i) out[i] = lo + step * static_cast<float>(static_cast<uint8_t>(codes[i]));
+}
+
+void lookup_nibbles(const float* levels16, float lo, float step, const std::byte* codes, uint32_t n, float* scales, float* offsets) {
+  const Table16 table(levels16);
+  const F base = splat(lo), width = splat(step);
+  const I mask = splat_word(15);
+  uint32_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const I code = load_bytes(codes + i);
+    store(scales + i, table.at(bit_and(code, mask)));
+    store(offsets + i, add(base, mul(width, to_floats(right<4>(code)))));
+  }
+  for (; i < n; ++i) {
+    const uint32_t code = static_cast<uint8_t>(codes[i]);
+    scales[i] = levels16[code & 15u];
+    offsets[i] = lo + step * static_cast<float>(code >> 4);
+  }
+}
+
+// --- softmax
+
+float largest(const float* x, uint32_t n) {
+  F most = load(x);
+  for (uint32_t i = kLanes; i < n; i += kLanes) most = max(most, load(x + i));
+  return top(most);
+}
+
+// e^x for x <= 0, relative error below 3e-7; 0 from -87 on, where the true value leaves the range of normal floats.
+TIERKV_INLINE F exp_below_zero(F x) {
+  const F clamped = max(x, splat(-87.0f));
+  const I n = to_words(mul(clamped, splat(1.44269504f)));
+  const F k = to_floats(n);
+  F r = fma(k, splat(-0.693359375f), clamped);
+  r = fma(k, splat(2.12194440e-4f), r);
+  F p = splat(1.3981999507e-3f);
+  p = fma(p, r, splat(8.3334519073e-3f));
+  p = fma(p, r, splat(4.1665795894e-2f));
+  p = fma(p, r, splat(1.6666665459e-1f));
+  p = fma(p, r, splat(5.0000001201e-1f));
+  p = fma(mul(p, r), r, add(r, splat(1.0f)));
+  const F scaled = as_floats(add_words(as_words(p), left<23>(n)));
+  return keep_above(scaled, x, -87.0f);
+}
+
+float exp_sum(float* x, uint32_t n, float m) {
+  const F shift = splat(m);
+  F total = splat(0.0f);
+  for (uint32_t i = 0; i < n; i += kLanes) {
+    const F e = exp_below_zero(sub(load(x + i), shift));
+    store(x + i, e);
+    total = add(total, e);
+  }
+  return sum(total);
+}
+
+void scale(float* x, uint32_t n, float f) {
+  const F factor = splat(f);
+  for (uint32_t i = 0; i < n; i += kLanes) store(x + i, mul(load(x + i), factor));
+}
+
+float dot(const float* a, const float* b, uint32_t n) {
+  F total = splat(0.0f);
+  for (uint32_t i = 0; i < n; i += kLanes) total = fma(load(a + i), load(b + i), total);
+  return sum(total);
+}
+
+// --- rotation
+
+void walsh_hadamard(float* x, uint32_t n) {
+  for (uint32_t i = 0; i < n; i += kLanes) {
+    F v = load(x + i);
+    v = butterfly<1>(v);
+    v = butterfly<2>(v);
+    if constexpr (kLanes > 4) v = butterfly<4>(v);
+    if constexpr (kLanes > 8) v = butterfly<8>(v);
+    store(x + i, v);
+  }
+  for (uint32_t half = kLanes; half < n; half *= 2) {
+    for (uint32_t base = 0; base < n; base += 2 * half) {
+      for (uint32_t i = base; i < base + half; i += kLanes) {
+        const F a = load(x + i), b = load(x + i + half);
+        store(x + i, add(a, b));
+        store(x + i + half, sub(a, b));
+      }
+    }
+  }
+}
+
+constexpr Kernels make_kernels(const char* isa) {
+  return {isa,          scores_by_token, scores_by_channel, accumulate, half_scores, half_accumulate, widen,
+          lookup_bytes, affine_bytes,    lookup_nibbles,    largest,    exp_sum,     scale,           dot,
+          walsh_hadamard};
+}
+
+}  // namespace
+}  // namespace tierkv::quant
