@@ -1,8 +1,8 @@
 // crew.h — ggml's threads, which all enter a node's operation, as workers for what one of them calls.
 //
 // The first thread leads: it makes the calls and hands out loops with run(). The others follow(): they take indices of the loops
-// until the leader is done with the node. Both are once a node and thread, in the order of the nodes. Nobody sleeps: ggml's own
-// threads wait for each other by spinning between any two nodes.
+// until the leader is done with the node. Both are once a node and thread, in the order of the nodes. Waiting is a short spin, then sleep:
+// a thread that spins, or yields, on a machine with other work to do gives its time slice to that work for milliseconds, once a layer.
 //
 // Layout:   one word holds the loop that is being handed out: its number, its length and the next index, so that an index is taken
 //           by one compare-and-swap that cannot mistake one loop for another. A loop ends only when every index taken has been
@@ -11,9 +11,10 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
-#include <thread>
+#include <mutex>
 #include <vector>
 
 namespace tierkv::llama {
@@ -34,15 +35,16 @@ class Crew {
   void lead(const Work& work) {
     const uint64_t node = ++entered_[0].nodes;
     work();
-    finished_nodes_.store(node, std::memory_order_release);
+    finished_nodes_.store(node);
+    wake();
   }
 
   // The side of thread `ith` > 0.
   void follow(int ith) {
     const uint64_t node = ++entered_[static_cast<size_t>(ith)].nodes;
-    for (uint32_t idle = 0; finished_nodes_.load(std::memory_order_acquire) < node;) {
-      idle = help() ? 0 : idle + 1;
-      relax(idle);
+    const auto finished = [&] { return finished_nodes_.load() >= node; };
+    while (!finished()) {
+      if (!help()) wait([&] { return finished() || work_left(); });
     }
   }
 
@@ -51,10 +53,11 @@ class Crew {
     task_.store(&task, std::memory_order_relaxed);
     done_.store(0, std::memory_order_relaxed);
     const uint64_t loop = (word_.load(std::memory_order_relaxed) >> 40) + 1;
-    word_.store(loop << 40 | static_cast<uint64_t>(count) << 20, std::memory_order_release);
+    word_.store(loop << 40 | static_cast<uint64_t>(count) << 20);
+    if (count > 1) wake();
     while (help()) {
     }
-    for (uint32_t idle = 0; done_.load(std::memory_order_acquire) < count; ++idle) relax(idle);
+    wait([&] { return done_.load() >= count; });
   }
 
  private:
@@ -62,20 +65,53 @@ class Crew {
     uint64_t nodes = 0;  // that the thread has entered
   };
 
+  static constexpr uint64_t kField = (1u << 20) - 1;
+  static constexpr int kSpins = 2000;  // some ten microseconds: longer than the gaps between two loops of a node
+
+  bool work_left() const {
+    const uint64_t seen = word_.load();
+    return (seen & kField) < ((seen >> 20) & kField);
+  }
+
   // Takes one index and does it. False if there is none.
   bool help() {
-    constexpr uint64_t kField = (1u << 20) - 1;
     uint64_t seen = word_.load(std::memory_order_acquire);
     do {
       if ((seen & kField) >= ((seen >> 20) & kField)) return false;
     } while (!word_.compare_exchange_weak(seen, seen + 1, std::memory_order_acquire));
-    (*task_.load(std::memory_order_relaxed))(static_cast<uint32_t>(seen & kField));
-    done_.fetch_add(1, std::memory_order_release);
+    const auto* task = task_.load(std::memory_order_relaxed);
+    const uint32_t count = static_cast<uint32_t>((seen >> 20) & kField);
+    (*task)(static_cast<uint32_t>(seen & kField));
+    if (done_.fetch_add(1) + 1 == count) wake();
     return true;
   }
 
-  static void relax(uint32_t idle) {
-    if (idle > 4096) std::this_thread::yield();  // the machine may have fewer processors than ggml has threads
+  // Returns when ready() is true. Whoever makes it true calls wake() afterwards: the stores and the counter of sleepers are sequentially
+  // consistent, so either the sleeper sees the store or the waker sees the sleeper.
+  template <class Ready>
+  void wait(const Ready& ready) {
+    for (int i = 0; i < kSpins; ++i) {
+      if (ready()) return;
+      pause();
+    }
+    std::unique_lock lock(mutex_);
+    sleepers_.fetch_add(1);
+    awake_.wait(lock, ready);
+    sleepers_.fetch_sub(1);
+  }
+
+  void wake() {
+    if (sleepers_.load() == 0) return;
+    { std::lock_guard lock(mutex_); }  // whoever counted itself is in wait() by now
+    awake_.notify_all();
+  }
+
+  static void pause() {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
   }
 
   std::vector<Count> entered_;
@@ -83,6 +119,9 @@ class Crew {
   std::atomic<uint64_t> word_{0};  // loop number, length, next index
   std::atomic<uint32_t> done_{0};
   std::atomic<const std::function<void(uint32_t)>*> task_{nullptr};
+  std::mutex mutex_;
+  std::condition_variable awake_;
+  std::atomic<uint32_t> sleepers_{0};
 };
 
 }  // namespace tierkv::llama
