@@ -33,6 +33,7 @@ struct Pass {
 void prepare(Pass& p) {
   const size_t d = p.params.head_dim;
   Scratch& s = p.s;
+  ++s.codec.queries_id;
   s.query[0].resize(p.rows * d);
   for (size_t i = 0; i < p.rows * d; ++i) s.query[0][i] = p.tile.rows[i] * p.params.scale;
   bool rotated = false;
@@ -214,7 +215,7 @@ void report(Pass& p, MassObserver& observer) {
 // The next view's bytes are on their way while this one is worked on: blocks lie apart, which no hardware prefetcher foresees.
 void prefetch(const BlockView& view) {
   for (const std::span<const std::byte> bytes : {view.keys, view.values}) {
-    for (size_t at = 0; at < bytes.size(); at += 64) __builtin_prefetch(bytes.data() + at, 0, 2);
+    for (size_t at = 0; at < bytes.size(); at += 64) __builtin_prefetch(bytes.data() + at, 0, 3);
   }
 }
 

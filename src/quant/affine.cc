@@ -121,8 +121,13 @@ class AffineCodec final : public Codec {
               size_t stride, Workspace& ws) const override {
     if (const Kernels* kernels = usable_kernels()) {
       const auto [scales, offsets] = load_meta(in, ws);
-      const auto run = recipe_.axis == Axis::channel ? kernels->scores_by_channel : kernels->scores_by_token;
-      run(packed_, in.data(), scales, offsets, queries, count, rows, out, stride, kernel_scratch(count, ws));
+      const KernelScratch scratch = kernel_scratch(count, ws);
+      if (recipe_.axis == Axis::channel) {
+        return kernels->scores_by_channel(packed_, in.data(), scales, offsets, queries, count, rows, out, stride, scratch);
+      }
+      round_queries(*kernels, queries, count, ws);
+      kernels->scores_by_token(packed_, in.data(), scales, offsets, ws.rounded.factors.data(), ws.rounded.terms.data(), count, rows, out,
+                               stride, scratch);
     } else if (recipe_.axis == Axis::channel) {
       scores_by_channel(in, queries, count, rows, out, stride, ws);
     } else {
@@ -198,6 +203,18 @@ class AffineCodec final : public Codec {
     const size_t bytes = kernel_bytes(packed_.depth, count);
     if (ws.bytes.size() < bytes) ws.bytes.resize(bytes);
     return {ws.bytes.data(), grow(ws.c, kernel_floats(packed_.depth, count, groups_))};
+  }
+
+  void round_queries(const Kernels& kernels, const float* queries, uint32_t count, Workspace& ws) const {
+    auto& r = ws.rounded;
+    const uint32_t d = shape().head_dim, group = recipe_.group, planes = packed_.factor_planes;
+    if (ws.queries_id != 0 && r.id == ws.queries_id && r.of == queries && r.count == count && r.dim == d && r.group == group && r.planes == planes) {
+      return;
+    }
+    r.id = ws.queries_id, r.of = queries, r.count = count, r.dim = d, r.group = group, r.planes = planes;
+    r.factors.resize(static_cast<size_t>(count) * planes * d);
+    r.terms.resize(static_cast<size_t>(count) * groups_);
+    kernels.round_queries(queries, count, d, group, planes, r.factors.data(), r.terms.data());
   }
 
   uint32_t group_length(uint32_t g, uint32_t along) const { return std::min(recipe_.group, along - g * recipe_.group); }

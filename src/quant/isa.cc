@@ -110,7 +110,10 @@ bool codes_work(const Kernels& k) {
     std::vector<float> floats(kernel_floats(d, 1, 1)), scales(n, 0.5f), offsets(n, -1.0f);
     float q[d], out[n];
     for (uint32_t c = 0; c < d; ++c) q[c] = static_cast<float>(static_cast<int>(c * 29 % 31) - 15) / 4.0f;
-    k.scores_by_token(side, packed.data(), scales.data(), offsets.data(), q, 1, n, out, n, {bytes.data(), floats.data()});
+    int8_t factors[2 * d];
+    RoundedRow terms;
+    k.round_queries(q, 1, d, d, 2, factors, &terms);
+    k.scores_by_token(side, packed.data(), scales.data(), offsets.data(), factors, &terms, 1, n, out, n, {bytes.data(), floats.data()});
     for (uint32_t t = 0; t < n; ++t) {
       double want = 0, size = 0;
       for (uint32_t c = 0; c < d; ++c) want += q[c] * (0.5 * codes[t * d + c] - 1.0), size += std::fabs(q[c]) * (1u << bits);

@@ -23,7 +23,7 @@ class IsaKernels : public ::testing::TestWithParam<std::string_view> {
   void SetUp() override {
     ASSERT_TRUE(set_active_isa(GetParam()));
     kernels = active_kernels();
-    if (!kernels) GTEST_SKIP() << "plain C++ is the reference";
+    ASSERT_NE(kernels, nullptr);
   }
   void TearDown() override { set_active_isa(before_); }
 
@@ -40,7 +40,14 @@ class IsaKernels : public ::testing::TestWithParam<std::string_view> {
  private:
   const std::string_view before_ = active_isa();
 };
-INSTANTIATE_TEST_SUITE_P(All, IsaKernels, ::testing::ValuesIn(available_isas()), [](const auto& info) { return std::string(info.param); });
+
+std::vector<std::string_view> all_but_scalar() {
+  std::vector<std::string_view> isas = available_isas();
+  isas.pop_back();
+  return isas;
+}
+INSTANTIATE_TEST_SUITE_P(All, IsaKernels, ::testing::ValuesIn(all_but_scalar()), [](const auto& info) { return std::string(info.param); });
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(IsaKernels);  // a processor with nothing but plain C++
 
 TEST(Isa, TheForcedOneRuns) {
   const char* forced = std::getenv("TIERKV_FORCE_ISA");
@@ -66,8 +73,8 @@ TEST_P(IsaKernels, AWrongKernelIsFoundOut) {
   };
   EXPECT_FALSE(kernels_work(broken));
   broken = *kernels;
-  broken.scores_by_token = [](const PackedSide&, const std::byte*, const float*, const float*, const float*, uint32_t, uint32_t rows, float* out,
-                              size_t, const KernelScratch&) { std::fill(out, out + rows, 0.0f); };
+  broken.scores_by_token = [](const PackedSide&, const std::byte*, const float*, const float*, const int8_t*, const RoundedRow*, uint32_t,
+                              uint32_t rows, float* out, size_t, const KernelScratch&) { std::fill(out, out + rows, 0.0f); };
   EXPECT_FALSE(kernels_work(broken));
 }
 

@@ -38,6 +38,13 @@ struct PackedSide {
   float middle = 0.0f;  // of the levels
 };
 
+// A run of floats as step·integers.
+struct RoundedRow {
+  float step;
+  float sum;          // of the floats
+  float rounded_sum;  // of what the integers stand for
+};
+
 // Scratch of the calls below, in elements.
 struct KernelScratch {
   int8_t* bytes = nullptr;   // kernel_bytes()
@@ -51,9 +58,13 @@ inline size_t kernel_floats(uint32_t depth, uint32_t count, uint32_t groups) {
 struct Kernels {
   const char* isa;
 
-  // out[i*stride + t] = dot(queries[i], row t), t < rows: the scale of a group belongs to a token, or to a channel over a run of tokens.
-  void (*scores_by_token)(const PackedSide&, const std::byte* codes, const float* scales, const float* offsets, const float* queries,
-                          uint32_t count, uint32_t rows, float* out, size_t stride, const KernelScratch&);
+  // Queries as bytes, one rounding per query and run of `group` channels: factors[(i*planes + plane)*dim + c], terms[i*groups + g].
+  void (*round_queries)(const float* queries, uint32_t count, uint32_t dim, uint32_t group, uint32_t planes, int8_t* factors,
+                        RoundedRow* terms);
+  // out[i*stride + t] = dot(queries[i], row t), t < rows. The scale of a group belongs to a token: queries come rounded, by side.group and
+  // side.factor_planes. Or it belongs to a channel over a run of tokens.
+  void (*scores_by_token)(const PackedSide&, const std::byte* codes, const float* scales, const float* offsets, const int8_t* factors,
+                          const RoundedRow* terms, uint32_t count, uint32_t rows, float* out, size_t stride, const KernelScratch&);
   void (*scores_by_channel)(const PackedSide&, const std::byte* codes, const float* scales, const float* offsets, const float* queries,
                             uint32_t count, uint32_t rows, float* out, size_t stride, const KernelScratch&);
   // acc[i*dim + c] += sum over t < rows of weights[i*stride + t]·(row t)[c]. Weights are not negative.

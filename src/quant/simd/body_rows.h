@@ -241,7 +241,7 @@ void walsh_hadamard(float* x, uint32_t n) {
 }
 
 constexpr Kernels make_kernels(const char* isa) {
-  return {isa,          scores_by_token, scores_by_channel, accumulate, half_scores, half_accumulate, widen,
+  return {isa,          round_queries,   scores_by_token, scores_by_channel, accumulate, half_scores, half_accumulate, widen,
           lookup_bytes, affine_bytes,    lookup_nibbles,    largest,    exp_sum,     scale,           dot,
           walsh_hadamard};
 }
