@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <set>
 
 #include "commit.h"
 
@@ -83,6 +84,7 @@ Row& Row::timing(const Timing& timing) {
 
 Row& Row::attention(uint32_t threads, const Timing& t) {
   number("threads", threads).text("isa", isa()).number("median_ms", t.median_ns / 1e6).number("min_ms", t.min_ns / 1e6);
+  number("waited", t.waited);
   return timing(t);
 }
 
@@ -114,7 +116,9 @@ std::string Row::line() const {
   std::string out = name_;
   out.resize(std::max<size_t>(out.size() + 1, 46), ' ');
   for (const auto& [key, value] : fields_) {
-    if (key == "min_ns" || key == "min_ms" || key == "samples" || (key == "median_ns" && has("median_ms"))) continue;
+    static const std::set<std::string> kJsonOnly = {"min_ns", "min_ms", "samples", "peer_isa", "peer_min_ms", "peer_samples", "peer_waited",
+                                                    "ceiling_gbps", "queries", "error", "peer_error"};
+    if (kJsonOnly.contains(key) || (key == "median_ns" && has("median_ms"))) continue;
     const bool time = key.ends_with("_ns");
     const std::string shown = std::holds_alternative<std::string>(value) ? std::get<std::string>(value)
                               : time                                     ? readable_time(std::get<double>(value))

@@ -19,6 +19,7 @@ struct Timing {
   double median_ns = 0;
   double min_ns = 0;
   int samples = 0;
+  double waited = 0;  // share of its time that work spent ready to run without a core, where it was watched (turns.h)
 };
 
 struct Settings {

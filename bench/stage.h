@@ -62,10 +62,11 @@ class Stage {
 // Appends tokens first..first+count-1 of `rows`, `chunk` at a time.
 Status append_source(AdaptiveKVCache& cache, SeqId seq, const SourceRows& rows, uint32_t first, uint32_t count, uint32_t chunk);
 
-// `out` is [count][heads][head_dim] of the newest `count` tokens: some rows of it against double precision on the rows get() hands out.
-Status check_ours(const OurCache& ours, const AttentionShape& shape, const std::vector<float>& queries, uint32_t count,
-                  const std::vector<float>& out, double tolerance);
+// `out` is [count][heads][head_dim] of the newest `count` tokens. The largest error of some of its rows, relative to their norm, against
+// double precision on the rows that get() hands out.
+Result<double> error_of_ours(const OurCache& ours, const AttentionShape& shape, const std::vector<float>& queries, uint32_t count,
+                             const std::vector<float>& out);
 // The same for the peer, on what its cache holds.
-Status check_peer(const Peer& peer, uint32_t tokens, const std::vector<float>& queries, uint32_t count, double tolerance);
+Result<double> error_of_peer(const Peer& peer, uint32_t tokens, const std::vector<float>& queries, uint32_t count);
 
 }  // namespace tierkv::bench

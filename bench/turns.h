@@ -1,4 +1,8 @@
 // turns.h — timing several pieces of work against each other: one sample each in turn, so that whatever else the machine does hits all.
+//
+// It does not hit all alike: threads that spin at a barrier lose far more to a neighbour on their core than threads that share out small
+// pieces. The kernel says how long our threads were ready and had no core; a sample that waited more than 2 % is not used while there are
+// three better ones, and Timing::waited says what was used.
 #pragma once
 
 #include <functional>
@@ -11,9 +15,14 @@
 namespace tierkv::bench {
 
 struct Contestant {
+  std::string name;               // in messages
   std::function<Status()> work;
-  std::function<Status()> check;  // of what the first call of work() did, before any number counts
-  Timing timing;                  // filled by take_turns()
+  // The error of what the first call of work() did, looked at before any number counts, and the largest that is allowed.
+  std::function<Result<double>()> error_of;
+  double tolerance = 0;
+  // Filled by take_turns():
+  double error = 0;
+  Timing timing = {};
 };
 
 // Calls each once and checks it, then takes samples in rounds, another contestant first each time. A sample is one call to wake threads up
