@@ -64,6 +64,7 @@ struct Peer::Impl {
   };
 
   SourceRows stored;
+  PeerLayout layout = PeerLayout::by_head;
   uint32_t tokens = 0, threads = 1, count = 0;
   Context cache_context, graph_context;
   Buffer cache_buffer, graph_buffer;
@@ -72,21 +73,32 @@ struct Peer::Impl {
 
   // The rows of one side in the cache's type into every copy, and what they are worth back as floats.
   Status fill(ggml_type type, std::vector<float>& rows, ggml_tensor* Copy::*side) {
-    const int64_t row = static_cast<int64_t>(stored.shape.row());
-    const size_t row_bytes = ggml_row_size(type, row);
-    std::vector<std::byte> packed(row_bytes * stored.period);
-    const size_t written = ggml_quantize_chunk(type, rows.data(), packed.data(), 0, stored.period, row, nullptr);
+    const uint32_t dim = stored.shape.head_dim, heads = stored.shape.kv_heads;
+    const size_t row_bytes = ggml_row_size(type, dim);
+    std::vector<std::byte> packed(row_bytes * heads * stored.period), one_head(row_bytes * stored.period);
+    const size_t written = ggml_quantize_chunk(type, rows.data(), packed.data(), 0, int64_t{stored.period} * heads, dim, nullptr);
     if (written != packed.size()) return error(StatusCode::internal, "ggml wrote ", written, " bytes of ", packed.size());
-    for (uint32_t t = 0; t < stored.period; ++t) {
-      ggml_get_type_traits(type)->to_float(packed.data() + t * row_bytes, rows.data() + t * static_cast<size_t>(row), row);
+    ggml_get_type_traits(type)->to_float(packed.data(), rows.data(), static_cast<int64_t>(rows.size()));
+    if (layout == PeerLayout::by_token) {
+      repeat(side, 0, packed, row_bytes * heads);
+      return {};
     }
-    for (Copy& copy : copies) {
-      for (uint32_t t = 0; t < tokens; t += stored.period) {
-        const size_t bytes = row_bytes * std::min(stored.period, tokens - t);
-        ggml_backend_tensor_set(copy.*side, packed.data(), t * row_bytes, bytes);
+    for (uint32_t head = 0; head < heads; ++head) {
+      for (uint32_t t = 0; t < stored.period; ++t) {
+        std::memcpy(one_head.data() + t * row_bytes, packed.data() + (size_t{t} * heads + head) * row_bytes, row_bytes);
       }
+      repeat(side, head * row_bytes * tokens, one_head, row_bytes);
     }
     return {};
+  }
+
+  // A period of packed rows, again and again for all tokens, at `offset` of every copy.
+  void repeat(ggml_tensor* Copy::*side, size_t offset, const std::vector<std::byte>& period, size_t row_bytes) {
+    for (Copy& copy : copies) {
+      for (uint32_t t = 0; t < tokens; t += stored.period) {
+        ggml_backend_tensor_set(copy.*side, period.data(), offset + t * row_bytes, row_bytes * std::min(stored.period, tokens - t));
+      }
+    }
   }
 };
 
@@ -116,8 +128,8 @@ std::string Peer::isa() {
   return text.empty() ? "baseline" : text;
 }
 
-Result<std::unique_ptr<Peer>> Peer::create(const std::string& name, const SourceRows& rows, uint32_t tokens, uint64_t least_bytes,
-                                           uint32_t threads) {
+Result<std::unique_ptr<Peer>> Peer::create(const std::string& name, PeerLayout layout, const SourceRows& rows, uint32_t tokens,
+                                           uint64_t least_bytes, uint32_t threads) {
   ggml_type type = GGML_TYPE_COUNT;
   for (const NamedType& t : kTypes) {
     if (name == t.name) type = t.type;
@@ -128,13 +140,16 @@ Result<std::unique_ptr<Peer>> Peer::create(const std::string& name, const Source
   const uint64_t copies = std::max<uint64_t>(1, (least_bytes + bytes - 1) / bytes);
   auto impl = std::make_unique<Impl>();
   impl->stored = rows;
+  impl->layout = layout;
   impl->tokens = tokens;
   impl->threads = threads;
   impl->copies.resize(copies);
   impl->cache_context = make_context(ggml_tensor_overhead() * (2 * copies + 1));
   for (Impl::Copy& copy : impl->copies) {
-    copy.keys = ggml_new_tensor_3d(impl->cache_context.get(), type, s.head_dim, s.kv_heads, tokens);
-    copy.values = ggml_new_tensor_3d(impl->cache_context.get(), type, s.head_dim, s.kv_heads, tokens);
+    for (ggml_tensor** side : {&copy.keys, &copy.values}) {
+      const bool by_head = layout == PeerLayout::by_head;
+      *side = ggml_new_tensor_3d(impl->cache_context.get(), type, s.head_dim, by_head ? tokens : s.kv_heads, by_head ? s.kv_heads : tokens);
+    }
   }
   impl->cache_buffer.reset(ggml_backend_alloc_ctx_tensors(impl->cache_context.get(), cpu_backend()));
   if (!impl->cache_buffer) return error(StatusCode::resource_exhausted, "no memory for ", copies, " caches of ", tokens, " tokens in ", name);
@@ -151,9 +166,11 @@ Status Peer::set_queries(const std::vector<float>& queries, uint32_t count) {
   ggml_context* context = impl.graph_context.get();
   ggml_tensor* input = ggml_new_tensor_3d(context, GGML_TYPE_F32, s.head_dim, s.heads, count);
   ggml_tensor* mask = ggml_new_tensor_2d(context, GGML_TYPE_F16, impl.tokens, count);
+  const auto by_head = [&](ggml_tensor* side) {
+    return impl.layout == PeerLayout::by_head ? side : ggml_permute(context, side, 0, 2, 1, 3);
+  };
   for (Impl::Copy& copy : impl.copies) {
-    copy.out = ggml_flash_attn_ext(context, ggml_permute(context, input, 0, 2, 1, 3), ggml_permute(context, copy.keys, 0, 2, 1, 3),
-                                   ggml_permute(context, copy.values, 0, 2, 1, 3), mask,
+    copy.out = ggml_flash_attn_ext(context, ggml_permute(context, input, 0, 2, 1, 3), by_head(copy.keys), by_head(copy.values), mask,
                                    1.0f / std::sqrt(static_cast<float>(s.head_dim)), 0.0f, 0.0f);
 // Older releases have this name alone, newer ones have both.
 #pragma GCC diagnostic push
@@ -208,7 +225,7 @@ Peer::Peer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Peer::~Peer() = default;
 std::vector<std::string> Peer::types() { return {}; }
 std::string Peer::isa() { return ""; }
-Result<std::unique_ptr<Peer>> Peer::create(const std::string& type, const SourceRows&, uint32_t, uint64_t, uint32_t) {
+Result<std::unique_ptr<Peer>> Peer::create(const std::string& type, PeerLayout, const SourceRows&, uint32_t, uint64_t, uint32_t) {
   return error(StatusCode::invalid_argument, "this program was built without ggml, there is no peer type ", type);
 }
 Status Peer::set_queries(const std::vector<float>&, uint32_t) { return {}; }

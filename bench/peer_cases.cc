@@ -67,7 +67,21 @@ Status run_attention(Stage& stage, const Point& point, const std::string& op, ui
   const std::vector<float> queries = make_source_queries(stage.rows(), count);
   std::vector<std::string> chosen = settings_to_run;
   std::erase_if(chosen, [&](const std::string& setting) { return !settings.wants(point.row(setting, op)); });
-  const std::vector<std::string> types = Peer::types();
+  struct Rival {
+    std::string name;
+    Peer* peer;
+  };
+  std::vector<Rival> rivals;
+  for (const PeerLayout layout : {PeerLayout::by_head, PeerLayout::by_token}) {
+    // Everywhere the layout that suits the peer best; libllama's own for the decode steps of the first shape.
+    const bool best = layout == PeerLayout::by_head;
+    if (!best && (op != "decode" || !(shape == kShapes[0]))) continue;
+    for (const std::string& type : Peer::types()) {
+      TIERKV_ASSIGN_OR_RETURN(Peer* const peer, stage.peer(type, layout, tokens));
+      TIERKV_RETURN_IF_ERROR(peer->set_queries(queries, count));
+      rivals.push_back({"ggml " + type + (best ? "" : " by token"), peer});
+    }
+  }
 
   std::vector<OurCache*> ours;
   std::vector<std::vector<float>> outs(chosen.size(), std::vector<float>(queries.size()));
@@ -78,11 +92,9 @@ Status run_attention(Stage& stage, const Point& point, const std::string& op, ui
     contestants.push_back({chosen[i], [&, i, cache] { return cache->attend(queries, count, outs[i]); },
                            [&, i, cache] { return error_of_ours(*cache, shape, queries, count, outs[i]); }, kOurTolerance});
   }
-  for (const std::string& type : types) {
-    TIERKV_ASSIGN_OR_RETURN(Peer* const peer, stage.peer(type, tokens));
-    TIERKV_RETURN_IF_ERROR(peer->set_queries(queries, count));
-    contestants.push_back({"ggml " + type, [peer] { return peer->compute(); },
-                           [&, peer] { return error_of_peer(*peer, tokens, queries, count); }, kPeerTolerance});
+  for (const auto& [name, peer] : rivals) {
+    contestants.push_back({name, [peer = peer] { return peer->compute(); },
+                           [&, peer = peer] { return error_of_peer(*peer, tokens, queries, count); }, kPeerTolerance});
   }
   TIERKV_RETURN_IF_ERROR(take_turns(settings, contestants));
 
@@ -100,8 +112,8 @@ Status run_attention(Stage& stage, const Point& point, const std::string& op, ui
       }
       emit(row);
     };
-    for (size_t k = 0; k < types.size(); ++k) emit_row("ggml " + types[k], &contestants[1 + chosen.size() + k]);
-    if (types.empty()) emit_row("", nullptr);
+    for (size_t k = 0; k < rivals.size(); ++k) emit_row(rivals[k].name, &contestants[1 + chosen.size() + k]);
+    if (rivals.empty()) emit_row("", nullptr);
   }
   return {};
 }

@@ -126,11 +126,11 @@ Result<OurCache*> Stage::ours(const std::string& setting, uint32_t tokens) {
   return &ours;
 }
 
-Result<Peer*> Stage::peer(const std::string& type, uint32_t tokens) {
+Result<Peer*> Stage::peer(const std::string& type, PeerLayout layout, uint32_t tokens) {
   move_to(tokens);
-  std::unique_ptr<Peer>& peer = peers_[type];
+  std::unique_ptr<Peer>& peer = peers_[{type, layout}];
   if (!peer) {
-    TIERKV_ASSIGN_OR_RETURN(peer, Peer::create(type, rows_, tokens, quick_ ? 0 : cold_bytes(), threads_));
+    TIERKV_ASSIGN_OR_RETURN(peer, Peer::create(type, layout, rows_, tokens, quick_ ? 0 : cold_bytes(), threads_));
   }
   return peer.get();
 }

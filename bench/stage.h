@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bench/ceiling.h"
@@ -44,7 +45,7 @@ class Stage {
 
   // `setting` as apply_spec() takes it.
   Result<OurCache*> ours(const std::string& setting, uint32_t tokens);
-  Result<Peer*> peer(const std::string& type, uint32_t tokens);
+  Result<Peer*> peer(const std::string& type, PeerLayout layout, uint32_t tokens);
 
  private:
   void move_to(uint32_t tokens);
@@ -56,7 +57,7 @@ class Stage {
   ReadCeiling ceiling_;
   uint32_t tokens_ = 0;
   std::map<std::string, OurCache> ours_;
-  std::map<std::string, std::unique_ptr<Peer>> peers_;
+  std::map<std::pair<std::string, PeerLayout>, std::unique_ptr<Peer>> peers_;
 };
 
 // Appends tokens first..first+count-1 of `rows`, `chunk` at a time.
