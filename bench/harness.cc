@@ -8,6 +8,7 @@
 #include <set>
 
 #include "commit.h"
+#include "quant/isa.h"
 
 namespace tierkv::bench {
 namespace {
@@ -129,7 +130,7 @@ std::string Row::line() const {
   return out;
 }
 
-std::string isa() { return "baseline"; }
+std::string isa() { return std::string(quant::active_isa()); }
 
 const std::string& hardware() {
   static const std::string name = [] {
