@@ -28,7 +28,7 @@ define build_preset
 	cmake --build --preset $(1) -j $(JOBS)
 endef
 
-.PHONY: help deps deps-fuzz build fetch test demo demo-synthetic bench install debug asan tsan fuzz fuzz-brief lint format clean
+.PHONY: help deps deps-fuzz build fetch test demo demo-synthetic bench bench-report install debug asan tsan fuzz fuzz-brief lint format clean
 
 help:  ## this list
 	@echo "tierkv: a tiered, compressed KV cache for language models"
@@ -61,6 +61,11 @@ demo-synthetic: build  ## no model: a long synthetic decode through four presets
 
 bench: build  ## every benchmark, each checked before it is timed; JSON lines go to build/bench.jsonl
 	build/bin/tierkv-bench --json-file build/bench.jsonl
+
+bench-report: build fetch  ## the grid against ggml, then tables and plots into docs/performance.md (half an hour, 10 GiB, a quiet machine)
+	build/bin/tierkv-bench --grid --filter _t --filter graduate --filter unpack --json-file build/bench-report.jsonl
+	build/bin/tierkv bench --depths 0,2048,4096,8192 --kv fp16 --kv kivi4 --kv balanced --json build/bench-model.json
+	python3 tools/bench_report.py build/bench-report.jsonl --model build/bench-model.json
 
 install: build  ## headers, library, CMake package and tierkv.pc under PREFIX
 	cmake --install build --prefix $(PREFIX)
