@@ -2,6 +2,7 @@
 //
 // graduate: keys and values of one block of 128 tokens into the codec, all heads. unpack: 1,024 tokens back to rows, keys and values of all
 // heads, which document 000 wants in under a millisecond at 2 bits.
+#include <algorithm>
 #include <cmath>
 
 #include "base/status_macros.h"
@@ -27,7 +28,8 @@ struct Sides {
       TIERKV_ASSIGN_OR_RETURN(BlockRun run, BlockRun::encode(spec, side, rows, kBlock, kDim));
       const std::vector<double> exact(rows.begin(), rows.end());
       const double e = relative_error(run.decode(), exact);
-      const double allowed = 4.0 * std::exp2(-std::floor(run.bits_per_value()));
+      // The step of a min/max grid over a group with outliers; at few bits the codecs lose less than that.
+      const double allowed = std::min(0.6, 8.0 * std::exp2(-std::floor(run.bits_per_value())));
       if (!(e <= allowed)) return error(StatusCode::internal, "decoded rows are off by ", e, " of their norm, at most ", allowed, " is plausible");
       sides.runs.push_back(std::move(run));
     }
