@@ -44,9 +44,13 @@ class Results:
                 continue
             _, setting, op, kilo, shape, threads = match.groups()
             key = (op, shape, int(threads), int(kilo) * 1024, setting)
-            point = self.points.setdefault(key, Point(row))
+            if row.get("tokens", key[3]) != key[3]:
+                raise SystemExit(f"{row['case']} has {row['tokens']} tokens: a --quick run is a smoke test, not a result")
+            # A point that was measured again replaces the older one as a whole: its ratios belong to one run.
+            if key not in self.points or self.points[key].row["median_ms"] != row["median_ms"]:
+                self.points[key] = Point(row)
             if "peer_median_ms" in row:
-                point.peers[row["peer"]] = row
+                self.points[key].peers[row["peer"]] = row
 
     def find(self, op, shape, threads, tokens, setting):
         return self.points.get((op, shape, threads, tokens, setting))

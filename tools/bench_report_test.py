@@ -110,6 +110,16 @@ class BenchReport(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("ggml's: no peer", page)
 
+    def test_a_point_measured_again_replaces_the_old_one(self):
+        _, page = self.run_on(ROWS + [attention("balanced", "decode", 32, 1.0, "ggml q4_0", 50.0)])
+        self.assertIn("| 32K | balanced | 1 | 2.50 | 12.50 | 62.5 % |  |  | 50.0x |", page)
+
+    def test_a_smoke_test_is_refused(self):
+        done, page = self.run_on([{**ROWS[1], "tokens": 1024}])
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("--quick", done.stderr)
+        self.assertEqual(page, PAGE)
+
     def test_a_page_without_a_place_is_refused(self):
         done, page = self.run_on(ROWS, page="nothing\n")
         self.assertNotEqual(done.returncode, 0)
