@@ -11,8 +11,9 @@
 #include <memory>
 
 #include "base/f16.h"
-#include "base/status_macros.h"
 #endif
+
+#include "base/status_macros.h"
 
 namespace tierkv::bench {
 
