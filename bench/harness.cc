@@ -118,7 +118,7 @@ std::string Row::line() const {
   out.resize(std::max<size_t>(out.size() + 1, 46), ' ');
   for (const auto& [key, value] : fields_) {
     static const std::set<std::string> kJsonOnly = {"min_ns", "min_ms", "samples", "peer_isa", "peer_min_ms", "peer_samples", "peer_waited",
-                                                    "ceiling_gbps", "queries", "error", "peer_error"};
+                                                    "ceiling_gbps", "ceiling_waited", "queries", "error", "peer_error"};
     if (kJsonOnly.contains(key) || (key == "median_ns" && has("median_ms"))) continue;
     const bool time = key.ends_with("_ns");
     const std::string shown = std::holds_alternative<std::string>(value) ? std::get<std::string>(value)

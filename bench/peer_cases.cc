@@ -103,7 +103,7 @@ Status run_attention(Stage& stage, const Point& point, const std::string& op, ui
     const Timing& timing = contestants[1 + i].timing;
     const auto emit_row = [&](const std::string& peer, const Contestant* theirs) {
       Row row = attention_row(point.row(chosen[i], op), *ours[i], point.threads, timing, ceiling);
-      row.number("queries", count).number("error", contestants[1 + i].error).text("peer", peer);
+      row.number("ceiling_waited", contestants[0].timing.waited).number("queries", count).number("error", contestants[1 + i].error).text("peer", peer);
       if (theirs) {
         const Timing& t = theirs->timing;
         row.text("peer_isa", Peer::isa()).number("peer_median_ms", t.median_ns / 1e6);

@@ -85,7 +85,7 @@ def name_of(shape):
 
 
 def unquiet(point):
-    return max([point.row.get("waited", 0)] + [r.get("peer_waited", 0) for r in point.peers.values()]) > QUIET
+    return max([point.row.get("waited", 0), point.row.get("ceiling_waited", 0)] + [r.get("peer_waited", 0) for r in point.peers.values()]) > QUIET
 
 
 # --- sections: each gives the text of one part of the document, or None without data
