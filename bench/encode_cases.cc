@@ -30,7 +30,8 @@ struct Sides {
       const double e = relative_error(run.decode(), exact);
       // The step of a min/max grid over a group with outliers; at few bits the codecs lose less than that.
       const double allowed = std::min(0.6, 8.0 * std::exp2(-std::floor(run.bits_per_value())));
-      if (!(e <= allowed)) return error(StatusCode::internal, "decoded rows are off by ", e, " of their norm, at most ", allowed, " is plausible");
+      if (!(e <= allowed))
+        return error(StatusCode::internal, "decoded rows are off by ", e, " of their norm, at most ", allowed, " is plausible");
       sides.runs.push_back(std::move(run));
     }
     return sides;
@@ -67,7 +68,8 @@ Status run_unpack(const std::string& name, const std::string& codec, const Setti
   const Timing timing = measure(settings, [&] {
     for (uint32_t head = 0; head < kHeads; ++head) {
       for (const BlockRun& run : sides.runs) {
-        for (uint32_t b = 0; b < kUnpacked / kBlock; ++b) run.codec().decode(run.block(b), {}, 0, kBlock, out.data() + size_t{b} * kBlock * kDim);
+        for (uint32_t b = 0; b < kUnpacked / kBlock; ++b)
+          run.codec().decode(run.block(b), {}, 0, kBlock, out.data() + size_t{b} * kBlock * kDim);
       }
     }
   });

@@ -149,11 +149,13 @@ Result<std::unique_ptr<Peer>> Peer::create(const std::string& name, PeerLayout l
   for (Impl::Copy& copy : impl->copies) {
     for (ggml_tensor** side : {&copy.keys, &copy.values}) {
       const bool by_head = layout == PeerLayout::by_head;
-      *side = ggml_new_tensor_3d(impl->cache_context.get(), type, s.head_dim, by_head ? tokens : s.kv_heads, by_head ? s.kv_heads : tokens);
+      *side = ggml_new_tensor_3d(impl->cache_context.get(), type, s.head_dim, by_head ? tokens : s.kv_heads,
+                                 by_head ? s.kv_heads : tokens);
     }
   }
   impl->cache_buffer.reset(ggml_backend_alloc_ctx_tensors(impl->cache_context.get(), cpu_backend()));
-  if (!impl->cache_buffer) return error(StatusCode::resource_exhausted, "no memory for ", copies, " caches of ", tokens, " tokens in ", name);
+  if (!impl->cache_buffer)
+    return error(StatusCode::resource_exhausted, "no memory for ", copies, " caches of ", tokens, " tokens in ", name);
   TIERKV_RETURN_IF_ERROR(impl->fill(type, impl->stored.keys, &Impl::Copy::keys));
   TIERKV_RETURN_IF_ERROR(impl->fill(type, impl->stored.values, &Impl::Copy::values));
   return std::unique_ptr<Peer>(new Peer(std::move(impl)));
@@ -171,8 +173,8 @@ Status Peer::set_queries(const std::vector<float>& queries, uint32_t count) {
     return impl.layout == PeerLayout::by_head ? side : ggml_permute(context, side, 0, 2, 1, 3);
   };
   for (Impl::Copy& copy : impl.copies) {
-    copy.out = ggml_flash_attn_ext(context, ggml_permute(context, input, 0, 2, 1, 3), by_head(copy.keys), by_head(copy.values), mask,
-                                   1.0f / std::sqrt(static_cast<float>(s.head_dim)), 0.0f, 0.0f);
+    copy.out = ggml_flash_attn_ext(context, ggml_permute(context, input, 0, 2, 1, 3), by_head(copy.keys), by_head(copy.values),
+                                   mask, 1.0f / std::sqrt(static_cast<float>(s.head_dim)), 0.0f, 0.0f);
 // Older releases have this name alone, newer ones have both.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"

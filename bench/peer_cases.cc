@@ -60,8 +60,8 @@ Row attention_row(const std::string& name, const OurCache& ours, uint32_t thread
   return row;
 }
 
-Status run_attention(Stage& stage, const Point& point, const std::string& op, uint32_t count, const std::vector<std::string>& settings_to_run,
-                     const Settings& settings, const Emit& emit) {
+Status run_attention(Stage& stage, const Point& point, const std::string& op, uint32_t count,
+                     const std::vector<std::string>& settings_to_run, const Settings& settings, const Emit& emit) {
   const AttentionShape& shape = point.shape;
   const uint32_t tokens = point.tokens(settings);
   const std::vector<float> queries = make_source_queries(stage.rows(), count);
@@ -103,11 +103,17 @@ Status run_attention(Stage& stage, const Point& point, const std::string& op, ui
     const Timing& timing = contestants[1 + i].timing;
     const auto emit_row = [&](const std::string& peer, const Contestant* theirs) {
       Row row = attention_row(point.row(chosen[i], op), *ours[i], point.threads, timing, ceiling);
-      row.number("ceiling_waited", contestants[0].timing.waited).number("queries", count).number("error", contestants[1 + i].error).text("peer", peer);
+      row.number("ceiling_waited", contestants[0].timing.waited)
+          .number("queries", count)
+          .number("error", contestants[1 + i].error)
+          .text("peer", peer);
       if (theirs) {
         const Timing& t = theirs->timing;
         row.text("peer_isa", Peer::isa()).number("peer_median_ms", t.median_ns / 1e6);
-        row.number("peer_min_ms", t.min_ns / 1e6).number("peer_samples", t.samples).number("peer_waited", t.waited).number("peer_error", theirs->error);
+        row.number("peer_min_ms", t.min_ns / 1e6)
+            .number("peer_samples", t.samples)
+            .number("peer_waited", t.waited)
+            .number("peer_error", theirs->error);
         row.number("ratio", t.median_ns / timing.median_ns);
       }
       emit(row);
@@ -128,12 +134,15 @@ Status run_graduate(Stage& stage, const Point& point, const std::string& setting
   uint32_t length = tokens;
   std::vector<Contestant> contestants = {
       reader(stage),
-      {setting, [&] { return ours->attend(queries, 1, out); }, [&] { return error_of_ours(*ours, point.shape, queries, 1, out); }, kOurTolerance},
-      {"append", [&] {
+      {setting, [&] { return ours->attend(queries, 1, out); }, [&] { return error_of_ours(*ours, point.shape, queries, 1, out); },
+       kOurTolerance},
+      {"append",
+       [&] {
          TIERKV_RETURN_IF_ERROR(append_source(*ours->cache, fork, stage.rows(), length, kGraduated, 1));
          length += kGraduated;
          return Status();
-       }, {}}};
+       },
+       {}}};
   TIERKV_RETURN_IF_ERROR(take_turns(settings, contestants));
   TIERKV_ASSIGN_OR_RETURN(const uint32_t grown, ours->cache->length(fork));
   TIERKV_RETURN_IF_ERROR(ours->cache->verify(fork));
@@ -144,8 +153,13 @@ Status run_graduate(Stage& stage, const Point& point, const std::string& setting
   const Timing& block = contestants[2].timing;
   const Timing each{block.median_ns / kGraduated, block.min_ns / kGraduated, block.samples, block.waited};
   Row row(point.row(setting, "graduate"));
-  row.attention(point.threads, each).number("tokens", tokens).number("decode_ms", decode / 1e6).number("share", each.median_ns / decode);
-  row.number("gbps", 2.0 * 2.0 * static_cast<double>(point.shape.row()) / each.median_ns).number("bits", ours->bits).text("peer", "");
+  row.attention(point.threads, each)
+      .number("tokens", tokens)
+      .number("decode_ms", decode / 1e6)
+      .number("share", each.median_ns / decode);
+  row.number("gbps", 2.0 * 2.0 * static_cast<double>(point.shape.row()) / each.median_ns)
+      .number("bits", ours->bits)
+      .text("peer", "");
   emit(row);
   return {};
 }
@@ -157,7 +171,8 @@ Status run_ceiling(const std::string& name, uint32_t threads, const Settings& se
   const Timing& timing = contestants[0].timing;
   Row row(name);
   row.attention(threads, timing).number("bytes", static_cast<double>(ceiling.bytes()));
-  row.number("gbps", static_cast<double>(ceiling.bytes()) / timing.median_ns).number("best_gbps", static_cast<double>(ceiling.bytes()) / timing.min_ns);
+  row.number("gbps", static_cast<double>(ceiling.bytes()) / timing.median_ns)
+      .number("best_gbps", static_cast<double>(ceiling.bytes()) / timing.min_ns);
   emit(row.text("peer", ""));
   return {};
 }
@@ -172,9 +187,10 @@ void add_point(std::vector<Case>& cases, const std::shared_ptr<Stages>& stages, 
     };
     cases.push_back(std::move(c));
   };
-  add("decode", {"fp16", "int8", "kivi4", "kivi2", "balanced"}, grid, [=](Stage& stage, const auto& chosen, const Settings& settings, const Emit& emit) {
-    return run_attention(stage, point, "decode", 1, chosen, settings, emit);
-  });
+  add("decode", {"fp16", "int8", "kivi4", "kivi2", "balanced"}, grid,
+      [=](Stage& stage, const auto& chosen, const Settings& settings, const Emit& emit) {
+        return run_attention(stage, point, "decode", 1, chosen, settings, emit);
+      });
   const bool standard = point.shape == kShapes[0];
   if (point.kilo == 32 && standard) {
     for (const char* setting : {"int8", "kivi4", "kivi2", "balanced"}) {
@@ -186,9 +202,10 @@ void add_point(std::vector<Case>& cases, const std::shared_ptr<Stages>& stages, 
   // The peer takes half a minute for one prefill of 512 on 32K tokens in q4_0: one thread only where it is asked for most.
   if ((point.kilo == 4 || point.kilo == 32) && (point.threads == 2 || standard)) {
     const bool slow = grid || point.kilo > 4 || point.threads == 1;
-    add("prefill512", {"fp16", "int8", "kivi4", "balanced"}, slow, [=](Stage& stage, const auto& chosen, const Settings& settings, const Emit& emit) {
-      return run_attention(stage, point, "prefill512", settings.quick ? 64 : kPrefill, chosen, settings, emit);
-    });
+    add("prefill512", {"fp16", "int8", "kivi4", "balanced"}, slow,
+        [=](Stage& stage, const auto& chosen, const Settings& settings, const Emit& emit) {
+          return run_attention(stage, point, "prefill512", settings.quick ? 64 : kPrefill, chosen, settings, emit);
+        });
   }
 }
 

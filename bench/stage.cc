@@ -71,11 +71,14 @@ Status OurCache::attend(const std::vector<float>& queries, uint32_t count, std::
   options.observe = false;
   const SeqId which = copies[turn];
   turn = (turn + 1) % copies.size();
-  return cache->attention(which, 0, RowsView::f32(queries.data(), count, config.query_heads(), config.head_dim), out.data(), options);
+  return cache->attention(which, 0, RowsView::f32(queries.data(), count, config.query_heads(), config.head_dim), out.data(),
+                          options);
 }
 
 Stage::Stage(const AttentionShape& shape, uint32_t threads, bool quick)
-    : threads_(threads), quick_(quick), rows_(make_source(shape, quick ? 256 : 2048)),
+    : threads_(threads),
+      quick_(quick),
+      rows_(make_source(shape, quick ? 256 : 2048)),
       ceiling_(quick ? size_t{16} << 20 : std::max(size_t{256} << 20, 2 * cold_bytes()), threads) {}
 
 void Stage::move_to(uint32_t tokens) {

@@ -27,8 +27,8 @@ struct OurCache {
   uint32_t tokens = 0;
   std::vector<SeqId> copies;  // seq first
   size_t turn = 0;
-  uint64_t bytes = 0;         // that one attention reads: codes, scales and 16-bit rows
-  double bits = 0;            // per value, everything the cache holds counted
+  uint64_t bytes = 0;  // that one attention reads: codes, scales and 16-bit rows
+  double bits = 0;     // per value, everything the cache holds counted
 
   // Causal attention of the newest `count` tokens on the next copy.
   Status attend(const std::vector<float>& queries, uint32_t count, std::vector<float>& out);

@@ -57,8 +57,8 @@ Status check(Contestant& contestant) {
   if (!contestant.error_of) return {};
   TIERKV_ASSIGN_OR_RETURN(contestant.error, contestant.error_of());
   if (contestant.error <= contestant.tolerance) return {};
-  return error(StatusCode::internal, contestant.name, " is off by ", contestant.error, " from double precision on the same rows, at most ",
-               contestant.tolerance, " is allowed");
+  return error(StatusCode::internal, contestant.name, " is off by ", contestant.error,
+               " from double precision on the same rows, at most ", contestant.tolerance, " is allowed");
 }
 
 size_t quiet(const std::vector<Sample>& samples) {

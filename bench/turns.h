@@ -15,7 +15,7 @@
 namespace tierkv::bench {
 
 struct Contestant {
-  std::string name;               // in messages
+  std::string name;  // in messages
   std::function<Status()> work;
   // The error of what the first call of work() did, looked at before any number counts, and the largest that is allowed.
   std::function<Result<double>()> error_of;
