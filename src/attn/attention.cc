@@ -212,13 +212,6 @@ void report(Pass& p, MassObserver& observer) {
   }
 }
 
-// The next view's bytes are on their way while this one is worked on: blocks lie apart, which no hardware prefetcher foresees.
-void prefetch(const BlockView& view) {
-  for (const std::span<const std::byte> bytes : {view.keys, view.values}) {
-    for (size_t at = 0; at < bytes.size(); at += 64) __builtin_prefetch(bytes.data() + at, 0, 3);
-  }
-}
-
 constexpr uint32_t kFewRows = 16;  // with more, the work on a block hides the wait for the next
 
 void run_views(Pass& p, bool keep) {
@@ -229,12 +222,14 @@ void run_views(Pass& p, bool keep) {
   for (size_t v = 0; v < p.views.size(); ++v) {
     const BlockView& view = p.views[v];
     if (invisible(p, view)) continue;
-    if (p.rows <= kFewRows && v + 1 < p.views.size()) prefetch(p.views[v + 1]);
+    const bool few = p.rows <= kFewRows;
+    s.codec.ahead = few ? quant::Ahead{view.values.data(), view.values.size()} : quant::Ahead();
     score_view(p, view, s.scores.data());
     if (keep) {
       s.kept_at[v] = s.kept.size();
       s.kept.insert(s.kept.end(), s.scores.begin(), s.scores.begin() + static_cast<ptrdiff_t>(p.rows) * row_stride(view));
     }
+    s.codec.ahead = few && v + 1 < p.views.size() ? quant::Ahead{p.views[v + 1].keys.data(), p.views[v + 1].keys.size()} : quant::Ahead();
     absorb(p, view, s.scores.data());
   }
 }

@@ -54,6 +54,7 @@ struct BlockContext {
 struct Workspace {
   std::vector<float> a, b, c;
   std::vector<int8_t> bytes;
+  Ahead ahead;  // what the caller will have read after this call, or nothing
 
   uint64_t queries_id = 0;
   struct {

@@ -63,7 +63,7 @@ class HalfCodec final : public Codec {
     ws.a.resize(std::max<size_t>(ws.a.size(), 16 * d));
     float* row = ws.a.data();
     if (const Kernels* kernels = active_kernels()) {
-      return kernels->half_scores(halves(in), Format::kBf16, d, queries, count, rows, out, stride, row);
+      return kernels->half_scores(halves(in), Format::kBf16, d, queries, count, rows, out, stride, row, ws.ahead);
     }
     for (uint32_t t = 0; t < rows; ++t) {
       load_row(in, t, row);
@@ -82,7 +82,7 @@ class HalfCodec final : public Codec {
                   uint32_t rows, float* acc, Workspace& ws) const override {
     const uint32_t d = shape().head_dim;
     if (const Kernels* kernels = active_kernels()) {
-      return kernels->half_accumulate(halves(in), Format::kBf16, d, weights, stride, count, rows, acc);
+      return kernels->half_accumulate(halves(in), Format::kBf16, d, weights, stride, count, rows, acc, ws.ahead);
     }
     ws.a.resize(std::max<size_t>(ws.a.size(), d));
     float* row = ws.a.data();

@@ -69,8 +69,8 @@ bool rows_work(const Kernels& k) {
   float q[2 * d], scores[2 * n], scratch[16 * d], acc[2 * d] = {};
   for (uint32_t i = 0; i < n * d; ++i) rows[i] = f32_to_f16(static_cast<float>(static_cast<int>(i * 37 % 41) - 20) / 8.0f);
   for (uint32_t i = 0; i < 2 * d; ++i) q[i] = static_cast<float>(static_cast<int>(i * 29 % 31) - 15) / 4.0f;
-  k.half_scores(rows, false, d, q, 2, n, scores, n, scratch);
-  k.half_accumulate(rows, false, d, scores, n, 2, n, acc);
+  k.half_scores(rows, false, d, q, 2, n, scores, n, scratch, {});
+  k.half_accumulate(rows, false, d, scores, n, 2, n, acc, {});
   for (uint32_t i = 0; i < 2; ++i) {
     double sums[d] = {};
     for (uint32_t t = 0; t < n; ++t) {
@@ -113,7 +113,7 @@ bool codes_work(const Kernels& k) {
     int8_t factors[2 * d];
     RoundedRow terms;
     k.round_queries(q, 1, d, d, 2, factors, &terms);
-    k.scores_by_token(side, packed.data(), scales.data(), offsets.data(), factors, &terms, 1, n, out, n, {bytes.data(), floats.data()});
+    k.scores_by_token(side, packed.data(), scales.data(), offsets.data(), factors, &terms, 1, n, out, n, {bytes.data(), floats.data(), {}});
     for (uint32_t t = 0; t < n; ++t) {
       double want = 0, size = 0;
       for (uint32_t c = 0; c < d; ++c) want += q[c] * (0.5 * codes[t * d + c] - 1.0), size += std::fabs(q[c]) * (1u << bits);

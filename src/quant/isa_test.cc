@@ -152,8 +152,8 @@ TEST_P(IsaKernels, HalfRowsMatchDoublePrecision) {
         for (size_t i = 0; i < rows.size(); ++i) rows[i] = bf16 ? f32_to_bf16(wide[i]) : f32_to_f16(wide[i]);
         const auto value = [&](uint32_t t, uint32_t c) { return bf16 ? bf16_to_f32(rows[t * d + c]) : f16_to_f32(rows[t * d + c]); };
         std::vector<float> out(count * n), scratch(16 * d), acc(count * d, 0.5f);
-        kernels->half_scores(rows.data(), bf16, d, q.data(), count, n, out.data(), n, scratch.data());
-        kernels->half_accumulate(rows.data(), bf16, d, out.data(), n, count, n, acc.data());
+        kernels->half_scores(rows.data(), bf16, d, q.data(), count, n, out.data(), n, scratch.data(), {});
+        kernels->half_accumulate(rows.data(), bf16, d, out.data(), n, count, n, acc.data(), {});
         for (uint32_t i = 0; i < count; ++i) {
           std::vector<double> sums(d, 0.5);
           for (uint32_t t = 0; t < n; ++t) {

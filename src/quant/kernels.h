@@ -45,10 +45,18 @@ struct RoundedRow {
   float rounded_sum;  // of what the integers stand for
 };
 
+// Bytes that will be read after a call: it asks for them bit by bit while it works, because blocks lie apart, which no hardware prefetcher
+// foresees, and asking for a whole block at once stalls.
+struct Ahead {
+  const std::byte* at = nullptr;
+  size_t bytes = 0;
+};
+
 // Scratch of the calls below, in elements.
 struct KernelScratch {
   int8_t* bytes = nullptr;   // kernel_bytes()
   float* floats = nullptr;   // kernel_floats()
+  Ahead ahead;
 };
 inline size_t kernel_bytes(uint32_t depth, uint32_t count) { return static_cast<size_t>(depth) * (32 + 2 * static_cast<size_t>(count)) + 64; }
 inline size_t kernel_floats(uint32_t depth, uint32_t count, uint32_t groups) {
@@ -73,9 +81,9 @@ struct Kernels {
 
   // The same two for rows of 16-bit floats. dim % 16 == 0.
   void (*half_scores)(const uint16_t* rows, bool bf16, uint32_t dim, const float* queries, uint32_t count, uint32_t n, float* out,
-                      size_t stride, float* scratch);  // scratch: 16*dim
+                      size_t stride, float* scratch, const Ahead&);  // scratch: 16*dim
   void (*half_accumulate)(const uint16_t* rows, bool bf16, uint32_t dim, const float* weights, size_t stride, uint32_t count, uint32_t n,
-                          float* acc);
+                          float* acc, const Ahead&);
   // out[i] = value of a 16-bit float, n % 16 == 0.
   void (*widen)(const uint16_t* in, bool bf16, uint32_t n, float* out);
 

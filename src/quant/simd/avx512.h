@@ -28,6 +28,14 @@ TIERKV_INLINE F max(F a, F b) { return _mm512_max_ps(a, b); }
 TIERKV_INLINE F min(F a, F b) { return _mm512_min_ps(a, b); }
 TIERKV_INLINE F abs(F a) { return _mm512_abs_ps(a); }
 TIERKV_INLINE float sum(F v) { return _mm512_reduce_add_ps(v); }
+// out[0..3] = the sums of four vectors.
+TIERKV_INLINE void sum_four(F a, F b, F c, F d, float* out) {
+  const F ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));  // in fours of lanes: a b a b
+  const F cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+  const F all = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xEE));  // a b c d
+  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+  _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+}
 TIERKV_INLINE float top(F v) { return _mm512_reduce_max_ps(v); }
 TIERKV_INLINE F keep_above(F v, F x, float limit) {
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_GT_OQ), v);

@@ -14,6 +14,12 @@ constexpr uint32_t kMaxBatch = 8;         // rows of factors at a time
 
 TIERKV_INLINE uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
+// Part i of n of what comes next.
+TIERKV_INLINE void prefetch_part(const Ahead& ahead, uint32_t i, uint32_t n) {
+  const size_t lines = (ahead.bytes + 63) / 64;
+  for (size_t line = lines * i / n; line < lines * (i + 1) / n; ++line) prefetch(ahead.at + line * 64);
+}
+
 // --- reading codes
 
 // Four vectors of bytes: positions 16u .. 16u+15 of kLanes lanes, from a plane of P bits.
@@ -263,6 +269,7 @@ void scores_by_token(const PackedSide& side, const std::byte* codes, const float
   Sums sums;
   const uint32_t batch = kMaxBatch / planes;
   for (uint32_t first = 0; first < rows; first += kTile) {
+    prefetch_part(scratch.ahead, first / kTile, (rows + kTile - 1) / kTile);
     dot.start(codes, first / kTile, d / 16);
     const uint32_t live = smaller(kTile, rows - first);
     for (uint32_t g = 0; g < groups; ++g) {
@@ -324,6 +331,7 @@ void scores_by_channel(const PackedSide& side, const std::byte* codes, const flo
         shifts[i] = sum(bias) + side.unit * (side.middle * (r.sum - r.rounded_sum) - side.zero * r.sum);
       }
     }
+    prefetch_part(scratch.ahead, first / kTile, (rows + kTile - 1) / kTile);
     dot.start(codes, first / kTile, d / 16);
     const uint32_t live = smaller(kTile, rows - first);
     for (uint32_t i0 = 0; i0 < count; i0 += batch) {
@@ -377,6 +385,7 @@ void accumulate(const PackedSide& side, const std::byte* codes, const float* sca
         shifts[i] = sum(bias) + rest + side.unit * (side.middle * (r.sum - r.rounded_sum) - side.zero * r.sum);
       }
     }
+    prefetch_part(scratch.ahead, first / kTile, dim / kTile);
     dot.start(codes, first / kTile, depth / 16);
     for (uint32_t i0 = 0; i0 < count; i0 += batch) {
       const uint32_t n = smaller(batch, count - i0);
