@@ -134,6 +134,9 @@ class Host {
   bool attached() const;
   Path path() const;
   uint32_t micro_batch() const;
+  // What libllama's own cache has in memory between two calls, beside the cache's bytes: a few pages a layer, because the cells of
+  // a micro-batch go back to the kernel layer by layer.
+  size_t micro_batch_bytes() const;
   AdaptiveKVCache& cache();
   HostTimes times() const;
 
