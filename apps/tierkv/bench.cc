@@ -48,6 +48,7 @@ struct Point {
   double first_token = 0.0;   // until the first token could be chosen
   std::vector<double> steps;  // seconds of a decode step
   uint64_t resident = 0;
+  ProcessMemory process;      // with every setting in it
   bool has_host = false;
   llama::HostTimes host;      // of the decode steps
   std::string path;
@@ -130,6 +131,7 @@ class Bench {
       points[i].prefill = setting.prefill;
       points[i].first_token = setting.prefill;
       points[i].resident = setting.session->kv_bytes();
+      points[i].process = process_memory();
       back.push_back(std::make_unique<Checkpoint>(engine_, *setting.session, Tokens(text_.begin(), text_.begin() + depth)));
     }
     // The fork behind a checkpoint makes the first step copy what both would write to: not a part of decoding.
@@ -187,6 +189,7 @@ json point_json(const Point& point, const Point& reference, const Engine& engine
                 {"p99_ms", 1e3 * quantile(point.steps, 0.99)},
                 {"decode_ratio", reference_p50 / p50},
                 {"resident_bytes", point.resident}};
+  add_process_memory(value, point.process);
   if (point.has_host && point.host.decode > 0) {
     value["path"] = point.path;
     value["host_share"] = point.host.own / point.host.decode;

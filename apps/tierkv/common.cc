@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -154,6 +155,26 @@ nlohmann::json memory_json(const MemoryStats& stats, uint32_t head_dim) {
           {"peak_bytes", stats.peak_bytes},
           {"fp16_bytes", stats.fp16_bytes},
           {"compression", stats.compression()}};
+}
+
+ProcessMemory process_memory() {
+  ProcessMemory memory;
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    auto take = [&](const char* key, uint64_t& value) {
+      if (line.rfind(key, 0) == 0) value = 1024 * std::strtoull(line.c_str() + std::strlen(key), nullptr, 10);
+    };
+    take("VmRSS:", memory.rss);
+    take("VmHWM:", memory.peak);
+    take("RssAnon:", memory.anonymous);
+  }
+  return memory;
+}
+
+void add_process_memory(nlohmann::json& value, const ProcessMemory& memory) {
+  value["rss_bytes"] = memory.rss;
+  value["rss_peak_bytes"] = memory.peak;
+  value["rss_anonymous_bytes"] = memory.anonymous;
 }
 
 // --- files

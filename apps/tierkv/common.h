@@ -88,6 +88,14 @@ void check_kv(const std::vector<std::string>& specs);
 void emit_json(const Options& options, const nlohmann::json& value);
 nlohmann::json memory_json(const MemoryStats& stats, uint32_t head_dim);
 
+// What the kernel says this process has in memory: weights (mapped from their file), compute buffers and every session together.
+struct ProcessMemory {
+  uint64_t rss = 0, peak = 0, anonymous = 0;  // anonymous: without mapped files
+};
+ProcessMemory process_memory();
+// Into a result, beside its resident_bytes: rss_bytes, rss_peak_bytes, rss_anonymous_bytes.
+void add_process_memory(nlohmann::json& value, const ProcessMemory& memory);
+
 // --- files
 std::string read_file(const std::string& path);
 // Writes to a temporary file beside `path`, then renames: a reader sees the old file or the whole new one, and a failure (a full

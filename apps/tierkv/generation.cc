@@ -62,6 +62,7 @@ nlohmann::json session_json(Engine& engine, Session& session) {
                          {"resident_bytes", session.kv_bytes()},
                          {"micro_batch_bytes", session.micro_batch_bytes()},
                          {"memory", memory_json(session.memory(), engine.shape().head_dim)}};
+  add_process_memory(json, process_memory());
   if (llama::Host* host = session.host()) {
     const llama::HostTimes host_times = host->times();
     json["path"] = host->path() == llama::Path::patch ? "patch" : "overwrite";

@@ -44,6 +44,7 @@ struct Setting {
   // At the end of the longest window.
   MemoryStats memory;
   uint64_t resident = 0;
+  ProcessMemory process;  // with every setting in it
 };
 
 struct Plan {
@@ -96,6 +97,7 @@ class Run {
       for (Setting& setting : settings_) {
         setting.memory = setting.session->memory();
         setting.resident = setting.session->kv_bytes();
+        setting.process = process_memory();
       }
     }
     progress_.finish();
@@ -189,6 +191,7 @@ json setting_json(const Setting& setting, const Request& request, Engine& engine
                 {"skip", plan.skip},
                 {"block_tokens", plan.block},
                 {"blocks", result.blocks}};
+  add_process_memory(value, setting.process);
   if (!setting.spec.stock) value["memory"] = memory_json(setting.memory, head_dim);
   return value;
 }

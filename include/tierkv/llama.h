@@ -46,6 +46,8 @@ int32_t tierkv_llama_seq_cp(tierkv_llama* kv, int32_t from, int32_t to);
 /* Writes or reads one sequence. */
 int32_t tierkv_llama_save(tierkv_llama* kv, int32_t seq, const char* path);
 int32_t tierkv_llama_load(tierkv_llama* kv, int32_t seq, const char* path);
+/* Bytes in memory for keys and values: the cache, shared blocks counted once, and the pages of libllama's own that stay. */
+uint64_t tierkv_llama_bytes(const tierkv_llama* kv);
 /* What went wrong in the last call that failed. */
 const char* tierkv_llama_error(const tierkv_llama* kv);
 /* From here on the context computes its own attention over its own small cache, as if nothing had been attached. */

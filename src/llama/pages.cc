@@ -20,10 +20,10 @@ void release(char* start, size_t size) {
   if (first < end) (void)madvise(reinterpret_cast<void*>(first), end - first, MADV_DONTNEED);
 }
 
-// Of the pages under a range; 0 where there is no memory any more.
+// Of the pages that begin in a range, so that none is counted for two neighbours; 0 where there is no memory any more.
 size_t in_memory(const char* start, size_t size) {
   const uintptr_t page = page_size(), at = reinterpret_cast<uintptr_t>(start);
-  const uintptr_t first = at / page * page, end = (at + size + page - 1) / page * page;
+  const uintptr_t first = (at + page - 1) / page * page, end = (at + size + page - 1) / page * page;
   std::vector<unsigned char> present((end - first) / page);
   if (present.empty() || mincore(reinterpret_cast<void*>(first), end - first, present.data()) != 0) return 0;
   size_t bytes = 0;

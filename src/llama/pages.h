@@ -18,7 +18,7 @@ namespace tierkv::llama {
 
 class CellPages {
  public:
-  static constexpr size_t kKept = 8192;  // bytes of a tensor that stay
+  static constexpr size_t kKept = 4096;  // bytes of a tensor that stay
 
   explicit CellPages(size_t layers) : layers_(layers) {}
 

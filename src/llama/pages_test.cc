@@ -22,9 +22,9 @@ TEST(CellPages, ReleasesATensorAndNothingBesideIt) {
 
   CellPages pages(1);
   pages.served(0, keys, values, 1);
-  EXPECT_GE(pages.resident_bytes(), ggml_nbytes(keys) + ggml_nbytes(values));
+  EXPECT_GE(pages.resident_bytes(), ggml_nbytes(keys) + ggml_nbytes(values) - 2 * 4096);
   pages.flush();
-  EXPECT_LT(pages.resident_bytes(), 2 * (CellPages::kKept + 3 * 4096));
+  EXPECT_LE(pages.resident_bytes(), 2 * (CellPages::kKept + 2 * 4096));
   for (const ggml_tensor* t : {keys, values}) {
     EXPECT_EQ(byte(t, 0), 0x5A);
     EXPECT_EQ(byte(t, CellPages::kKept - 1), 0x5A);
@@ -57,7 +57,7 @@ TEST(CellPages, AHostLeavesAFewPagesOfLibllamasCache) {
       std::vector<llama_token> tokens = some_tokens(count, 3);
       ASSERT_TRUE(hosted.host->decode(hosted.context.get(), llama_batch_get_one(tokens.data(), static_cast<int32_t>(count))).ok());
       EXPECT_GT(hosted.host->micro_batch_bytes(), 0u);
-      EXPECT_LE(hosted.host->micro_batch_bytes(), 2 * hosted.shape.layers * (CellPages::kKept + 2 * 4096)) << count << " tokens";
+      EXPECT_LE(hosted.host->micro_batch_bytes(), 2 * hosted.shape.layers * (CellPages::kKept + 4096)) << count << " tokens";
     }
   }
 }
