@@ -63,7 +63,6 @@ class Chat {
 
   void load(const std::string& path) {
     if (path.empty()) bad_input("/load needs a file");
-    if (!is_session_file(path)) bad_input(path + " is not a tierkv session");
     const SessionFile file = read_session(path);
     auto session = resume(engine_, file, path);
     session_ = std::move(session);
@@ -255,7 +254,7 @@ void add_chat(CLI::App& app, Action& action) {
   add_sampler_options(*command, request->sampler);
   add_seed_option(*command, request->options);
   add_model_option(*command, request->options);
-  add_kv_option(*command, request->options, "balanced");
+  add_kv_option(*command, request->options, "balanced", /*compares=*/false);
   add_output_options(*command, request->options);
   command->callback([request, &action] { action = [request] { return run(*request); }; });
 }

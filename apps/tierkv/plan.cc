@@ -52,7 +52,7 @@ Shape shape_of(const Request& request) {
   if (request.model_given || request.layers == 0) {
     const GgufFile file = read_gguf(find_model(request.options.model));
     shape = {file.name, file.layers, file.heads, file.kv_heads, file.head_dim, file.context, file.window, {}, false};
-    if (file.refused != nullptr)
+    if (!file.refused.empty())
       bad_input(file.path + ": a model of architecture " + file.architecture + " cannot use the cache: " + file.refused);
     const uint32_t pattern = window_pattern(file.architecture);
     shape.windows_unknown = shape.window != 0 && pattern == 0;

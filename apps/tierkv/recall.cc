@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <spawn.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -276,7 +277,10 @@ bool convert_to_png(const std::string& svg, const std::string& png) {
   const int problem = posix_spawnp(&child, words[0], &actions, nullptr, const_cast<char* const*>(words), environ);
   posix_spawn_file_actions_destroy(&actions);
   int status = 0;
-  return problem == 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  if (problem != 0) return false;
+  if (waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0) return true;
+  if (!WIFEXITED(status) || WEXITSTATUS(status) != 127) unlink(png.c_str());  // half a picture; 127: there is no such program
+  return false;
 }
 
 void write_plot(const Request& request, const json& values) {
@@ -292,6 +296,7 @@ void write_plot(const Request& request, const json& values) {
 void settle_request(Request& request) {
   Options& options = request.options;
   settle(options);
+  check_writable(request.plot);
   if (options.kv.empty()) options.kv = {"fp16", "balanced"};
   for (const double depth : request.depths) {
     if (!(depth >= 0.0 && depth <= 100.0)) bad_input(format("--depths takes percentages from 0 to 100, not %g", depth));

@@ -172,6 +172,7 @@ int run(Request& request) {
   if (request.files.empty() && !options.json_file.empty()) request.files = {std::exchange(options.json_file, "")};
   settle(options);
   if (request.files.empty()) bad_input("there are no results: give the JSON files that ppl, recall and bench wrote with --json");
+  check_writable(request.out);
   Results results;
   json all = json::array();
   for (const std::string& file : request.files) add_file(results, file, all);
