@@ -48,6 +48,17 @@ Generated generate(const Engine& engine, Session& session, Sampler& sampler, con
   return result;
 }
 
+void stream_text(const std::string& text) {
+  std::fputs(text.c_str(), stdout);
+  std::fflush(stdout);
+}
+
+void add_writing_options(CLI::App& app, Options& options, SamplerOptions& sampler) {
+  add_sampler_options(app, sampler);
+  add_seed_option(app, options);
+  add_model_option(app, options);
+}
+
 nlohmann::json session_json(Engine& engine, Session& session) {
   const SessionTimes& times = session.times();
   nlohmann::json json = {{"kv", session.name()},

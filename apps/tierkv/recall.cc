@@ -349,9 +349,8 @@ int run(Request& request) {
 }  // namespace
 
 void add_recall(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand("recall", "Hide numbers in long texts and count how many the model finds again");
-  auto request = std::make_shared<Request>();
-  command->footer(kFooter);
+  const auto [command, request] =
+      add_command<Request>(app, action, "recall", "Hide numbers in long texts and count how many the model finds again", kFooter, run);
   command->add_option("--task", request->tasks, "passkey, lines or both, separated by a comma (default: both)")
       ->delimiter(',')->check(CLI::IsMember({"passkey", "lines"}))->type_name("TASKS");
   command->add_option("-c,--ctx", request->ctx, "lengths in tokens, separated by commas (default: 2048,4096)")
@@ -366,7 +365,6 @@ void add_recall(CLI::App& app, Action& action) {
   add_model_option(*command, request->options);
   add_kv_option(*command, request->options, "fp16 and balanced");
   add_output_options(*command, request->options);
-  command->callback([request, &action] { action = [request] { return run(*request); }; });
 }
 
 }  // namespace tierkv::cli

@@ -150,12 +150,7 @@ Generated go_on(const Request& request, Engine& engine, Session& session) {
   Sampler sampler(request.sampler, request.options.seed);
   GenerateOptions generation;
   generation.tokens = request.tokens;
-  if (request.options.text()) {
-    generation.on_text = [](const std::string& text) {
-      std::fputs(text.c_str(), stdout);
-      std::fflush(stdout);
-    };
-  }
+  if (request.options.text()) generation.on_text = stream_text;
   Generated result = generate(engine, session, sampler, generation);
   if (request.options.text() && request.tokens > 0) std::printf("\n");
   return result;
@@ -264,9 +259,7 @@ void add_text_options(CLI::App& command, Request& request) {
   command.add_option("-n,--tokens", request.tokens, "tokens to write afterwards")
       ->check(CLI::Range(0u, 1u << 24))
       ->capture_default_str();
-  add_sampler_options(command, request.sampler);
-  add_seed_option(command, request.options);
-  add_model_option(command, request.options);
+  add_writing_options(command, request.options, request.sampler);
 }
 
 }  // namespace

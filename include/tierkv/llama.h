@@ -69,6 +69,7 @@ namespace tierkv::llama {
 struct ModelShape {
   llama_model* model = nullptr;
   std::string architecture;
+  std::string name;  // what the file calls it, with its size: goes into snapshots, so that another model's are refused
   uint32_t layers = 0;
   uint32_t heads = 0;
   uint32_t kv_heads = 0;
