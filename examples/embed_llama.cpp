@@ -33,7 +33,8 @@ int main(int argc, char** argv) {
   ggml_backend_load_all();
   llama_model_params model_params = llama_model_default_params();
   model_params.n_gpu_layers = 0;  // the cache is in host memory
-  const std::unique_ptr<llama_model, decltype(&llama_model_free)> model(llama_model_load_from_file(argv[1], model_params), llama_model_free);
+  const std::unique_ptr<llama_model, decltype(&llama_model_free)> model(llama_model_load_from_file(argv[1], model_params),
+                                                                        llama_model_free);
   if (!model) return std::fprintf(stderr, "cannot load %s\n", argv[1]), 1;
 
   // [attach]

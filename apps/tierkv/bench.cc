@@ -267,9 +267,12 @@ int run(Request& request) {
 
 void add_bench(CLI::App& app, Action& action) {
   const auto [command, request] =
-      add_command<Request>(app, action, "bench", "Prefill and decode speed beside libllama's own cache, at several depths", kFooter, run);
-  request->depths_option = command->add_option("--depths", request->depths, "tokens in the cache when decoding begins (default: 0,1024,2048,4096,8192)")
-                            ->delimiter(',')->type_name("N,...");
+      add_command<Request>(app, action, "bench",
+                           "Prefill and decode speed beside libllama's own cache, at several depths", kFooter, run);
+  request->depths_option =
+      command->add_option("--depths", request->depths, "tokens in the cache when decoding begins (default: 0,1024,2048,4096,8192)")
+          ->delimiter(',')
+          ->type_name("N,...");
   command->add_option("-n,--tokens", request->tokens, "tokens decoded at each depth")->check(CLI::Range(1u, 1u << 20))->capture_default_str();
   command->add_option("-b,--batch", request->micro_batch, "tokens of a prefill step")->check(CLI::Range(1u, 4096u))->capture_default_str();
   command->add_option("-f,--file", request->file, "a text, repeated if it is short (default: generated prose)")->type_name("FILE");

@@ -74,7 +74,8 @@ std::string why_refused(const GgufFile& file, const Metadata& meta) {
   if (file.heads == 0) return "it is recurrent and keeps no keys and values";
   if (recurrent) return "it is a hybrid of attention and recurrent layers";
   if (meta.has(a + ".attention.kv_lora_rank")) return "it uses latent attention (MLA), which keeps no plain keys and values";
-  if (a == "bloom" || a == "refact" || a == "jais" || meta.has(a + ".attention.max_alibi_bias")) return "it uses ALiBi position biases";
+  const bool alibi = a == "bloom" || a == "refact" || a == "jais" || meta.has(a + ".attention.max_alibi_bias");
+  if (alibi) return "it uses ALiBi position biases";
   if (file.head_dim < 32 || file.head_dim > 256 || file.head_dim % 16 != 0) {
     return "its head_dim is " + std::to_string(file.head_dim) + ", and only multiples of 16 from 32 to 256 are served";
   }

@@ -350,7 +350,8 @@ int run(Request& request) {
 
 void add_recall(CLI::App& app, Action& action) {
   const auto [command, request] =
-      add_command<Request>(app, action, "recall", "Hide numbers in long texts and count how many the model finds again", kFooter, run);
+      add_command<Request>(app, action, "recall",
+                           "Hide numbers in long texts and count how many the model finds again", kFooter, run);
   command->add_option("--task", request->tasks, "passkey, lines or both, separated by a comma (default: both)")
       ->delimiter(',')->check(CLI::IsMember({"passkey", "lines"}))->type_name("TASKS");
   command->add_option("-c,--ctx", request->ctx, "lengths in tokens, separated by commas (default: 2048,4096)")
