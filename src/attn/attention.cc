@@ -34,6 +34,7 @@ void prepare(Pass& p) {
   const size_t d = p.params.head_dim;
   Scratch& s = p.s;
   ++s.codec.queries_id;
+  s.codec.coarse = p.params.coarse;
   s.query[0].resize(p.rows * d);
   for (size_t i = 0; i < p.rows * d; ++i) s.query[0][i] = p.tile.rows[i] * p.params.scale;
   bool rotated = false;

@@ -122,11 +122,12 @@ class AffineCodec final : public Codec {
     if (const Kernels* kernels = usable_kernels()) {
       const auto [scales, offsets] = load_meta(in, ws);
       const KernelScratch scratch = kernel_scratch(count, ws);
+      const PackedSide& side = ws.coarse ? coarse_ : packed_;
       if (recipe_.axis == Axis::channel) {
-        return kernels->scores_by_channel(packed_, in.data(), scales, offsets, queries, count, rows, out, stride, scratch);
+        return kernels->scores_by_channel(side, in.data(), scales, offsets, queries, count, rows, out, stride, scratch);
       }
-      round_queries(*kernels, queries, count, ws);
-      kernels->scores_by_token(packed_, in.data(), scales, offsets, ws.rounded.factors.data(), ws.rounded.terms.data(), count, rows, out,
+      round_queries(*kernels, queries, count, side.factor_planes, ws);
+      kernels->scores_by_token(side, in.data(), scales, offsets, ws.rounded.factors.data(), ws.rounded.terms.data(), count, rows, out,
                                stride, scratch);
     } else if (recipe_.axis == Axis::channel) {
       scores_by_channel(in, queries, count, rows, out, stride, ws);
@@ -141,7 +142,7 @@ class AffineCodec final : public Codec {
     if (rows == 0) return;
     const auto [scales, offsets] = load_meta(in, ws);
     if (const Kernels* kernels = usable_kernels()) {
-      return kernels->accumulate(packed_, in.data(), scales, offsets, weights, stride, count, rows, d, acc, kernel_scratch(count, ws));
+      return kernels->accumulate(ws.coarse ? coarse_ : packed_, in.data(), scales, offsets, weights, stride, count, rows, d, acc, kernel_scratch(count, ws));
     }
     float* tile = grow(ws.a, lanes_.tile_floats());
     float* folded = grow(ws.c, static_cast<size_t>(count) * (rows + 1));
@@ -179,14 +180,14 @@ class AffineCodec final : public Codec {
 
   const Kernels* usable_kernels() const { return packed_.bits != 0 ? active_kernels() : nullptr; }
 
-  // Factors take one plane of bytes where their rounding is small beside that of the codes: at 2 bits it adds less than half a percent to
-  // the variance of the codes' own error, and no model's divergence shows it; finer codes get two.
   void describe_for_kernels(uint32_t across) {
     packed_ = lanes_.packed_side();
     packed_.group = recipe_.group;
     packed_.across = across;
-    packed_.factor_planes = recipe_.bits <= 2 ? 1 : 2;
-    tolerance_ = packed_.factor_planes == 1 ? 5e-3 : 4e-4;
+    packed_.factor_planes = 2;
+    tolerance_ = 4e-4;
+    coarse_ = packed_;
+    if (recipe_.bits <= 2 && recipe_.rotated) coarse_.factor_planes = 1;
     if (recipe_.table == nullptr) return;
     // Codebooks become 16-bit levels around 32768.
     const float outermost = std::max(-recipe_.table[0], recipe_.table[meta_.levels - 1]);
@@ -195,9 +196,11 @@ class AffineCodec final : public Codec {
       levels_[i] = static_cast<uint8_t>(level >> 8);
       levels_[16 + i] = static_cast<uint8_t>(level & 255u);
     }
-    packed_.levels = levels_;
-    packed_.unit = outermost / 32639.0f;
-    packed_.zero = packed_.middle = 32768.0f;
+    for (PackedSide* side : {&packed_, &coarse_}) {
+      side->levels = levels_;
+      side->unit = outermost / 32639.0f;
+      side->zero = side->middle = 32768.0f;
+    }
   }
 
   KernelScratch kernel_scratch(uint32_t count, Workspace& ws) const {
@@ -206,9 +209,9 @@ class AffineCodec final : public Codec {
     return {ws.bytes.data(), grow(ws.c, kernel_floats(packed_.depth, count, groups_)), ws.ahead};
   }
 
-  void round_queries(const Kernels& kernels, const float* queries, uint32_t count, Workspace& ws) const {
+  void round_queries(const Kernels& kernels, const float* queries, uint32_t count, uint32_t planes, Workspace& ws) const {
     auto& r = ws.rounded;
-    const uint32_t d = shape().head_dim, group = recipe_.group, planes = packed_.factor_planes;
+    const uint32_t d = shape().head_dim, group = recipe_.group;
     if (ws.queries_id != 0 && r.id == ws.queries_id && r.of == queries && r.count == count && r.dim == d && r.group == group && r.planes == planes) {
       return;
     }
@@ -312,6 +315,7 @@ class AffineCodec final : public Codec {
   MetaFormat meta_;
   uint32_t groups_ = 0;
   PackedSide packed_;  // bits == 0: not for the kernels
+  PackedSide coarse_;  // the same with factors in one plane where that is allowed, see Workspace::coarse
   uint8_t levels_[32] = {};
 };
 
