@@ -6,13 +6,15 @@
 #include <iterator>
 
 #include "quant/grid_search.h"
+#include "quant/vec.h"
 
 namespace tierkv::quant {
 
 namespace {
 
 // Adding and subtracting 1.5·2^23 rounds half to even for |x| < 2^22 and, unlike a call to rint, vectorises everywhere.
-inline float round_small(float x) { return (x + 12582912.0f) - 12582912.0f; }
+constexpr float kMagic = 12582912.0f;
+inline float round_small(float x) { return (x + kMagic) - kMagic; }
 
 void find_range(const float* x, uint32_t n, GroupFit& fit) {
   float lo = x[0], hi = x[0];
@@ -48,22 +50,19 @@ float sum_of_squares(const float* x, uint32_t n, float down) {
 // |x| = step·(u + 1/2) lies nearest to step·(code + 1/2) for this code, the outermost being `outer`.
 inline float midrise_code(float u, float outer) { return round_small(std::min(u, outer)); }
 
-template <uint32_t N>
+// Four steps side by side, from the first to the last.
 void try_midrise(const float* x, uint32_t n, float down, float outer, const float* steps, float& least, float& best) {
-  float inverse[N], sums[N] = {};
-  for (uint32_t k = 0; k < N; ++k) inverse[k] = 1.0f / steps[k];
+  const Float4 step = load4<Float4>(steps), inverse = splat4(1.0f) / step, last = splat4(outer), half = splat4(0.5f), magic = splat4(kMagic);
+  Float4 sums = splat4(0.0f);
   for (uint32_t i = 0; i < n; ++i) {
-    const float v = std::fabs(x[i] * down);
-    for (uint32_t k = 0; k < N; ++k) {
-      const float u = v * inverse[k] - 0.5f;
-      const float e = u - midrise_code(u, outer);
-      sums[k] += e * e;
-    }
+    const Float4 u = splat4(std::fabs(x[i] * down)) * inverse - half;
+    const Float4 e = u - ((min4(u, last) + magic) - magic);
+    sums += e * e;
   }
-  for (uint32_t k = 0; k < N; ++k) {
-    const float e = steps[k] * steps[k] * sums[k];
-    if (!(e < least)) continue;
-    least = e;
+  const Float4 errors = step * step * sums;
+  for (uint32_t k = 0; k < 4; ++k) {
+    if (!(errors[k] < least)) continue;
+    least = errors[k];
     best = steps[k];
   }
 }
@@ -75,11 +74,9 @@ void fit_midrise(const float* x, uint32_t n, uint32_t levels, GroupFit& fit) {
   const float middle = std::sqrt(squares / static_cast<float>(n)) * midrise_centre(levels);
   const float widest = 2.0f * (unit.most * unit.down), outer = static_cast<float>(levels / 2 - 1);
   // Candidates: no clipping at all, and eighths of an octave from 0.6 to 2.8 times a step near the optimum for a Gaussian group.
-  float steps[8] = {widest / static_cast<float>(levels)}, least = 3.0e38f, best = widest;
-  for (uint32_t k = 0; k < 7; ++k) steps[k + 1] = std::min(middle * kMidriseCoarse[k], widest);
-  try_midrise<8>(x, n, unit.down, outer, steps, least, best);
-  const float fine[2] = {best * kMidriseDown, std::min(best * kMidriseUp, widest)};
-  try_midrise<2>(x, n, unit.down, outer, fine, least, best);
+  float steps[kMidriseSteps + 1] = {widest / static_cast<float>(levels)}, least = 3.0e38f, best = widest;
+  for (uint32_t k = 0; k < kMidriseSteps; ++k) steps[k + 1] = std::min(middle * kMidriseRatios[k], widest);
+  for (uint32_t k = 0; k <= kMidriseSteps; k += 4) try_midrise(x, n, unit.down, outer, steps + k, least, best);
   // The codes point where x points, so their product is above zero; this scale makes the projection of x' on x exactly x, which
   // keeps large scores from shrinking.
   const float inverse = 1.0f / best;
@@ -97,26 +94,19 @@ struct ClipSearch {
   float least = 3.0e38f, best = 1.0f;  // best: the part of the range that is kept
 };
 
-template <uint32_t N>
 void try_clip(const float* x, uint32_t n, const float* parts, ClipSearch& s) {
-  float low[N], steps[N], inverse[N], sums[N] = {};
-  for (uint32_t k = 0; k < N; ++k) {
-    const float reach = parts[k] * s.half;
-    low[k] = s.middle - reach;
-    steps[k] = (s.middle + reach - low[k]) / s.top;
-    inverse[k] = 1.0f / steps[k];
-  }
+  const Float4 reach = load4<Float4>(parts) * splat4(s.half), middle = splat4(s.middle), top = splat4(s.top), magic = splat4(kMagic);
+  const Float4 low = middle - reach, step = (middle + reach - low) / top, inverse = splat4(1.0f) / step, zero = splat4(0.0f);
+  Float4 sums = zero;
   for (uint32_t i = 0; i < n; ++i) {
-    for (uint32_t k = 0; k < N; ++k) {
-      const float u = (x[i] - low[k]) * inverse[k];
-      const float e = u - round_small(std::min(std::max(u, 0.0f), s.top));
-      sums[k] += e * e;
-    }
+    const Float4 u = (splat4(x[i]) - low) * inverse;
+    const Float4 e = u - ((min4(max4(u, zero), top) + magic) - magic);
+    sums += e * e;
   }
-  for (uint32_t k = 0; k < N; ++k) {
-    const float e = steps[k] * steps[k] * sums[k];
-    if (!(e < s.least)) continue;
-    s.least = e;
+  const Float4 errors = step * step * sums;
+  for (uint32_t k = 0; k < 4; ++k) {
+    if (!(errors[k] < s.least)) continue;
+    s.least = errors[k];
     s.best = parts[k];
   }
 }
@@ -127,11 +117,9 @@ void fit_clip(const float* x, uint32_t n, uint32_t levels, GroupFit& fit) {
   s.half = 0.5f * fit.hi - 0.5f * fit.lo;
   s.top = static_cast<float>(levels - 1);
   if (!(s.half / s.top > kTinyGroup)) return;  // constant, or too small for 1/scale
-  float parts[6] = {1.0f};
-  std::copy(std::begin(kClipCoarse), std::end(kClipCoarse), parts + 1);
-  try_clip<6>(x, n, parts, s);
-  const float fine[2] = {std::max(s.best - kClipFine, kClipLeast), std::min(s.best + kClipFine, 1.0f)};
-  try_clip<2>(x, n, fine, s);
+  float parts[kClipSteps + 1] = {1.0f};
+  std::copy(std::begin(kClipParts), std::end(kClipParts), parts + 1);
+  for (uint32_t k = 0; k <= kClipSteps; k += 4) try_clip(x, n, parts + k, s);
   if (!(s.best < 1.0f)) return;
   const float reach = s.best * s.half;
   fit.lo = s.middle - reach;

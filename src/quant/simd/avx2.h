@@ -130,14 +130,15 @@ struct ByteTable {
   TIERKV_INLINE I at(I codes) const { return _mm256_shuffle_epi8(t, codes); }
 };
 
+// Lane i and lane i^kHalf: lower: other + v; upper: other - v. The product with ±1 is exact, so the fused form rounds as the plain one does.
 template <int kHalf>
 TIERKV_INLINE F butterfly(F v) {
+  constexpr auto s = [](int lane) { return (lane & kHalf) != 0 ? -1.0f : 1.0f; };
   F other;
-  constexpr int kUpper = kHalf == 4 ? 0xF0 : kHalf == 2 ? 0xCC : 0xAA;
   if constexpr (kHalf == 4) other = _mm256_permute2f128_ps(v, v, 0x01);
   if constexpr (kHalf == 2) other = _mm256_permute_ps(v, 0x4E);
   if constexpr (kHalf == 1) other = _mm256_permute_ps(v, 0xB1);
-  return _mm256_blend_ps(_mm256_add_ps(other, v), _mm256_sub_ps(other, v), kUpper);
+  return _mm256_fmadd_ps(v, _mm256_setr_ps(s(0), s(1), s(2), s(3), s(4), s(5), s(6), s(7)), other);
 }
 
 // Sums of four byte products in each lane: unsigned codes below 2^kBits times signed factors. Products of two bytes add up in

@@ -120,11 +120,12 @@ TIERKV_INLINE F swap_lanes(F v) {
   if constexpr (kHalf == 2) return _mm512_permute_ps(v, 0x4E);
   return _mm512_permute_ps(v, 0xB1);
 }
+// Lower lane: other + v; upper: other - v. The product with ±1 is exact, so the fused form rounds as the plain one does.
 template <int kHalf>
 TIERKV_INLINE F butterfly(F v) {
-  constexpr __mmask16 kUpper = kHalf == 8 ? 0xFF00 : kHalf == 4 ? 0xF0F0 : kHalf == 2 ? 0xCCCC : 0xAAAA;
-  const F other = swap_lanes<kHalf>(v);
-  return _mm512_mask_sub_ps(_mm512_add_ps(other, v), kUpper, other, v);
+  constexpr auto s = [](int lane) { return (lane & kHalf) != 0 ? -1.0f : 1.0f; };
+  const F sign = _mm512_setr_ps(s(0), s(1), s(2), s(3), s(4), s(5), s(6), s(7), s(8), s(9), s(10), s(11), s(12), s(13), s(14), s(15));
+  return _mm512_fmadd_ps(v, sign, swap_lanes<kHalf>(v));
 }
 
 // Sums of four byte products in each lane: unsigned codes below 2^kBits times signed factors.

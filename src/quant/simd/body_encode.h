@@ -76,14 +76,10 @@ TIERKV_INLINE void lane_midrise(const float* x, size_t stride, uint32_t n, uint3
   const F middle = mul(sqrt(div(squares, splat(static_cast<float>(n)))), splat(centre));
   const F widest = mul(splat(2.0f), mul(unit.most, unit.down));
   const float outer = static_cast<float>(levels / 2 - 1);
-  F steps[8], least = splat(3.0e38f), best = widest;
+  F steps[kMidriseSteps + 1], least = splat(3.0e38f), best = widest;
   steps[0] = div(widest, splat(static_cast<float>(levels)));
-  for (uint32_t k = 0; k < 7; ++k) steps[k + 1] = min(mul(middle, splat(kMidriseCoarse[k])), widest);
-  try_midrise<4>(x, stride, n, unit.down, outer, steps, least, best);
-  try_midrise<4>(x, stride, n, unit.down, outer, steps + 4, least, best);
-  steps[0] = mul(best, splat(kMidriseDown));
-  steps[1] = min(mul(best, splat(kMidriseUp)), widest);
-  try_midrise<2>(x, stride, n, unit.down, outer, steps, least, best);
+  for (uint32_t k = 0; k < kMidriseSteps; ++k) steps[k + 1] = min(mul(middle, splat(kMidriseRatios[k])), widest);
+  for (uint32_t k = 0; k <= kMidriseSteps; k += 4) try_midrise<4>(x, stride, n, unit.down, outer, steps + k, least, best);
 
   const F inverse = div(splat(1.0f), best), half = splat(0.5f), last = splat(outer);
   F product = splat(0.0f);
@@ -135,13 +131,9 @@ TIERKV_INLINE Range lane_clip(const float* x, size_t stride, uint32_t n, uint32_
   s.intervals = s.top = splat(static_cast<float>(levels - 1));
   s.least = splat(3.0e38f);
   s.best = one;
-  F parts[6] = {one};
-  for (uint32_t k = 0; k < 5; ++k) parts[k + 1] = splat(kClipCoarse[k]);
-  try_clip<3>(x, stride, n, parts, s);
-  try_clip<3>(x, stride, n, parts + 3, s);
-  parts[0] = max(sub(s.best, splat(kClipFine)), splat(kClipLeast));
-  parts[1] = min(add(s.best, splat(kClipFine)), one);
-  try_clip<2>(x, stride, n, parts, s);
+  F parts[kClipSteps + 1] = {one};
+  for (uint32_t k = 0; k < kClipSteps; ++k) parts[k + 1] = splat(kClipParts[k]);
+  for (uint32_t k = 0; k <= kClipSteps; k += 4) try_clip<4>(x, stride, n, parts + k, s);
   const F reach = mul(s.best, s.half), tiny = splat(kTinyGroup), room = div(s.half, s.intervals);
   // The whole range is the group's own minimum and maximum to the bit.
   const F lo = pick_less(s.best, one, sub(s.middle, reach), range.lo), hi = pick_less(s.best, one, add(s.middle, reach), range.hi);
@@ -367,34 +359,46 @@ void walsh_hadamard(float* x, uint32_t n) {
   }
 }
 
+// Every index a constant, or the compiler keeps the vectors in memory.
+template <uint32_t kHalf, uint32_t N>
+TIERKV_INLINE void butterflies(F (&v)[N]) {
+  if constexpr (kHalf < N) {
+#pragma GCC unroll 16
+    for (uint32_t k = 0; k < N / 2; ++k) {
+      const uint32_t i = k / kHalf * 2 * kHalf + k % kHalf;
+      const F a = v[i], b = v[i + kHalf];
+      v[i] = add(a, b);
+      v[i + kHalf] = sub(a, b);
+    }
+    butterflies<2 * kHalf, N>(v);
+  }
+}
+
 // A run that fits the registers stays there.
-template <uint32_t N>
-TIERKV_INLINE void rotate_run(const float* in, const float* signs, bool forward, float* out) {
+template <uint32_t N, bool kForward>
+TIERKV_INLINE void rotate_run(const float* in, const float* signs, float* out) {
   F v[N];
+#pragma GCC unroll 16
   for (uint32_t i = 0; i < N; ++i) {
     v[i] = load(in + i * kLanes);
-    if (forward) v[i] = mul(v[i], load(signs + i * kLanes));
+    if (kForward) v[i] = mul(v[i], load(signs + i * kLanes));
     v[i] = butterfly<1>(v[i]);
     v[i] = butterfly<2>(v[i]);
     if constexpr (kLanes > 4) v[i] = butterfly<4>(v[i]);
     if constexpr (kLanes > 8) v[i] = butterfly<8>(v[i]);
   }
-  for (uint32_t half = 1; half < N; half *= 2) {
-    for (uint32_t base = 0; base < N; base += 2 * half) {
-      for (uint32_t i = base; i < base + half; ++i) {
-        const F a = v[i], b = v[i + half];
-        v[i] = add(a, b);
-        v[i + half] = sub(a, b);
-      }
-    }
-  }
-  for (uint32_t i = 0; i < N; ++i) store(out + i * kLanes, forward ? v[i] : mul(v[i], load(signs + i * kLanes)));
+  butterflies<1, N>(v);
+#pragma GCC unroll 16
+  for (uint32_t i = 0; i < N; ++i) store(out + i * kLanes, kForward ? v[i] : mul(v[i], load(signs + i * kLanes)));
 }
 
 template <uint32_t N>
 void rotate_rows(const float* in, uint32_t rows, uint32_t dim, const float* signs, bool forward, float* out) {
   for (uint32_t r = 0; r < rows; ++r, in += dim, out += dim) {
-    for (uint32_t c = 0; c < dim; c += N * kLanes) rotate_run<N>(in + c, signs + c, forward, out + c);
+    for (uint32_t c = 0; c < dim; c += N * kLanes) {
+      if (forward) rotate_run<N, true>(in + c, signs + c, out + c);
+      else rotate_run<N, false>(in + c, signs + c, out + c);
+    }
   }
 }
 
