@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/status_macros.h"
+#include "quant/block_grid.h"
 #include "quant/checks.h"
 #include "quant/isa.h"
 #include "quant/vec.h"
@@ -59,62 +60,11 @@ class AffineCodec final : public Codec {
   Status encode(const float* rows, const BlockContext&, std::span<std::byte> out) const override {
     TIERKV_RETURN_IF_ERROR(check_size(out.size(), bytes()));
     TIERKV_RETURN_IF_ERROR(check_finite(rows, shape()));
-    const uint32_t d = shape().head_dim;
-    const bool by_channel = recipe_.axis == Axis::channel;
-    const uint32_t along = by_channel ? shape().tokens : d, across = by_channel ? d : shape().tokens;
-    const size_t along_stride = by_channel ? d : 1, across_stride = by_channel ? 1 : d;
-    // Groups are gathered into contiguous runs: x[(group, across)][along].
-    std::vector<float> x(static_cast<size_t>(along) * across);
-    std::vector<GroupFit> fits(meta_.entries);
-    for (uint32_t g = 0, entry = 0; g < groups_; ++g) {
-      for (uint32_t a = 0; a < across; ++a, ++entry) {
-        float* run = x.data() + static_cast<size_t>(a) * along + g * recipe_.group;
-        const float* from = rows + a * across_stride + g * recipe_.group * along_stride;
-        const uint32_t n = group_length(g, along);
-        for (uint32_t i = 0; i < n; ++i) run[i] = from[i * along_stride];
-        fits[entry] = fit_group(recipe_.fit, run, n, meta_.levels);
-      }
-    }
-    std::vector<std::byte> packed_meta(meta_bytes(meta_));
-    TIERKV_RETURN_IF_ERROR(encode_meta(meta_, fits, packed_meta.data()));
-    std::vector<float> scales(meta_.entries), offsets(meta_.entries);
-    decode_meta(meta_, packed_meta.data(), scales.data(), offsets.data());
-
-    std::vector<uint16_t> codes(x.size());  // [across][along]
-    for (uint32_t g = 0, entry = 0; g < groups_; ++g) {
-      for (uint32_t a = 0; a < across; ++a, ++entry) {
-        const size_t at = static_cast<size_t>(a) * along + g * recipe_.group;
-        const uint32_t n = group_length(g, along);
-        if (recipe_.table != nullptr) {
-          code_group_table(x.data() + at, n, scales[entry], recipe_.table, meta_.levels, codes.data() + at);
-        } else if (recipe_.keep_fit_codes) {
-          code_group(x.data() + at, n, fits[entry].step, -recipe_.zero * fits[entry].step, meta_.levels, codes.data() + at);
-        } else {
-          code_group(x.data() + at, n, scales[entry], offsets[entry], meta_.levels, codes.data() + at);
-        }
-      }
-    }
-    const bool lane_is_across = (side() == Side::key) != by_channel;  // keys per token, values per channel
-    lanes_.pack(codes.data(), lane_is_across ? along : 1, lane_is_across ? 1 : along, out.data());
-    std::memcpy(out.data() + lanes_.bytes(), packed_meta.data(), packed_meta.size());
-    return Status();
+    return encode_block(parts(), rows, out);
   }
 
   void decode(std::span<const std::byte> in, const BlockContext&, uint32_t first, uint32_t count, float* out) const override {
-    const uint32_t d = shape().head_dim, tokens = shape().tokens;
-    std::vector<float> meta(2 * static_cast<size_t>(meta_.entries));
-    const float* scales = meta.data();
-    const float* offsets = scales + meta_.entries;
-    decode_meta(meta_, in.data() + lanes_.bytes(), meta.data(), meta.data() + meta_.entries);
-    for (uint32_t t = first; t < first + count; ++t) {
-      for (uint32_t c = 0; c < d; ++c) {
-        const uint32_t code = side() == Side::key ? lanes_.get(in.data(), t, c) : lanes_.get(in.data(), c, t);
-        const size_t entry = recipe_.axis == Axis::channel ? static_cast<size_t>(t / recipe_.group) * d + c
-                                                           : static_cast<size_t>(c / recipe_.group) * tokens + t;
-        const float level = recipe_.table != nullptr ? recipe_.table[code] : static_cast<float>(code);
-        *out++ = offsets[entry] + scales[entry] * level;
-      }
-    }
+    decode_block(parts(), in, first, count, out);
   }
 
   void scores(std::span<const std::byte> in, const BlockContext&, const float* queries, uint32_t count, uint32_t rows, float* out,
@@ -177,6 +127,8 @@ class AffineCodec final : public Codec {
     const float* scales;
     const float* offsets;
   };
+
+  BlockParts parts() const { return {recipe_, side(), shape(), lanes_, meta_, packed_, usable_kernels()}; }
 
   const Kernels* usable_kernels() const { return packed_.bits != 0 ? active_kernels() : nullptr; }
 

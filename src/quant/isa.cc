@@ -123,9 +123,41 @@ bool codes_work(const Kernels& k) {
   return true;
 }
 
+// A tile of keys there and back: fitted, coded and packed to the bits of the scalar code, and read as what those bits say.
+bool blocks_work(const Kernels& k) {
+  constexpr uint32_t d = 32, n = 16, levels = 8;
+  float rows[n * d], tile[n * d], scales[n], offsets[n], back[n * d];
+  for (uint32_t i = 0; i < n * d; ++i) rows[i] = static_cast<float>(static_cast<int>(i * 2654435761u >> 20) - 2048) / 97.0f;
+  const Lanes lanes(n, d, 3);
+  PackedSide side = lanes.packed_side();
+  side.group = d, side.across = n;
+  uint16_t codes[n * d];
+  LaneFits fits = {};
+  k.turn_tile(rows, d, d, tile);
+  k.fit_lanes(FitKind::midrise, tile, 16, d, levels, midrise_centre(levels), fits);
+  for (uint32_t t = 0; t < n; ++t) {
+    const GroupFit fit = fit_group(FitKind::midrise, rows + t * d, d, levels);
+    if (fits.lo[t] != fit.lo || fits.hi[t] != fit.hi || fits.scale[t] != fit.scale || fits.step[t] != fit.step) return false;
+    scales[t] = fit.step, offsets[t] = -3.5f * fit.step;
+    code_group(rows + t * d, d, scales[t], offsets[t], levels, codes + t * d);
+  }
+  std::vector<std::byte> fast(lanes.bytes()), plain(lanes.bytes());
+  uint8_t bytes[16 * d];
+  LaneGrids grids;
+  grids.per_lane = true, grids.scales = scales, grids.offsets = offsets;
+  k.encode_tile(side, grids, 0, tile, 16, fast.data(), bytes);
+  lanes.pack(codes, d, 1, plain.data());
+  if (fast != plain) return false;
+  k.decode_rows(side, grids, 0, plain.data(), back, d, bytes);
+  for (uint32_t i = 0; i < n * d; ++i) {
+    if (back[i] != offsets[i / d] + scales[i / d] * static_cast<float>(codes[i])) return false;
+  }
+  return k.within(rows, n * d, 22.0f) && !k.within(rows, n * d, 20.0f);
+}
+
 }  // namespace
 
-bool kernels_work(const Kernels& kernels) { return rows_work(kernels) && codes_work(kernels); }
+bool kernels_work(const Kernels& kernels) { return rows_work(kernels) && codes_work(kernels) && blocks_work(kernels); }
 
 const Kernels* active_kernels() { return active().load(std::memory_order_relaxed); }
 

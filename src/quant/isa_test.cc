@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -76,6 +77,9 @@ TEST_P(IsaKernels, AWrongKernelIsFoundOut) {
   broken.scores_by_token = [](const PackedSide&, const std::byte*, const float*, const float*, const int8_t*, const RoundedRow*, uint32_t,
                               uint32_t rows, float* out, size_t, const KernelScratch&) { std::fill(out, out + rows, 0.0f); };
   EXPECT_FALSE(kernels_work(broken));
+  broken = *kernels;
+  broken.turn_tile = [](const float*, size_t, uint32_t n, float* tile) { std::fill(tile, tile + 16 * n, 0.0f); };
+  EXPECT_FALSE(kernels_work(broken));
 }
 
 TEST_P(IsaKernels, ExpIsRightToSevenDigits) {
@@ -113,31 +117,123 @@ TEST_P(IsaKernels, RotationGivesTheBitsOfPlainCode) {
   }
 }
 
+// Rows that are hard on a fit: what random rows hold nothing of.
+std::vector<std::vector<float>> hard_rows(const BlockShape& shape, std::mt19937& rng) {
+  const size_t n = static_cast<size_t>(shape.tokens) * shape.head_dim;
+  std::normal_distribution<float> normal;
+  std::student_t_distribution<float> student(2.0f);
+  std::vector<std::vector<float>> all(7, std::vector<float>(n));
+  for (size_t i = 0; i < n; ++i) {
+    const uint32_t t = static_cast<uint32_t>(i / shape.head_dim), c = static_cast<uint32_t>(i % shape.head_dim);
+    all[0][i] = normal(rng);
+    all[1][i] = std::clamp(student(rng), -6e4f, 6e4f) * std::exp2(static_cast<float>(c % 7)) / 64.0f + static_cast<float>(c % 3);
+    all[2][i] = i % 2 ? 0.0f : -0.0f;                                             // whose zero it is must not show
+    all[3][i] = t % 5 == 0 ? -0.0f : c % 4 == 0 ? 1.5f : -static_cast<float>(t);  // constant rows and channels, ties on every grid
+    all[4][i] = normal(rng) * 1e-28f * std::exp2(static_cast<float>(t % 16));     // around the smallest group there is
+    all[5][i] = normal(rng) * 1e25f;                                              // squares past float
+    all[6][i] = (i * 2654435761u >> 13) % 251 == 0 ? 400.0f : static_cast<float>(static_cast<int>(i % 9) - 4) * 0.25f;
+  }
+  return all;
+}
+
+// Also decoded by parts, because eviction leaves runs of rows that start and end anywhere.
+void expect_same_block(std::string_view isa, const Codec& codec, const std::vector<float>& rows, const std::string& what) {
+  const BlockShape shape = codec.shape();
+  const uint32_t part = shape.tokens / 3, rest = shape.tokens - part;
+  std::vector<std::byte> fast(codec.bytes()), plain = fast;
+  std::vector<float> fast_rows(rows.size()), plain_rows(rows.size()), parts(rows.size());
+  const Status fast_status = codec.encode(rows.data(), {}, fast);
+  set_active_isa("scalar");
+  const Status plain_status = codec.encode(rows.data(), {}, plain);
+  codec.decode(plain, {}, 0, shape.tokens, plain_rows.data());
+  set_active_isa(isa);
+  ASSERT_EQ(fast_status.message(), plain_status.message()) << what;
+  ASSERT_EQ(fast, plain) << what;
+  if (!plain_status.ok()) return;
+  codec.decode(fast, {}, 0, shape.tokens, fast_rows.data());
+  codec.decode(fast, {}, 0, part, parts.data());
+  codec.decode(fast, {}, part, rest, parts.data() + static_cast<size_t>(part) * shape.head_dim);
+  ASSERT_EQ(std::memcmp(fast_rows.data(), plain_rows.data(), rows.size() * sizeof(float)), 0) << what;
+  ASSERT_EQ(std::memcmp(parts.data(), plain_rows.data(), rows.size() * sizeof(float)), 0) << what << ", by parts";
+}
+
 TEST_P(IsaKernels, BlocksAndDecodedRowsAreTheSameBits) {
-  for (const CodecRow& row : codec_rows()) {
-    for (int bits = row.min_bits; bits <= row.max_bits; ++bits) {
-      CodecSpec spec;
-      spec.id = row.id, spec.bits = static_cast<uint8_t>(bits);
-      for (const uint16_t flags : {0, 2, 4, 8, 16}) {
-        if ((flags & ~row.allowed_flags) != 0) continue;
-        spec.flags = flags;
-        for (const Side side : {Side::key, Side::value}) {
-          const BlockShape shape{64, 96};
-          auto codec = make_codec(spec, side, shape);
-          ASSERT_TRUE(codec.ok()) << codec.status().message();
-          const std::vector<float> rows = normals(64 * 96);
-          std::vector<std::byte> fast((*codec)->bytes()), plain = fast;
-          std::vector<float> fast_rows(rows.size()), plain_rows(rows.size());
-          ASSERT_TRUE((*codec)->encode(rows.data(), {}, fast).ok());
-          (*codec)->decode(fast, {}, 0, 64, fast_rows.data());
-          set_active_isa("scalar");
-          ASSERT_TRUE((*codec)->encode(rows.data(), {}, plain).ok());
-          (*codec)->decode(plain, {}, 0, 64, plain_rows.data());
-          set_active_isa(GetParam());
-          ASSERT_EQ(fast, plain) << to_string(spec);
-          ASSERT_EQ(fast_rows, plain_rows) << to_string(spec);
+  SCOPED_TRACE(testing::Message() << "seed " << kSeed);
+  for (const BlockShape shape : {BlockShape{64, 96}, BlockShape{128, 128}, BlockShape{48, 80}, BlockShape{16, 256}}) {
+    const std::vector<std::vector<float>> cases = hard_rows(shape, rng);
+    for (const CodecRow& row : codec_rows()) {
+      for (int bits = row.min_bits; bits <= std::min<int>(row.max_bits, kMaxCodeBits + 1); ++bits) {
+        for (const uint16_t flags : {0, 1, 2, 4, 8, 10, 16, 17}) {
+          for (const uint16_t group : {0, 32}) {
+            if ((flags & ~row.allowed_flags) != 0 || (group != 0 && !row.takes_group)) continue;
+            if (shape.tokens == 128 && (flags & (1 | 16)) != 0) continue;  // the wrappers are tried on the small shapes
+            CodecSpec spec;
+            spec.id = row.id, spec.bits = static_cast<uint8_t>(bits), spec.flags = flags, spec.group = group;
+            for (const Side side : {Side::key, Side::value}) {
+              auto codec = make_codec(spec, side, shape);
+              ASSERT_TRUE(codec.ok()) << codec.status().message();
+              for (size_t k = 0; k < cases.size(); ++k) {
+                const std::string what = to_string(spec) + (side == Side::key ? " keys " : " values ") + std::to_string(shape.tokens) + "x" +
+                                         std::to_string(shape.head_dim) + " case " + std::to_string(k);
+                expect_same_block(GetParam(), **codec, cases[k], what);
+                if (HasFatalFailure()) return;
+              }
+            }
+          }
         }
       }
+    }
+  }
+}
+
+TEST_P(IsaKernels, RowsTheyRefuseAreRefusedInTheSameWords) {
+  const BlockShape shape{32, 64};
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity(), 1.1e30f, 65520.0f, -1e30f}) {
+    for (const char* name : {"fp16", "bf16", "int8", "kivi2-g32", "kivi4+s8", "asym4", "turbo3", "rot2", "kivi4+center"}) {
+      auto codec = make_codec(*parse_codec(name), Side::key, shape);
+      ASSERT_TRUE(codec.ok());
+      for (const size_t at : {size_t{0}, size_t{777}, size_t{32 * 64 - 1}}) {
+        std::vector<float> rows = normals(32 * 64);
+        rows[at] = bad;
+        expect_same_block(GetParam(), **codec, rows, std::string(name) + " with " + std::to_string(bad));
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_P(IsaKernels, SixteenBitFloatsAreRoundedAsPlainCodeDoes) {
+  std::vector<float> x;
+  for (uint32_t bits = 0; bits < 0x7F800000u; bits += 0x1FFFu) {
+    for (const uint32_t sign : {0u, 0x80000000u}) x.push_back(std::bit_cast<float>(bits | sign));
+  }
+  for (uint32_t half = 0; half < 0x7C00u; ++half) {  // every half, the middle to the next, and both neighbours of that
+    const uint32_t middle = std::bit_cast<uint32_t>(0.5f * (f16_to_f32(static_cast<uint16_t>(half)) + f16_to_f32(static_cast<uint16_t>(half + 1))));
+    for (const uint32_t bits : {middle - 1, middle, middle + 1}) {
+      if (half < 0x7BFFu) x.push_back(std::bit_cast<float>(bits));
+    }
+  }
+  for (const float edge : {65504.0f, 65519.996f, 65520.0f, 1e38f}) x.push_back(edge);
+  while (x.size() % 16) x.push_back(-0.0f);
+  const auto n = static_cast<uint32_t>(x.size());
+  std::vector<uint16_t> out(n);
+  for (const bool bf16 : {false, true}) {
+    kernels->narrow(x.data(), bf16, n, out.data());
+    for (uint32_t i = 0; i < n; ++i) ASSERT_EQ(out[i], bf16 ? f32_to_bf16(x[i]) : f32_to_f16(x[i])) << x[i];
+  }
+}
+
+TEST_P(IsaKernels, WithinFindsWhatIsNotInRangeAnywhere) {
+  std::vector<float> x = normals(64);
+  EXPECT_TRUE(kernels->within(x.data(), 64, 10.0f));
+  for (size_t i = 0; i < x.size(); ++i) {
+    for (const float bad : {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::quiet_NaN(),
+                            std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(), 10.00001f, -11.0f}) {
+      std::vector<float> y = x;
+      y[i] = bad;
+      EXPECT_FALSE(kernels->within(y.data(), 64, 10.0f)) << bad << " at " << i;
+      y[i] = -10.0f;
+      EXPECT_TRUE(kernels->within(y.data(), 64, 10.0f));
     }
   }
 }

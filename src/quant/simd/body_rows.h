@@ -2,6 +2,7 @@
 #pragma once
 
 #include "quant/simd/body.h"
+#include "quant/simd/body_encode.h"
 
 namespace tierkv::quant {
 namespace {
@@ -240,32 +241,11 @@ float dot(const float* a, const float* b, uint32_t n) {
   return sum(total);
 }
 
-// --- rotation
-
-void walsh_hadamard(float* x, uint32_t n) {
-  for (uint32_t i = 0; i < n; i += kLanes) {
-    F v = load(x + i);
-    v = butterfly<1>(v);
-    v = butterfly<2>(v);
-    if constexpr (kLanes > 4) v = butterfly<4>(v);
-    if constexpr (kLanes > 8) v = butterfly<8>(v);
-    store(x + i, v);
-  }
-  for (uint32_t half = kLanes; half < n; half *= 2) {
-    for (uint32_t base = 0; base < n; base += 2 * half) {
-      for (uint32_t i = base; i < base + half; i += kLanes) {
-        const F a = load(x + i), b = load(x + i + half);
-        store(x + i, add(a, b));
-        store(x + i + half, sub(a, b));
-      }
-    }
-  }
-}
-
 constexpr Kernels make_kernels(const char* isa) {
   return {isa,          round_queries,   scores_by_token, scores_by_channel, accumulate, half_scores, half_accumulate, widen,
           lookup_bytes, affine_bytes,    lookup_nibbles,    largest,    exp_sum,     scale,           dot,
-          walsh_hadamard};
+          fit_lanes,    turn_tile,       encode_tile,       decode_columns, decode_rows, rotate_rows,     column_sums,
+          add_row,      within,          narrow};
 }
 
 }  // namespace
