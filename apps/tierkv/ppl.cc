@@ -1,6 +1,6 @@
 // ppl.cc — `tierkv ppl`: how much a cache setting costs in quality, over the same text for all of them.
 //
-// Every window is fed through the caches in chunks of --chunk tokens, all settings in lockstep: FP16 first, whose logits of the chunk are
+// Every window is fed through the caches in chunks of --chunk tokens, all settings in lockstep: the reference first, whose logits of the chunk are
 // kept until every other setting has been compared with them. So memory is one chunk's logits, however long the text.
 #include <chrono>
 #include <cmath>
@@ -21,16 +21,18 @@ constexpr const char* kFooter =
     "  tierkv ppl --kv balanced --kv compact --stock q8_0,q4_0\n"
     "  tierkv ppl --ctx 8192 --tokens 32768 --kv archive=kivi2-g64 --json ppl.json\n"
     "  tierkv ppl -f book.txt --kv \"max_seq_len=2048,evict=h2o\"\n"
+    "  tierkv ppl --reference stock --kv fp16 --stock f16-noflash       parity: is our FP16 as near to libllama as it is to itself?\n"
     "\n"
-    "FP16 is always run as the reference. Delta is the difference of the perplexities, with its paired standard error: both saw the\n"
-    "same tokens, and blocks of up to 256 consecutive tokens are the sample. KLD is the mean Kullback-Leibler divergence from FP16's\n"
-    "predictions, in nats. Bits are resident bytes, everything counted: of the coldest tier that holds tokens, and in all, over what\n"
+    "The reference is our FP16 cache, or libllama's own f16 cache. Delta is the difference of the perplexities, with its paired standard error: both saw the\n"
+    "same tokens, and blocks of up to 256 consecutive tokens are the sample. KLD is the mean Kullback-Leibler divergence from the\n"
+    "reference's predictions, in nats. Bits are resident bytes, everything counted: of the coldest tier that holds tokens, and in all, over what\n"
     "the whole context would take as FP16 (so what was evicted counts as saved). Stock is libllama's own cache.";
 
 struct Request {
   Options options;
   std::vector<std::string> stock;
   std::string file;
+  std::string reference = "fp16";
   uint32_t ctx = 0, chunk = 32;
   uint64_t tokens = 16384;
   int64_t skip = -1;
@@ -172,6 +174,7 @@ json setting_json(const Setting& setting, const Request& request, Engine& engine
                 {"model", engine.name()},
                 {"kv", setting.spec.kv},
                 {"stock", setting.spec.stock},
+                {"reference", request.reference},
                 {"ppl", result.ppl},
                 {"ppl_se", result.ppl_se},
                 {"delta", result.delta},
@@ -230,7 +233,10 @@ int run(Request& request) {
   Options& options = request.options;
   settle(options);
   if (options.kv.empty()) options.kv = {"balanced"};
-  const std::vector<SettingSpec> specs = settle_settings({{"fp16", false}}, options.kv, request.stock);
+  const bool from_stock = request.reference == "stock";
+  const std::vector<SettingSpec> specs =
+      settle_settings(from_stock ? std::vector<SettingSpec>{{"f16", true}, {"fp16", false}} : std::vector<SettingSpec>{{"fp16", false}}, options.kv,
+                      request.stock);
   const std::string text = evaluation_text(request.file);
   Engine engine(options);
   (void)engine.shape();  // refuses what the cache does not serve, and settles the context
@@ -246,7 +252,7 @@ int run(Request& request) {
   Run(plan, request, settings).all();
 
   json values = json::array();
-  const uint64_t fp16_bytes = settings.front().memory.fp16_bytes;
+  const uint64_t fp16_bytes = settings[from_stock ? 1 : 0].memory.fp16_bytes;
   for (const Setting& setting : settings) values.push_back(setting_json(setting, request, engine, plan, fp16_bytes));
   if (options.text()) print(settings, values, engine, plan, request);
   emit_json(options, values);
@@ -264,6 +270,9 @@ void add_ppl(CLI::App& app, Action& action) {
   command->add_option("-n,--tokens", request->tokens, "tokens of the text to use, 0: all of them")->check(CLI::Range(0u, 1u << 30))->capture_default_str();
   command->add_option("--skip", request->skip, "first tokens of a window that are not scored (default: 512, at most a quarter of --ctx)")
       ->check(CLI::Range(0u, 1u << 24));
+  command->add_option("--reference", request->reference, "what others are compared with: our fp16, or libllama's own f16 (stock)")
+      ->check(CLI::IsMember({"fp16", "stock"}))
+      ->capture_default_str();
   add_stock_option(*command, request->stock, "none");
   add_model_option(*command, request->options);
   add_kv_option(*command, request->options, "balanced");
