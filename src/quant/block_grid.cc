@@ -14,7 +14,7 @@ bool by_channel(const BlockParts& parts) { return parts.recipe.axis == Axis::cha
 uint32_t along(const BlockParts& parts) { return by_channel(parts) ? parts.shape.tokens : parts.shape.head_dim; }
 uint32_t across(const BlockParts& parts) { return by_channel(parts) ? parts.shape.head_dim : parts.shape.tokens; }
 
-// --- with kernels: groups and codes sixteen at a time, from rows where neighbours are channels, from turned tiles where they are tokens
+// --- with kernels, sixteen groups or codes at a time: rows where neighbours are channels, turned tiles where they are tokens
 
 void fit_with_kernels(const BlockParts& parts, const float* rows, const float* turned, GroupFit* fits) {
   const uint32_t d = parts.shape.head_dim, n = along(parts), group = parts.recipe.group;
@@ -24,8 +24,8 @@ void fit_with_kernels(const BlockParts& parts, const float* rows, const float* t
     for (uint32_t a = 0; a < across(parts); a += kTileLanes) {
       const float* x = by_channel(parts) ? rows + static_cast<size_t>(from) * d + a
                                          : turned + static_cast<size_t>(a) * d + static_cast<size_t>(from) * kTileLanes;
-      parts.kernels->fit_lanes(parts.recipe.fit, x, by_channel(parts) ? d : kTileLanes, std::min(group, n - from), parts.meta.levels, centre,
-                               lanes);
+      parts.kernels->fit_lanes(parts.recipe.fit, x, by_channel(parts) ? d : kTileLanes, std::min(group, n - from), parts.meta.levels,
+                               centre, lanes);
       for (uint32_t l = 0; l < kTileLanes; ++l, ++fits) {
         *fits = {lanes.lo[l], lanes.hi[l], lanes.scale[l], 0.0f, lanes.step[l]};
         finish_fit(parts.recipe.fit, parts.meta.levels, *fits);
@@ -70,7 +70,8 @@ void decode_with_kernels(const BlockParts& parts, LaneGrids grids, const std::by
   uint8_t* bytes = at_least(scratch.bytes, static_cast<size_t>(parts.packed.depth) * kTileLanes);
   if (parts.side == Side::value) {
     for (uint32_t tile = 0; tile < parts.lanes.tiles(); ++tile) {
-      parts.kernels->decode_columns(parts.packed, grids, tile, codes, first, count, out + static_cast<size_t>(tile) * kTileLanes, d, bytes);
+      float* column = out + static_cast<size_t>(tile) * kTileLanes;
+      parts.kernels->decode_columns(parts.packed, grids, tile, codes, first, count, column, d, bytes);
     }
     return;
   }
@@ -109,7 +110,8 @@ void for_each_group(const BlockParts& parts, Fn&& fn) {
   }
 }
 
-void code_plainly(const BlockParts& parts, const float* x, const float* scales, const float* offsets, BlockScratch& scratch, std::byte* out) {
+void code_plainly(const BlockParts& parts, const float* x, const float* scales, const float* offsets, BlockScratch& scratch,
+                  std::byte* out) {
   uint16_t* codes = at_least(scratch.codes, static_cast<size_t>(parts.shape.tokens) * parts.shape.head_dim);
   for_each_group(parts, [&](uint32_t entry, size_t at, uint32_t n) {
     if (parts.recipe.table != nullptr) {
@@ -122,8 +124,8 @@ void code_plainly(const BlockParts& parts, const float* x, const float* scales, 
   parts.lanes.pack(codes, lane_is_across ? along(parts) : 1, lane_is_across ? 1 : along(parts), out);
 }
 
-void decode_plainly(const BlockParts& parts, const float* scales, const float* offsets, const std::byte* codes, uint32_t first, uint32_t count,
-                    float* out) {
+void decode_plainly(const BlockParts& parts, const float* scales, const float* offsets, const std::byte* codes, uint32_t first,
+                    uint32_t count, float* out) {
   const uint32_t d = parts.shape.head_dim, tokens = parts.shape.tokens, group = parts.recipe.group;
   for (uint32_t t = first; t < first + count; ++t) {
     for (uint32_t c = 0; c < d; ++c) {
@@ -150,7 +152,9 @@ Status encode_block(const BlockParts& parts, const float* rows, std::span<std::b
     fit_with_kernels(parts, rows, x, fits);
   } else {
     gather_groups(parts, rows, x);
-    for_each_group(parts, [&](uint32_t entry, size_t at, uint32_t n) { fits[entry] = fit_group(parts.recipe.fit, x + at, n, parts.meta.levels); });
+    for_each_group(parts, [&](uint32_t entry, size_t at, uint32_t n) {
+      fits[entry] = fit_group(parts.recipe.fit, x + at, n, parts.meta.levels);
+    });
   }
   // Beside the block until it is known to be good: a block that is refused is left as it was.
   const size_t meta_size = meta_bytes(parts.meta);

@@ -52,7 +52,8 @@ inline float midrise_code(float u, float outer) { return round_small(std::min(u,
 
 // Four steps side by side, from the first to the last.
 void try_midrise(const float* x, uint32_t n, float down, float outer, const float* steps, float& least, float& best) {
-  const Float4 step = load4<Float4>(steps), inverse = splat4(1.0f) / step, last = splat4(outer), half = splat4(0.5f), magic = splat4(kMagic);
+  const Float4 step = load4<Float4>(steps), inverse = splat4(1.0f) / step, last = splat4(outer), half = splat4(0.5f);
+  const Float4 magic = splat4(kMagic);
   Float4 sums = splat4(0.0f);
   for (uint32_t i = 0; i < n; ++i) {
     const Float4 u = splat4(std::fabs(x[i] * down)) * inverse - half;
@@ -95,7 +96,8 @@ struct ClipSearch {
 };
 
 void try_clip(const float* x, uint32_t n, const float* parts, ClipSearch& s) {
-  const Float4 reach = load4<Float4>(parts) * splat4(s.half), middle = splat4(s.middle), top = splat4(s.top), magic = splat4(kMagic);
+  const Float4 reach = load4<Float4>(parts) * splat4(s.half), middle = splat4(s.middle), top = splat4(s.top);
+  const Float4 magic = splat4(kMagic);
   const Float4 low = middle - reach, step = (middle + reach - low) / top, inverse = splat4(1.0f) / step, zero = splat4(0.0f);
   Float4 sums = zero;
   for (uint32_t i = 0; i < n; ++i) {

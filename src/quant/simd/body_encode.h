@@ -1,7 +1,7 @@
 // body_encode.h — kernels that make and read back whole blocks. See body.h.
 //
-// Every result has the bits of the scalar code (grid.cc, lanes.cc, frame.cc): groups lie one a lane, so that the sums of a group run in its
-// own order whatever the width of a register, and nothing here is fused.
+// Every result has the bits of the scalar code (grid.cc, lanes.cc, frame.cc): groups lie one a lane, so that the sums of a group run
+// in its own order whatever the width of a register, and nothing that rounds is fused.
 #pragma once
 
 #include "quant/grid_search.h"
@@ -69,8 +69,8 @@ TIERKV_INLINE void try_midrise(const float* x, size_t stride, uint32_t n, F down
   }
 }
 
-TIERKV_INLINE void lane_midrise(const float* x, size_t stride, uint32_t n, uint32_t levels, float centre, const Range& range, float* scale,
-                                float* step) {
+TIERKV_INLINE void lane_midrise(const float* x, size_t stride, uint32_t n, uint32_t levels, float centre, const Range& range,
+                                float* scale, float* step) {
   const Unit unit = lane_unit(range);
   const F squares = lane_squares(x, stride, n, unit.down);
   const F middle = mul(sqrt(div(squares, splat(static_cast<float>(n)))), splat(centre));
@@ -189,7 +189,8 @@ TIERKV_INLINE I table_code(F v, F scale, const float* middles, uint32_t count) {
 
 // Codes as bytes, four positions a word, in the layout of an 8-bit plane.
 template <bool kPerLane>
-TIERKV_INLINE void code_bytes(const PackedSide& side, const LaneGrids& grids, uint32_t lane, const float* x, size_t stride, uint8_t* bytes) {
+TIERKV_INLINE void code_bytes(const PackedSide& side, const LaneGrids& grids, uint32_t lane, const float* x, size_t stride,
+                              uint8_t* bytes) {
   const uint32_t levels = 1u << side.bits;
   const F top = splat(static_cast<float>(levels - 1));
   F scale = splat(0.0f), offset = scale;
@@ -219,7 +220,8 @@ TIERKV_INLINE void pack_plane(const uint8_t* bytes, uint32_t depth, uint32_t chu
     for (uint32_t part = 0; part < kTileRow; part += kLanes * 4) {
       const auto field = [&](uint32_t f) __attribute__((always_inline)) {
         const uint32_t word = j * kFields + f;  // of four positions
-        return word * 4 < depth ? bit_and(right_by(load_words(bytes + static_cast<size_t>(word) * kTileRow + part), shift), mask) : zero_words();
+        if (word * 4 >= depth) return zero_words();
+        return bit_and(right_by(load_words(bytes + static_cast<size_t>(word) * kTileRow + part), shift), mask);
       };
       I packed = field(0);
       if constexpr (kFields > 1) packed = bit_or(packed, left<P % 8>(field(1)));
@@ -233,7 +235,8 @@ TIERKV_INLINE void pack_plane(const uint8_t* bytes, uint32_t depth, uint32_t chu
   }
 }
 
-void encode_tile(const PackedSide& side, const LaneGrids& grids, uint32_t tile, const float* x, size_t stride, std::byte* out, uint8_t* bytes) {
+void encode_tile(const PackedSide& side, const LaneGrids& grids, uint32_t tile, const float* x, size_t stride, std::byte* out,
+                 uint8_t* bytes) {
   for (uint32_t l = 0; l < kTile; l += kLanes) {
     if (grids.per_lane) code_bytes<true>(side, grids, tile * kTile + l, x + l, stride, bytes + static_cast<size_t>(l) * 4);
     else code_bytes<false>(side, grids, tile * kTile + l, x + l, stride, bytes + static_cast<size_t>(l) * 4);
@@ -267,8 +270,8 @@ TIERKV_INLINE F value_of(I word, const Table16& table, F scale, F offset) {
 }
 
 template <bool kTable>
-TIERKV_INLINE void decode_columns(const PackedSide& side, const LaneGrids& grids, uint32_t tile, uint32_t first, uint32_t count, float* out,
-                                  size_t stride, const uint8_t* bytes, const Table16& table) {
+TIERKV_INLINE void decode_columns(const PackedSide& side, const LaneGrids& grids, uint32_t tile, uint32_t first, uint32_t count,
+                                  float* out, size_t stride, const uint8_t* bytes, const Table16& table) {
   const uint32_t end = first + count;
   for (uint32_t p = first / 4 * 4; p < end; p += 4) {
     for (uint32_t l = 0; l < kTile; l += kLanes) {
@@ -289,8 +292,8 @@ TIERKV_INLINE void decode_columns(const PackedSide& side, const LaneGrids& grids
 
 constexpr float kNoTable[16] = {};
 
-void decode_columns(const PackedSide& side, const LaneGrids& grids, uint32_t tile, const std::byte* codes, uint32_t first, uint32_t count,
-                    float* out, size_t stride, uint8_t* bytes) {
+void decode_columns(const PackedSide& side, const LaneGrids& grids, uint32_t tile, const std::byte* codes, uint32_t first,
+                    uint32_t count, float* out, size_t stride, uint8_t* bytes) {
   unpack_codes(side, tile, codes, first + count, bytes);
   const Table16 table(grids.table ? grids.table : kNoTable);
   if (grids.table) decode_columns<true>(side, grids, tile, first, count, out, stride, bytes, table);
@@ -298,8 +301,8 @@ void decode_columns(const PackedSide& side, const LaneGrids& grids, uint32_t til
 }
 
 template <bool kTable, bool kPerLane>
-TIERKV_INLINE void decode_rows(const PackedSide& side, const LaneGrids& grids, uint32_t tile, float* out, size_t stride, const uint8_t* bytes,
-                               const Table16& table) {
+TIERKV_INLINE void decode_rows(const PackedSide& side, const LaneGrids& grids, uint32_t tile, float* out, size_t stride,
+                               const uint8_t* bytes, const Table16& table) {
   for (uint32_t l = 0; l < kTile; l += kLanes) {
     const uint32_t lane = tile * kTile + l;
     F scale = splat(0.0f), offset = scale;
@@ -308,8 +311,12 @@ TIERKV_INLINE void decode_rows(const PackedSide& side, const LaneGrids& grids, u
         scale = grid_at(side, grids, grids.scales, lane, p);
         offset = grid_at(side, grids, grids.offsets, lane, p);
       }
-      const auto s = [&](uint32_t at) __attribute__((always_inline)) { return kPerLane ? scale : grid_at(side, grids, grids.scales, lane, at); };
-      const auto z = [&](uint32_t at) __attribute__((always_inline)) { return kPerLane ? offset : grid_at(side, grids, grids.offsets, lane, at); };
+      const auto s = [&](uint32_t at) __attribute__((always_inline)) {
+        return kPerLane ? scale : grid_at(side, grids, grids.scales, lane, at);
+      };
+      const auto z = [&](uint32_t at) __attribute__((always_inline)) {
+        return kPerLane ? offset : grid_at(side, grids, grids.offsets, lane, at);
+      };
       F v[kLanes];
       for (uint32_t k = 0; k < kLanes; k += 4) {
         const I word = load_words(bytes + static_cast<size_t>(p + k) * kTile + l * 4);
