@@ -11,6 +11,7 @@
 
 #include "base/f16.h"
 #include "quant/frame.h"
+#include "quant/lanes.h"
 #include "quant/registry.h"
 
 namespace tierkv::quant {
@@ -129,6 +130,33 @@ TEST_P(IsaKernels, BlocksAndDecodedRowsAreTheSameBits) {
           set_active_isa(GetParam());
           ASSERT_EQ(fast, plain) << to_string(spec);
           ASSERT_EQ(fast_rows, plain_rows) << to_string(spec);
+        }
+      }
+    }
+  }
+}
+
+// The largest codes with the largest factors, over the longest rows: narrow sums must be widened in time.
+TEST_P(IsaKernels, SumsOfTheLargestProductsDoNotOverflow) {
+  constexpr uint32_t d = 256, n = 16;
+  for (const uint32_t bits : {1u, 2u, 3u, 4u, 5u, 8u}) {
+    const Lanes lanes(n, d, bits);
+    const uint32_t largest = (1u << bits) - 1u;
+    const std::vector<uint16_t> codes(n * d, static_cast<uint16_t>(largest));
+    std::vector<std::byte> packed(lanes.bytes());
+    lanes.pack(codes.data(), d, 1, packed.data());
+    for (const uint32_t planes : {1u, 2u}) {
+      for (const uint32_t count : {1u, 2u, 3u, 4u, 7u, 9u}) {  // few rows meet packed codes, many unpacked bytes
+        PackedSide side = lanes.packed_side();
+        side.group = d, side.across = n, side.factor_planes = planes;
+        std::vector<int8_t> bytes(kernel_bytes(d, count));
+        std::vector<float> floats(kernel_floats(d, count, 1)), scales(n, 1.0f), offsets(n, 0.0f), q(count * d), out(count * n);
+        for (uint32_t i = 0; i < count; ++i) std::fill_n(q.begin() + i * d, d, i % 2 ? 1.0f : -1.0f);
+        kernels->scores_by_token(side, packed.data(), scales.data(), offsets.data(), q.data(), count, n, out.data(), n,
+                                 {bytes.data(), floats.data()});
+        for (uint32_t i = 0; i < count; ++i) {
+          const double want = (i % 2 ? 1.0 : -1.0) * d * largest;
+          for (uint32_t t = 0; t < n; ++t) ASSERT_NEAR(out[i * n + t], want, 1e-5 * std::fabs(want)) << bits << " bits, count " << count;
         }
       }
     }
