@@ -36,12 +36,20 @@ TIERKV_INLINE F mul(F a, F b) { return vmulq_f32(a, b); }
 TIERKV_INLINE F fma(F a, F b, F c) { return vfmaq_f32(c, a, b); }
 TIERKV_INLINE F max(F a, F b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }  // NaN or equal: b, where FMAX would give a NaN or +0
 TIERKV_INLINE F min(F a, F b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
+TIERKV_INLINE F div(F a, F b) { return vdivq_f32(a, b); }
+TIERKV_INLINE F sqrt(F a) { return vsqrtq_f32(a); }
+TIERKV_INLINE F nearest(F a) { return vrndnq_f32(a); }  // half to even
 TIERKV_INLINE F abs(F a) { return vabsq_f32(a); }
 TIERKV_INLINE float sum(F v) { return vaddvq_f32(v); }
+// out[0..3] = the sums of four vectors.
+TIERKV_INLINE void sum_four(F a, F b, F c, F d, float* out) { vst1q_f32(out, vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d))); }
 TIERKV_INLINE float top(F v) { return vmaxnmvq_f32(v); }
 TIERKV_INLINE F keep_above(F v, F x, float limit) {
   return vreinterpretq_f32_u32(vandq_u32(vcgtq_f32(x, vdupq_n_f32(limit)), vreinterpretq_u32_f32(v)));
 }
+
+// a < b ? x : y (a NaN gives y).
+TIERKV_INLINE F pick_less(F a, F b, F x, F y) { return vbslq_f32(vcltq_f32(a, b), x, y); }
 
 TIERKV_INLINE I load_words(const void* p) { return vreinterpretq_s32_u8(vld1q_u8(static_cast<const uint8_t*>(p))); }
 TIERKV_INLINE void store_words(void* p, I v) { vst1q_u8(static_cast<uint8_t*>(p), as_bytes(v)); }
@@ -69,6 +77,9 @@ TIERKV_INLINE F as_floats(I v) { return vreinterpretq_f32_s32(v); }
 TIERKV_INLINE I as_words(F v) { return vreinterpretq_s32_f32(v); }
 TIERKV_INLINE int32_t sum_words(I v) { return vaddvq_s32(v); }
 
+// n + (x > limit ? 1 : 0)
+TIERKV_INLINE I count_above(I n, F x, F limit) { return vsubq_s32(n, vreinterpretq_s32_u32(vcgtq_f32(x, limit))); }
+
 TIERKV_INLINE I load_bytes(const void* p) {
   uint32_t word;
   __builtin_memcpy(&word, p, sizeof word);
@@ -81,6 +92,22 @@ TIERKV_INLINE void store_bytes(void* p, I v) {
 }
 TIERKV_INLINE F load_f16(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
 TIERKV_INLINE F load_bf16(const uint16_t* p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
+
+TIERKV_INLINE void store_f16(uint16_t* p, F v) {  // nearest even, infinity past the range
+  vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(v)));
+}
+TIERKV_INLINE void store_halves(uint16_t* p, I v) { vst1_u16(p, vmovn_u32(as_unsigned(v))); }  // the low sixteen bits of each word
+
+// Lane r of vector c becomes lane c of vector r.
+TIERKV_INLINE void transpose(F (&v)[kLanes]) {
+  const auto pairs = [](F a) { return vreinterpretq_f64_f32(a); };
+  const float64x2_t a = pairs(vtrn1q_f32(v[0], v[1])), b = pairs(vtrn2q_f32(v[0], v[1]));
+  const float64x2_t c = pairs(vtrn1q_f32(v[2], v[3])), d = pairs(vtrn2q_f32(v[2], v[3]));
+  v[0] = vreinterpretq_f32_f64(vtrn1q_f64(a, c));
+  v[1] = vreinterpretq_f32_f64(vtrn1q_f64(b, d));
+  v[2] = vreinterpretq_f32_f64(vtrn2q_f64(a, c));
+  v[3] = vreinterpretq_f32_f64(vtrn2q_f64(b, d));
+}
 
 // table[index] for sixteen floats: a lookup of every byte among the 64 of the table.
 struct Table16 {
