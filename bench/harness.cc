@@ -5,8 +5,10 @@
 #include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <set>
 
 #include "commit.h"
+#include "quant/isa.h"
 
 namespace tierkv::bench {
 namespace {
@@ -81,6 +83,12 @@ Row& Row::timing(const Timing& timing) {
   return number("median_ns", timing.median_ns).number("min_ns", timing.min_ns).number("samples", timing.samples);
 }
 
+Row& Row::attention(uint32_t threads, const Timing& t) {
+  number("threads", threads).text("isa", isa()).number("median_ms", t.median_ns / 1e6).number("min_ms", t.min_ns / 1e6);
+  number("waited", t.waited);
+  return timing(t);
+}
+
 Row& Row::at_least(const std::string& key, double value, double bound) { return bounded(key, value, bound, value >= bound); }
 
 Row& Row::at_most(const std::string& key, double value, double bound) { return bounded(key, value, bound, value <= bound); }
@@ -89,6 +97,10 @@ Row& Row::bounded(const std::string& key, double value, double bound, bool met) 
   limited_ = true;
   met_ = met_ && met;
   return number(key, value).number(key + "_required", bound);
+}
+
+bool Row::has(const std::string& key) const {
+  return std::any_of(fields_.begin(), fields_.end(), [&](const auto& field) { return field.first == key; });
 }
 
 std::string Row::json() const {
@@ -105,7 +117,9 @@ std::string Row::line() const {
   std::string out = name_;
   out.resize(std::max<size_t>(out.size() + 1, 46), ' ');
   for (const auto& [key, value] : fields_) {
-    if (key == "min_ns" || key == "samples") continue;
+    static const std::set<std::string> kJsonOnly = {"min_ns", "min_ms", "samples", "peer_isa", "peer_min_ms", "peer_samples", "peer_waited",
+                                                    "ceiling_gbps", "ceiling_waited", "queries", "error", "peer_error"};
+    if (kJsonOnly.contains(key) || (key == "median_ns" && has("median_ms"))) continue;
     const bool time = key.ends_with("_ns");
     const std::string shown = std::holds_alternative<std::string>(value) ? std::get<std::string>(value)
                               : time                                     ? readable_time(std::get<double>(value))
@@ -115,6 +129,8 @@ std::string Row::line() const {
   if (limited_) out += met_ ? "  (met)" : "  (MISSED)";
   return out;
 }
+
+std::string isa() { return std::string(quant::active_isa()); }
 
 const std::string& hardware() {
   static const std::string name = [] {

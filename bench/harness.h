@@ -19,10 +19,12 @@ struct Timing {
   double median_ns = 0;
   double min_ns = 0;
   int samples = 0;
+  double waited = 0;  // share of its time that work spent ready to run without a core, where it was watched (turns.h)
 };
 
 struct Settings {
   bool quick = false;  // a smoke test: small shapes, hardly any repetition, no limits on times
+  std::function<bool(const std::string&)> wants = [](const std::string&) { return true; };  // for cases of several rows: is this one asked for?
 };
 
 // Calls `work` once to warm up, then until there are enough samples of enough calls; times are per call.
@@ -36,6 +38,8 @@ class Row {
   Row& number(const std::string& key, double value);
   Row& text(const std::string& key, std::string value);
   Row& timing(const Timing& timing);
+  // threads, isa and the timing in milliseconds as well: what rows that compare with a peer have in common.
+  Row& attention(uint32_t threads, const Timing& timing);
   // A figure that must reach a bound: `value` >= `bound`.
   Row& at_least(const std::string& key, double value, double bound);
   // `value` <= `bound`.
@@ -47,6 +51,7 @@ class Row {
   std::string line() const;
 
  private:
+  bool has(const std::string& key) const;
   Row& bounded(const std::string& key, double value, double bound, bool met);
 
   std::string name_;
@@ -60,6 +65,9 @@ using Emit = std::function<void(const Row&)>;
 struct Case {
   std::string name;  // a filter selects by substring
   std::function<Status(const Settings&, const Emit&)> run;
+  // Names of the rows, where a case measures several against each other: the filter selects among these instead.
+  std::vector<std::string> rows = {};
+  bool grid = false;  // of the large grid of make bench-report, not of every run
 };
 
 // One function per file of cases.
@@ -67,12 +75,16 @@ void add_error_cases(std::vector<Case>& cases);
 void add_codec_cases(std::vector<Case>& cases);
 void add_memory_cases(std::vector<Case>& cases);
 void add_append_cases(std::vector<Case>& cases);
-void add_attention_cases(std::vector<Case>& cases);
+void add_peer_cases(std::vector<Case>& cases);
+void add_encode_cases(std::vector<Case>& cases);
 
 // The table of docs/codec_error.md.
 Status print_error_table();
 
 // "AMD EPYC ..." from the operating system, once.
 const std::string& hardware();
+
+// The instruction set that our kernels use in this process.
+std::string isa();
 
 }  // namespace tierkv::bench

@@ -22,6 +22,7 @@ if(TIERKV_LLAMA_SYSTEM)
       message(FATAL_ERROR "The libllama in ${llama_DIR} is too old for tierkv: set TIERKV_LLAMA_SYSTEM=OFF to use the pinned one.")
     endif()
     message(STATUS "tierkv: using the libllama in ${llama_DIR}")
+    set(TIERKV_LLAMA_DIR ${llama_DIR})
   endif()
 endif()
 
@@ -55,6 +56,7 @@ if(NOT llama_FOUND)
   endif()
   file(LOCK ${prefix}.lock RELEASE)
   find_package(llama CONFIG REQUIRED PATHS ${prefix} NO_DEFAULT_PATH)
+  set(TIERKV_LLAMA_DIR ${llama_DIR})
   unset(llama_DIR CACHE)  # so that the next configuration looks again and follows a changed pin
   unset(llama_LIBRARY CACHE)
 endif()
@@ -64,8 +66,21 @@ list(FILTER TIERKV_LLAMA_SOURCES EXCLUDE REGEX "_test\\.cc$")
 add_library(tierkv_llama ${TIERKV_LLAMA_SOURCES})
 add_library(tierkv::llama ALIAS tierkv_llama)
 target_include_directories(tierkv_llama PRIVATE ${PROJECT_SOURCE_DIR}/src)
-target_link_libraries(tierkv_llama PRIVATE tierkv_options PUBLIC tierkv llama)
-set_target_properties(tierkv_llama PROPERTIES POSITION_INDEPENDENT_CODE ON)
+target_link_libraries(tierkv_llama PRIVATE $<BUILD_INTERFACE:tierkv_options> PUBLIC tierkv llama)
+# Installed, a shared one finds tierkv beside it and libllama where the build found it.
+set_target_properties(tierkv_llama PROPERTIES EXPORT_NAME llama VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}
+  POSITION_INDEPENDENT_CODE ON INSTALL_RPATH $ORIGIN INSTALL_RPATH_USE_LINK_PATH ON)
+
+if(TIERKV_INSTALL)
+  # The component `llama` of the package: find_package(tierkv COMPONENTS llama). It must meet the libllama it was built against.
+  install(TARGETS tierkv_llama EXPORT tierkvLlamaTargets
+    ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
+    LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+    RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  install(EXPORT tierkvLlamaTargets NAMESPACE tierkv:: DESTINATION ${TIERKV_CMAKE_DIR})
+  configure_file(${CMAKE_CURRENT_LIST_DIR}/tierkvLlama.cmake.in ${PROJECT_BINARY_DIR}/tierkvLlama.cmake @ONLY)
+  install(FILES ${PROJECT_BINARY_DIR}/tierkvLlama.cmake DESTINATION ${TIERKV_CMAKE_DIR})
+endif()
 
 if(TIERKV_BUILD_TESTS)
   find_package(GTest REQUIRED)

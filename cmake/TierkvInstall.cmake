@@ -1,4 +1,4 @@
-# Install: headers, library, a CMake package (find_package(tierkv)) and a pkg-config file.
+# Install: headers, library, a CMake package (find_package(tierkv)) and a pkg-config file. Llama.cmake adds the component `llama`.
 include(CMakePackageConfigHelpers)
 
 set(TIERKV_CMAKE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/tierkv)

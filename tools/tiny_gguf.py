@@ -4,7 +4,7 @@
     tiny_gguf.py FOLDER [KIND ...]        FOLDER/KIND.gguf for each kind, or for all of them
 
 Kinds that the cache serves: llama, qwen2, qwen3, phi3, gemma2 (logit softcap), gemma3 (sliding window), gpt-oss (sinks, window).
-Kinds that it must refuse: bloom (ALiBi), mamba (recurrent), lfm2 (hybrid), deepseek2 (MLA).
+Kinds that it must refuse: bloom (ALiBi), mamba (recurrent), lfm2 (hybrid), deepseek2 (MLA), odd-head (llama with head_dim 24).
 
 The weights depend on nothing but the kind. The vocabulary is bytes and ASCII words, enough for libllama to tokenize any text.
 Exit code: 0 done, 2 could not.
@@ -151,8 +151,8 @@ class Model:
         return [f"blk.{i}" for i in range(self.layers)]
 
 
-def llama(kind):
-    m = Model(kind)
+def llama(kind="llama", **shape):
+    m = Model(kind, **shape)
     m.attention_keys()
     m.ends()
     for b in m.blocks():
@@ -320,7 +320,7 @@ def deepseek2(kind):
 
 KINDS = {
     "llama": llama, "qwen2": qwen2, "qwen3": qwen3, "phi3": phi3, "gemma2": gemma2, "gemma3": gemma3, "gpt-oss": gpt_oss,
-    "bloom": bloom, "mamba": mamba, "lfm2": lfm2, "deepseek2": deepseek2,
+    "bloom": bloom, "mamba": mamba, "lfm2": lfm2, "deepseek2": deepseek2, "odd-head": lambda _: llama(width=96, head_dim=24),
 }  # fmt: skip
 
 

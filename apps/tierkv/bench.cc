@@ -32,6 +32,7 @@ struct Request {
   std::vector<uint32_t> depths = {0, 1024, 2048, 4096, 8192};
   uint32_t tokens = 64, warm_up = 2, micro_batch = 256;
   std::string file;
+  const CLI::Option* depths_option = nullptr;
 };
 
 struct Setting {
@@ -48,6 +49,7 @@ struct Point {
   double first_token = 0.0;   // until the first token could be chosen
   std::vector<double> steps;  // seconds of a decode step
   uint64_t resident = 0;
+  ProcessMemory process;      // with every setting in it
   bool has_host = false;
   llama::HostTimes host;      // of the decode steps
   std::string path;
@@ -130,6 +132,7 @@ class Bench {
       points[i].prefill = setting.prefill;
       points[i].first_token = setting.prefill;
       points[i].resident = setting.session->kv_bytes();
+      points[i].process = process_memory();
       back.push_back(std::make_unique<Checkpoint>(engine_, *setting.session, Tokens(text_.begin(), text_.begin() + depth)));
     }
     // The fork behind a checkpoint makes the first step copy what both would write to: not a part of decoding.
@@ -187,6 +190,7 @@ json point_json(const Point& point, const Point& reference, const Engine& engine
                 {"p99_ms", 1e3 * quantile(point.steps, 0.99)},
                 {"decode_ratio", reference_p50 / p50},
                 {"resident_bytes", point.resident}};
+  add_process_memory(value, point.process);
   if (point.has_host && point.host.decode > 0) {
     value["path"] = point.path;
     value["host_share"] = point.host.own / point.host.decode;
@@ -225,7 +229,7 @@ void settle_depths(Request& request, const Engine& engine) {
   request.depths.erase(std::unique(request.depths.begin(), request.depths.end()), request.depths.end());
 }
 
-int run(Request& request, bool depths_given) {
+int run(Request& request) {
   Options& options = request.options;
   settle(options);
   if (options.kv.empty()) options.kv = {"fp16", "balanced"};
@@ -233,7 +237,7 @@ int run(Request& request, bool depths_given) {
   std::string source = request.file.empty() ? "" : evaluation_text(request.file);
   Engine engine(options);
   (void)engine.shape();
-  if (!depths_given) std::erase_if(request.depths, [&](uint32_t depth) { return depth > engine.context(); });
+  if (request.depths_option->count() == 0) std::erase_if(request.depths, [&](uint32_t depth) { return depth > engine.context(); });
   settle_depths(request, engine);
 
   const size_t needed = request.depths.back() + request.tokens + request.warm_up;
@@ -262,11 +266,13 @@ int run(Request& request, bool depths_given) {
 }  // namespace
 
 void add_bench(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand("bench", "Prefill and decode speed beside libllama's own cache, at several depths");
-  auto request = std::make_shared<Request>();
-  command->footer(kFooter);
-  CLI::Option* depths = command->add_option("--depths", request->depths, "tokens in the cache when decoding begins (default: 0,1024,2048,4096,8192)")
-                            ->delimiter(',')->type_name("N,...");
+  const auto [command, request] =
+      add_command<Request>(app, action, "bench",
+                           "Prefill and decode speed beside libllama's own cache, at several depths", kFooter, run);
+  request->depths_option =
+      command->add_option("--depths", request->depths, "tokens in the cache when decoding begins (default: 0,1024,2048,4096,8192)")
+          ->delimiter(',')
+          ->type_name("N,...");
   command->add_option("-n,--tokens", request->tokens, "tokens decoded at each depth")->check(CLI::Range(1u, 1u << 20))->capture_default_str();
   command->add_option("-b,--batch", request->micro_batch, "tokens of a prefill step")->check(CLI::Range(1u, 4096u))->capture_default_str();
   command->add_option("-f,--file", request->file, "a text, repeated if it is short (default: generated prose)")->type_name("FILE");
@@ -275,7 +281,6 @@ void add_bench(CLI::App& app, Action& action) {
   add_model_option(*command, request->options);
   add_kv_option(*command, request->options, "fp16 and balanced");
   add_output_options(*command, request->options);
-  command->callback([request, &action, depths] { action = [request, given = depths->count() > 0] { return run(*request, given); }; });
 }
 
 }  // namespace tierkv::cli

@@ -63,7 +63,6 @@ class Chat {
 
   void load(const std::string& path) {
     if (path.empty()) bad_input("/load needs a file");
-    if (!is_session_file(path)) bad_input(path + " is not a tierkv session");
     const SessionFile file = read_session(path);
     auto session = resume(engine_, file, path);
     session_ = std::move(session);
@@ -188,12 +187,7 @@ class Chat {
     pending_.clear();
     GenerateOptions generation;
     generation.tokens = request_.tokens;
-    if (request_.options.text()) {
-      generation.on_text = [](const std::string& piece) {
-        std::fputs(piece.c_str(), stdout);
-        std::fflush(stdout);
-      };
-    }
+    if (request_.options.text()) generation.on_text = stream_text;
     const Generated reply = generate(engine_, *session_, sampler_, generation);
     if (request_.options.text()) std::printf("\n");
     tokens_.insert(tokens_.end(), reply.tokens.begin(), reply.tokens.end());
@@ -242,22 +236,18 @@ int run(Request& request) {
 }  // namespace
 
 void add_chat(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand("chat", "Talk to a model; see its cache, save and load the conversation");
-  auto request = std::make_shared<Request>();
+  const auto [command, request] =
+      add_command<Request>(app, action, "chat", "Talk to a model; see its cache, save and load the conversation", kFooter, run);
   request->sampler.temperature = 0.7f;
-  command->footer(kFooter);
   command->add_option("--system", request->system, "what the model is told first")->type_name("TEXT");
   command->add_option("--load", request->load, "go on with a conversation that /save kept")->type_name("FILE");
   command->add_option("-n,--tokens", request->tokens, "tokens of a reply at most")
       ->check(CLI::Range(1u, 1u << 24))
       ->capture_default_str();
   command->add_option("-c,--ctx", request->ctx, "the context's length (default: the model's)")->type_name("N");
-  add_sampler_options(*command, request->sampler);
-  add_seed_option(*command, request->options);
-  add_model_option(*command, request->options);
-  add_kv_option(*command, request->options, "balanced");
+  add_writing_options(*command, request->options, request->sampler);
+  add_kv_option(*command, request->options, "balanced", /*compares=*/false);
   add_output_options(*command, request->options);
-  command->callback([request, &action] { action = [request] { return run(*request); }; });
 }
 
 }  // namespace tierkv::cli

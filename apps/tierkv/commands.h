@@ -3,6 +3,8 @@
 
 #include <CLI/CLI.hpp>
 #include <functional>
+#include <memory>
+#include <utility>
 
 #include "common.h"
 
@@ -10,6 +12,17 @@ namespace tierkv::cli {
 
 // What the chosen command does; its result is the exit code.
 using Action = std::function<int()>;
+
+// A command whose options fill a request that `run` then takes.
+template <class Request>
+std::pair<CLI::App*, std::shared_ptr<Request>> add_command(CLI::App& app, Action& action, const char* name, const char* about,
+                                                           const char* footer, int (*run)(Request&)) {
+  CLI::App* command = app.add_subcommand(name, about);
+  auto request = std::make_shared<Request>();
+  command->footer(footer);
+  command->callback([request, &action, run] { action = [request, run] { return run(*request); }; });
+  return {command, request};
+}
 
 void add_generate(CLI::App& app, Action& action);
 void add_chat(CLI::App& app, Action& action);

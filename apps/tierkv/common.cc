@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -24,6 +25,7 @@ namespace {
 volatile std::sig_atomic_t interrupts = 0;
 static_assert(std::atomic<bool>::is_always_lock_free);
 std::atomic<bool> flag{false};
+bool json_expected = false;  // on stdout, and not there yet
 
 void on_interrupt(int) {
   if (interrupts != 0) {
@@ -53,6 +55,7 @@ void install_interrupt_handler() {
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
   std::signal(SIGPIPE, SIG_DFL);  // `tierkv ... | head` ends quietly
+  std::signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes is a full disk: an error to report
 }
 
 bool interrupted() { return flag.load(std::memory_order_relaxed); }
@@ -87,13 +90,14 @@ void add_model_option(CLI::App& app, Options& options) {
       ->check(CLI::Range(1, 1024));
 }
 
-void add_kv_option(CLI::App& app, Options& options, const std::string& fallback) {
+void add_kv_option(CLI::App& app, Options& options, const std::string& fallback, bool compares) {
   std::string presets;
   for (const std::string& name : preset_names()) presets += (presets.empty() ? "" : ", ") + name;
   app.add_option("--kv", options.kv,
                  "how keys and values are kept: a preset (" + presets +
                      "), a .toml or .json file, or one line such as "
-                     "hot=64,warm=448,archive=rot2; may be repeated to compare (default: " +
+                     "hot=64,warm=448,archive=rot2" +
+                     (compares ? "; may be repeated to compare" : "") + " (default: " +
                      fallback + ")")
       ->type_name("SPEC")
       ->expected(1)
@@ -107,12 +111,18 @@ void add_seed_option(CLI::App& app, Options& options) {
 
 void settle(Options& options) {
   if (options.threads == 0) options.threads = std::max(1u, std::thread::hardware_concurrency());
-  if (!options.json || options.json_only()) return;
-  // Better now than after an hour of work.
-  const std::filesystem::path file(options.json_file);
+  if (options.json_only()) expect_json_on_stdout();
+  else check_writable(options.json_file);
+}
+
+void check_writable(const std::string& path) {
+  if (path.empty()) return;
+  const std::filesystem::path file(path);
   const std::string folder = file.has_parent_path() ? file.parent_path().string() : ".";
-  if (access(folder.c_str(), W_OK) != 0) bad_input("cannot write " + options.json_file + ": " + std::strerror(errno));
-  if (std::filesystem::is_directory(file)) bad_input("cannot write " + options.json_file + ": it is a folder");
+  std::error_code ignored;
+  if (std::filesystem::is_directory(file, ignored)) bad_input("cannot write " + path + ": it is a folder");
+  if (!std::filesystem::is_directory(folder, ignored)) bad_input("cannot write " + path + ": there is no folder " + folder);
+  if (access(folder.c_str(), W_OK) != 0) bad_input("cannot write " + path + ": " + std::strerror(errno));
 }
 
 void settle_json(Options& options, std::string& positional) {
@@ -131,11 +141,21 @@ void emit_json(const Options& options, const nlohmann::json& value) {
   if (!options.json) return;
   const std::string text = value.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
   if (options.json_only()) {
+    json_expected = false;
     std::fwrite(text.data(), 1, text.size(), stdout);
     std::fflush(stdout);
     return;
   }
   write_file(options.json_file, [&](const Sink& sink) { sink(text.data(), text.size()); });
+}
+
+void expect_json_on_stdout() { json_expected = true; }
+
+void emit_failure(int exit_code, const std::string& sentence) {
+  if (!json_expected) return;
+  Options options;
+  options.json = true;
+  emit_json(options, {{"error", sentence}, {"exit_code", exit_code}});
 }
 
 nlohmann::json memory_json(const MemoryStats& stats, uint32_t head_dim) {
@@ -154,6 +174,26 @@ nlohmann::json memory_json(const MemoryStats& stats, uint32_t head_dim) {
           {"peak_bytes", stats.peak_bytes},
           {"fp16_bytes", stats.fp16_bytes},
           {"compression", stats.compression()}};
+}
+
+ProcessMemory process_memory() {
+  ProcessMemory memory;
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    auto take = [&](const char* key, uint64_t& value) {
+      if (line.rfind(key, 0) == 0) value = 1024 * std::strtoull(line.c_str() + std::strlen(key), nullptr, 10);
+    };
+    take("VmRSS:", memory.rss);
+    take("VmHWM:", memory.peak);
+    take("RssAnon:", memory.anonymous);
+  }
+  return memory;
+}
+
+void add_process_memory(nlohmann::json& value, const ProcessMemory& memory) {
+  value["rss_bytes"] = memory.rss;
+  value["rss_peak_bytes"] = memory.peak;
+  value["rss_anonymous_bytes"] = memory.anonymous;
 }
 
 // --- files

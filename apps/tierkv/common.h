@@ -3,7 +3,8 @@
 // Errors:   a command throws Failure; main() prints its one sentence on stderr and exits with its code. 2 is for what the user can
 //           change (input, files, options), 1 for everything else, 130 for an interruption.
 // Output:   results go to stdout, everything else to stderr. `--json` alone sends JSON to stdout in place of the text;
-//           `--json FILE` writes FILE as well as the text, under its final name only when complete.
+//           `--json FILE` writes FILE as well as the text, under its final name only when complete. Failures too are JSON on stdout
+//           then: {"error": ..., "exit_code": ...}, beside the sentence on stderr.
 // Threads:  interrupted() may be called from any thread; the rest is the main thread's.
 #pragma once
 
@@ -75,18 +76,32 @@ struct Options {
 // Each adds its options to a command. --kv is checked by parse_kv() before a model is loaded.
 void add_output_options(CLI::App& app, Options& options);  // --json --quiet
 void add_model_option(CLI::App& app, Options& options);    // -m --threads
-void add_kv_option(CLI::App& app, Options& options, const std::string& fallback);
+void add_kv_option(CLI::App& app, Options& options, const std::string& fallback, bool compares = true);  // compares: takes several
 void add_seed_option(CLI::App& app, Options& options);
 
 // To be called first: as many threads as the machine has when the user gave no number, and a --json FILE that can be written.
 void settle(Options& options);
+// Refuses a file that cannot be written, before an hour of work rather than after it. Empty: nothing to write.
+void check_writable(const std::string& path);
 // Takes the place of what CLI11 cannot know: in `snapshot inspect --json FILE` the file is the one to look into.
 void settle_json(Options& options, std::string& positional);
 // Refuses a specification that can never work, before time is spent on a model.
 void check_kv(const std::vector<std::string>& specs);
 
 void emit_json(const Options& options, const nlohmann::json& value);
+// What a script that asked for JSON on stdout gets when there is no result: {"error": sentence, "exit_code": code}. Nothing where
+// settle() found that text is wanted there, or when a result has been written.
+void emit_failure(int exit_code, const std::string& sentence);
+void expect_json_on_stdout();  // settle() does it; main() for options that cannot be parsed
 nlohmann::json memory_json(const MemoryStats& stats, uint32_t head_dim);
+
+// What the kernel says this process has in memory: weights (mapped from their file), compute buffers and every session together.
+struct ProcessMemory {
+  uint64_t rss = 0, peak = 0, anonymous = 0;  // anonymous: without mapped files
+};
+ProcessMemory process_memory();
+// Into a result, beside its resident_bytes: rss_bytes, rss_peak_bytes, rss_anonymous_bytes.
+void add_process_memory(nlohmann::json& value, const ProcessMemory& memory);
 
 // --- files
 std::string read_file(const std::string& path);

@@ -249,9 +249,9 @@ int run(Request& request) {
 }  // namespace
 
 void add_demo(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand("demo", "A real model reads a long document with several cache settings, side by side");
-  auto request = std::make_shared<Request>();
-  command->footer(kFooter);
+  const auto [command, request] =
+      add_command<Request>(app, action, "demo",
+                           "A real model reads a long document with several cache settings, side by side", kFooter, run);
   command->add_option("--tokens", request->tokens, "length of the document")
       ->check(CLI::Range(256u, 1u << 24))
       ->capture_default_str();
@@ -264,7 +264,6 @@ void add_demo(CLI::App& app, Action& action) {
   add_model_option(*command, request->options);
   add_kv_option(*command, request->options, "fp16, int8 and balanced");
   add_output_options(*command, request->options);
-  command->callback([request, &action] { action = [request] { return run(*request); }; });
 }
 
 }  // namespace tierkv::cli

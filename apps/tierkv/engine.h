@@ -64,8 +64,8 @@ class Session {
   virtual bool stock() const = 0;
   // Bytes held for keys and values now: everything the cache has mapped, or the whole buffer that libllama allocated.
   virtual uint64_t kv_bytes() const = 0;
-  // Beside them: the small cache that libllama keeps for the micro-batch it is computing. 0 for stock.
-  uint64_t micro_batch_bytes() const { return micro_batch_bytes_; }
+  // Beside them: what libllama's small cache for a micro-batch has in memory. 0 for stock.
+  virtual uint64_t micro_batch_bytes() const { return 0; }
   // Of a tierkv cache; for stock all is in total_bytes and fp16_bytes.
   virtual MemoryStats memory() const = 0;
   virtual AdaptiveKVCache* cache() { return nullptr; }
@@ -86,7 +86,6 @@ class Session {
   std::string name_;
   std::unique_ptr<llama_context, decltype(&llama_free)> context_{nullptr, llama_free};
   uint32_t length_ = 0, limit_ = 0, micro_batch_ = 0, vocabulary_ = 0;
-  uint64_t micro_batch_bytes_ = 0;
 
  private:
   void feed_chunk(std::span<const llama_token> tokens, uint32_t first, Want want, const OnLogits& on_logits);

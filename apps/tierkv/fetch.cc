@@ -132,14 +132,12 @@ int run(Request& request) {
 }  // namespace
 
 void add_fetch(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand("fetch", "Download models and texts by name, checked and cached");
-  auto request = std::make_shared<Request>();
-  command->footer(kFooter);
+  const auto [command, request] =
+      add_command<Request>(app, action, "fetch", "Download models and texts by name, checked and cached", kFooter, run);
   command->add_option("name", request->name, "smollm2, gemma3-270m, wikitext2 or llama.cpp (none: list them)")->type_name("NAME");
   command->add_option("--cache", request->cache, "folder to keep it in")->type_name("FOLDER");
   command->add_flag("--offline", request->offline, "never download: fail if it is not here");
   add_output_options(*command, request->options);
-  command->callback([request, &action] { action = [request] { return run(*request); }; });
 }
 
 }  // namespace tierkv::cli

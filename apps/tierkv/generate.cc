@@ -59,12 +59,7 @@ nlohmann::json run_one(Request& request, Engine& engine, const std::string& kv, 
   GenerateOptions generation;
   generation.tokens = request.tokens;
   generation.ignore_end = request.ignore_end;
-  if (options.text()) {
-    generation.on_text = [](const std::string& text) {
-      std::fputs(text.c_str(), stdout);
-      std::fflush(stdout);
-    };
-  }
+  if (options.text()) generation.on_text = stream_text;
   if (request.tiers) {
     generation.on_token = [&](uint32_t count) {
       if (count % request.tiers_every == 0) show_tiers(engine, *session);
@@ -108,9 +103,8 @@ int run(Request& request) {
 }  // namespace
 
 void add_generate(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand("generate", "Continue a prompt or a file, streaming, with any cache setting");
-  auto request = std::make_shared<Request>();
-  command->footer(kFooter);
+  const auto [command, request] =
+      add_command<Request>(app, action, "generate", "Continue a prompt or a file, streaming, with any cache setting", kFooter, run);
   command->add_option("prompt", request->prompt, "the text to continue")->type_name("TEXT");
   command->add_option("-f,--file", request->file, "read the text from a file (- for stdin); a prompt is put after it")
       ->type_name("FILE");
@@ -125,12 +119,9 @@ void add_generate(CLI::App& app, Action& action) {
       ->capture_default_str();
   command->add_flag("--ignore-end", request->ignore_end, "go on after the model says that it is done");
   command->add_flag("--echo", request->echo, "print the prompt too");
-  add_sampler_options(*command, request->sampler);
-  add_seed_option(*command, request->options);
-  add_model_option(*command, request->options);
+  add_writing_options(*command, request->options, request->sampler);
   add_kv_option(*command, request->options, "balanced");
   add_output_options(*command, request->options);
-  command->callback([request, &action] { action = [request] { return run(*request); }; });
 }
 
 }  // namespace tierkv::cli

@@ -48,6 +48,17 @@ Generated generate(const Engine& engine, Session& session, Sampler& sampler, con
   return result;
 }
 
+void stream_text(const std::string& text) {
+  std::fputs(text.c_str(), stdout);
+  std::fflush(stdout);
+}
+
+void add_writing_options(CLI::App& app, Options& options, SamplerOptions& sampler) {
+  add_sampler_options(app, sampler);
+  add_seed_option(app, options);
+  add_model_option(app, options);
+}
+
 nlohmann::json session_json(Engine& engine, Session& session) {
   const SessionTimes& times = session.times();
   nlohmann::json json = {{"kv", session.name()},
@@ -62,6 +73,7 @@ nlohmann::json session_json(Engine& engine, Session& session) {
                          {"resident_bytes", session.kv_bytes()},
                          {"micro_batch_bytes", session.micro_batch_bytes()},
                          {"memory", memory_json(session.memory(), engine.shape().head_dim)}};
+  add_process_memory(json, process_memory());
   if (llama::Host* host = session.host()) {
     const llama::HostTimes host_times = host->times();
     json["path"] = host->path() == llama::Path::patch ? "patch" : "overwrite";

@@ -28,6 +28,12 @@ struct GenerateOptions {
 // REQUIRES: session.last_logits() are those of the session's last token.
 Generated generate(const Engine& engine, Session& session, Sampler& sampler, const GenerateOptions& options);
 
+// For on_text: to stdout, at once.
+void stream_text(const std::string& text);
+
+// Options of the commands that write: sampler, seed, model.
+void add_writing_options(CLI::App& app, Options& options, SamplerOptions& sampler);
+
 // Speed, memory and path of a session, as every command's JSON has them.
 nlohmann::json session_json(Engine& engine, Session& session);
 // "6,012 tokens read at 180 tokens/s, 64 written at 21 tokens/s, 23.1 MiB of keys and values (6.1x smaller than FP16)"

@@ -67,6 +67,21 @@ class Metadata {
   const gguf_context* file_;
 };
 
+// The header does not tell everything that inspecting the loaded model does.
+std::string why_refused(const GgufFile& file, const Metadata& meta) {
+  const std::string& a = file.architecture;
+  const bool recurrent = meta.has(a + ".ssm.state_size") || meta.has(a + ".shortconv.l_cache");
+  if (file.heads == 0) return "it is recurrent and keeps no keys and values";
+  if (recurrent) return "it is a hybrid of attention and recurrent layers";
+  if (meta.has(a + ".attention.kv_lora_rank")) return "it uses latent attention (MLA), which keeps no plain keys and values";
+  const bool alibi = a == "bloom" || a == "refact" || a == "jais" || meta.has(a + ".attention.max_alibi_bias");
+  if (alibi) return "it uses ALiBi position biases";
+  if (file.head_dim < 32 || file.head_dim > 256 || file.head_dim % 16 != 0) {
+    return "its head_dim is " + std::to_string(file.head_dim) + ", and only multiples of 16 from 32 to 256 are served";
+  }
+  return "";
+}
+
 std::string quoted_reason() { return last_error.empty() ? "" : " (" + last_error + ")"; }
 
 void check_magic(const std::string& path) {
@@ -187,11 +202,7 @@ GgufFile read_gguf(const std::string& path) {
       meta.number(a + ".attention.key_length", result.heads ? meta.number(a + ".embedding_length") / result.heads : 0);
   result.context = meta.number(a + ".context_length");
   result.window = meta.number(a + ".attention.sliding_window");
-  if (meta.has(a + ".attention.kv_lora_rank"))
-    result.refused = "it uses latent attention (MLA), which keeps no plain keys and values";
-  if (meta.has(a + ".ssm.state_size") || meta.has(a + ".shortconv.l_cache") || result.heads == 0) {
-    result.refused = "it has recurrent layers, which keep no keys and values";
-  }
+  result.refused = why_refused(result, meta);
   result.fingerprint = fingerprint_of(path, data, result.file_bytes);
   return result;
 }

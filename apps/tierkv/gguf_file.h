@@ -30,8 +30,8 @@ struct GgufFile {
   uint32_t context = 0;
   uint32_t window = 0;  // sliding window, 0: none
   uint64_t file_bytes = 0;
-  const char* refused = nullptr;  // why the cache does not serve it, as far as the header tells
-  std::string fingerprint;        // 16 hexadecimal digits of the metadata and of samples of the weights
+  std::string refused;      // why the cache does not serve it, as far as the header tells; empty if it may
+  std::string fingerprint;  // 16 hexadecimal digits of the metadata and of samples of the weights
 };
 
 // Reads the metadata, and checks that the file is as long as its tensors need.

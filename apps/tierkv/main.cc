@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <string_view>
 
 #include "commands.h"
 #include "help.h"
@@ -61,11 +62,24 @@ int run(int argc, char** argv) {
       at = at->get_subcommands().front();
       command += " " + at->get_name();
     }
-    std::fprintf(stderr, "tierkv: %s (see %s --help)\n", sentence.c_str(), command.c_str());
-    return kBadInput;
+    sentence += " (see " + command + " --help)";
+    // Without a file after it, --json means stdout.
+    for (int i = 1; i < argc; ++i) {
+      if (std::string_view(argv[i]) == "--json" && (i + 1 == argc || argv[i + 1][0] == '-')) expect_json_on_stdout();
+    }
+    throw Failure(kBadInput, sentence);
   }
   install_interrupt_handler();
-  return action ? action() : kBadInput;
+  const int code = action ? action() : kBadInput;
+  if (code != 0) emit_failure(code, code == kInterrupted ? "interrupted" : "failed: stderr says why");
+  return code;
+}
+
+int fail(int exit_code, const char* sentence) {
+  emit_failure(exit_code, sentence);
+  std::fflush(stdout);
+  std::fprintf(stderr, "tierkv: %s\n", sentence);
+  return exit_code;
 }
 
 }  // namespace
@@ -81,12 +95,8 @@ int main(int argc, char** argv) {
     }
     return code;
   } catch (const Failure& failure) {
-    std::fflush(stdout);
-    std::fprintf(stderr, "tierkv: %s\n", failure.what());
-    return failure.exit_code();
+    return fail(failure.exit_code(), failure.what());
   } catch (const std::exception& problem) {
-    std::fflush(stdout);
-    std::fprintf(stderr, "tierkv: %s\n", problem.what());
-    return kRuntimeError;
+    return fail(kRuntimeError, problem.what());
   }
 }

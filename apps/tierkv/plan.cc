@@ -29,7 +29,8 @@ struct Request {
   uint32_t layers = 0, heads = 0, kv_heads = 0, head_dim = 0, window = 0;
   uint64_t ctx = 0, batch = 1;
   std::string memory;
-  bool document = false, model_given = false;
+  bool document = false;
+  const CLI::Option* model_option = nullptr;
 };
 
 struct Shape {
@@ -49,10 +50,10 @@ uint32_t window_pattern(const std::string& architecture) {
 
 Shape shape_of(const Request& request) {
   Shape shape;
-  if (request.model_given || request.layers == 0) {
+  if (request.model_option->count() > 0 || request.layers == 0) {
     const GgufFile file = read_gguf(find_model(request.options.model));
     shape = {file.name, file.layers, file.heads, file.kv_heads, file.head_dim, file.context, file.window, {}, false};
-    if (file.refused != nullptr)
+    if (!file.refused.empty())
       bad_input(file.path + ": a model of architecture " + file.architecture + " cannot use the cache: " + file.refused);
     const uint32_t pattern = window_pattern(file.architecture);
     shape.windows_unknown = shape.window != 0 && pattern == 0;
@@ -201,12 +202,11 @@ int run(Request& request) {
 }  // namespace
 
 void add_plan(CLI::App& app, Action& action) {
-  CLI::App* command =
-      app.add_subcommand("plan", "What a cache takes for a model, a context and a batch, and how many sequences fit");
-  auto request = std::make_shared<Request>();
-  command->footer(kFooter);
+  const auto [command, request] =
+      add_command<Request>(app, action, "plan",
+                           "What a cache takes for a model, a context and a batch, and how many sequences fit", kFooter, run);
   const auto count = CLI::Range(1u, 1u << 24);
-  CLI::Option* model =
+  request->model_option =
       command->add_option("-m,--model", request->options.model, "take the shape from a GGUF's header (file or known name)")
           ->type_name("MODEL")
           ->capture_default_str();
@@ -222,10 +222,6 @@ void add_plan(CLI::App& app, Action& action) {
   command->add_flag("--adr004", request->document, "reproduce the tables of document 000 (ADR-004) with correct arithmetic");
   add_kv_option(*command, request->options, "several presets");
   add_output_options(*command, request->options);
-  command->callback([request, &action, model] {
-    request->model_given = model->count() > 0;
-    action = [request] { return run(*request); };
-  });
 }
 
 }  // namespace tierkv::cli

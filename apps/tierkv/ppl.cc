@@ -44,6 +44,7 @@ struct Setting {
   // At the end of the longest window.
   MemoryStats memory;
   uint64_t resident = 0;
+  ProcessMemory process;  // with every setting in it
 };
 
 struct Plan {
@@ -96,6 +97,7 @@ class Run {
       for (Setting& setting : settings_) {
         setting.memory = setting.session->memory();
         setting.resident = setting.session->kv_bytes();
+        setting.process = process_memory();
       }
     }
     progress_.finish();
@@ -189,6 +191,7 @@ json setting_json(const Setting& setting, const Request& request, Engine& engine
                 {"skip", plan.skip},
                 {"block_tokens", plan.block},
                 {"blocks", result.blocks}};
+  add_process_memory(value, setting.process);
   if (!setting.spec.stock) value["memory"] = memory_json(setting.memory, head_dim);
   return value;
 }
@@ -253,9 +256,8 @@ int run(Request& request) {
 }  // namespace
 
 void add_ppl(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand("ppl", "Perplexity, divergence and memory of cache settings over one text");
-  auto request = std::make_shared<Request>();
-  command->footer(kFooter);
+  const auto [command, request] =
+      add_command<Request>(app, action, "ppl", "Perplexity, divergence and memory of cache settings over one text", kFooter, run);
   command->add_option("-f,--file", request->file, "the text (default: WikiText-2 test, as `tierkv fetch wikitext2` leaves it)")->type_name("FILE");
   command->add_option("-c,--ctx", request->ctx, "tokens of a window (default: 4096, or the model's context if that is less)")->check(CLI::Range(2u, 1u << 24));
   command->add_option("--chunk", request->chunk, "tokens fed at a time")->check(CLI::Range(1u, 4096u))->capture_default_str();
@@ -266,7 +268,6 @@ void add_ppl(CLI::App& app, Action& action) {
   add_model_option(*command, request->options);
   add_kv_option(*command, request->options, "balanced");
   add_output_options(*command, request->options);
-  command->callback([request, &action] { action = [request] { return run(*request); }; });
 }
 
 }  // namespace tierkv::cli

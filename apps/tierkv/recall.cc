@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <spawn.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -276,7 +277,10 @@ bool convert_to_png(const std::string& svg, const std::string& png) {
   const int problem = posix_spawnp(&child, words[0], &actions, nullptr, const_cast<char* const*>(words), environ);
   posix_spawn_file_actions_destroy(&actions);
   int status = 0;
-  return problem == 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  if (problem != 0) return false;
+  if (waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0) return true;
+  if (!WIFEXITED(status) || WEXITSTATUS(status) != 127) unlink(png.c_str());  // half a picture; 127: there is no such program
+  return false;
 }
 
 void write_plot(const Request& request, const json& values) {
@@ -292,6 +296,7 @@ void write_plot(const Request& request, const json& values) {
 void settle_request(Request& request) {
   Options& options = request.options;
   settle(options);
+  check_writable(request.plot);
   if (options.kv.empty()) options.kv = {"fp16", "balanced"};
   for (const double depth : request.depths) {
     if (!(depth >= 0.0 && depth <= 100.0)) bad_input(format("--depths takes percentages from 0 to 100, not %g", depth));
@@ -344,9 +349,9 @@ int run(Request& request) {
 }  // namespace
 
 void add_recall(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand("recall", "Hide numbers in long texts and count how many the model finds again");
-  auto request = std::make_shared<Request>();
-  command->footer(kFooter);
+  const auto [command, request] =
+      add_command<Request>(app, action, "recall",
+                           "Hide numbers in long texts and count how many the model finds again", kFooter, run);
   command->add_option("--task", request->tasks, "passkey, lines or both, separated by a comma (default: both)")
       ->delimiter(',')->check(CLI::IsMember({"passkey", "lines"}))->type_name("TASKS");
   command->add_option("-c,--ctx", request->ctx, "lengths in tokens, separated by commas (default: 2048,4096)")
@@ -361,7 +366,6 @@ void add_recall(CLI::App& app, Action& action) {
   add_model_option(*command, request->options);
   add_kv_option(*command, request->options, "fp16 and balanced");
   add_output_options(*command, request->options);
-  command->callback([request, &action] { action = [request] { return run(*request); }; });
 }
 
 }  // namespace tierkv::cli

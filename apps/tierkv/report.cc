@@ -172,6 +172,7 @@ int run(Request& request) {
   if (request.files.empty() && !options.json_file.empty()) request.files = {std::exchange(options.json_file, "")};
   settle(options);
   if (request.files.empty()) bad_input("there are no results: give the JSON files that ppl, recall and bench wrote with --json");
+  check_writable(request.out);
   Results results;
   json all = json::array();
   for (const std::string& file : request.files) add_file(results, file, all);
@@ -201,14 +202,12 @@ int run(Request& request) {
 }  // namespace
 
 void add_report(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand("report", "One HTML page from the JSON of ppl, recall and bench");
-  auto request = std::make_shared<Request>();
-  command->footer(kFooter);
+  const auto [command, request] =
+      add_command<Request>(app, action, "report", "One HTML page from the JSON of ppl, recall and bench", kFooter, run);
   command->add_option("results", request->files, "files that ppl, recall and bench wrote with --json")->type_name("RESULT.json");
   command->add_option("-o,--out", request->out, "the page (default: report.html, unless --svg is given)")->type_name("FILE");
   command->add_option("--svg", request->svg, "write the plots into this folder as SVG files")->type_name("DIR");
   add_output_options(*command, request->options);
-  command->callback([request, &action] { action = [request] { return run(*request); }; });
 }
 
 }  // namespace tierkv::cli

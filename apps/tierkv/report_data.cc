@@ -42,48 +42,63 @@ void read_name(ResultName& name, const json& value, const std::string& where) {
   name.stock = stock != value.end() && stock->is_boolean() && stock->get<bool>();
 }
 
-QualityResult quality(const json& v, const std::string& where) {
-  QualityResult r;
+// A number of a result: where it goes, and what stands for it when it is missing or null. Without `optional` it must be there.
+template <class R>
+struct Field {
+  const char* key;
+  double R::*member;
+  bool optional = true;
+  double fallback = kNone;
+};
+
+template <class R, size_t kCount>
+R read(const json& v, const Field<R> (&fields)[kCount], const std::string& where) {
+  R r;
   read_name(r, v, where);
-  r.ppl = number(v, "ppl", where);
-  r.delta = number_or(v, "delta", kNone, where);
-  r.delta_se = number_or(v, "delta_se", kNone, where);
-  r.kld = number_or(v, "kld", kNone, where);
-  r.top1 = number_or(v, "top1", kNone, where);
-  r.bits_archive = number_or(v, "bits_archive", kNone, where);
-  r.bits_total = number_or(v, "bits_total", kNone, where);
-  r.resident = number_or(v, "resident_bytes", kNone, where);
-  r.tokens = number_or(v, "tokens", kNone, where);
-  r.seconds = number_or(v, "seconds", kNone, where);
-  r.ctx = number_or(v, "ctx", 0, where);
+  for (const Field<R>& field : fields) {
+    r.*field.member = field.optional ? number_or(v, field.key, field.fallback, where) : number(v, field.key, where);
+  }
   return r;
 }
+
+constexpr Field<QualityResult> kQuality[] = {
+    {"ppl", &QualityResult::ppl, false},
+    {"delta", &QualityResult::delta},
+    {"delta_se", &QualityResult::delta_se},
+    {"kld", &QualityResult::kld},
+    {"top1", &QualityResult::top1},
+    {"bits_archive", &QualityResult::bits_archive},
+    {"bits_total", &QualityResult::bits_total},
+    {"resident_bytes", &QualityResult::resident},
+    {"tokens", &QualityResult::tokens},
+    {"seconds", &QualityResult::seconds},
+    {"ctx", &QualityResult::ctx, true, 0.0},
+};
+
+constexpr Field<RecallResult> kRecall[] = {
+    {"ctx", &RecallResult::ctx, false},
+    {"depth", &RecallResult::depth, false},
+    {"correct", &RecallResult::correct, false},
+    {"total", &RecallResult::total, false},
+};
+
+constexpr Field<SpeedResult> kSpeed[] = {
+    {"depth", &SpeedResult::depth, false},
+    {"p50_ms", &SpeedResult::p50_ms, false},
+    {"p99_ms", &SpeedResult::p99_ms},
+    {"prefill_tokens_per_second", &SpeedResult::prefill_rate},
+    {"prefill_ratio", &SpeedResult::prefill_ratio},
+    {"ttft_seconds", &SpeedResult::ttft},
+    {"decode_tokens_per_second", &SpeedResult::decode_rate},
+    {"decode_ratio", &SpeedResult::decode_ratio},
+    {"resident_bytes", &SpeedResult::resident},
+    {"host_share", &SpeedResult::host_share},
+};
 
 RecallResult recall(const json& v, const std::string& where) {
-  RecallResult r;
-  read_name(r, v, where);
+  RecallResult r = read(v, kRecall, where);
   r.task = text(v, "task", "recall", where);
-  r.ctx = number(v, "ctx", where);
-  r.depth = number(v, "depth", where);
-  r.correct = number(v, "correct", where);
-  r.total = number(v, "total", where);
   if (!(r.total > 0) || r.correct < 0 || r.correct > r.total) bad_input(where + format(" counts %g of %g", r.correct, r.total));
-  return r;
-}
-
-SpeedResult speed(const json& v, const std::string& where) {
-  SpeedResult r;
-  read_name(r, v, where);
-  r.depth = number(v, "depth", where);
-  r.p50_ms = number(v, "p50_ms", where);
-  r.p99_ms = number_or(v, "p99_ms", kNone, where);
-  r.prefill_rate = number_or(v, "prefill_tokens_per_second", kNone, where);
-  r.prefill_ratio = number_or(v, "prefill_ratio", kNone, where);
-  r.ttft = number_or(v, "ttft_seconds", kNone, where);
-  r.decode_rate = number_or(v, "decode_tokens_per_second", kNone, where);
-  r.decode_ratio = number_or(v, "decode_ratio", kNone, where);
-  r.resident = number_or(v, "resident_bytes", kNone, where);
-  r.host_share = number_or(v, "host_share", kNone, where);
   return r;
 }
 
@@ -92,11 +107,11 @@ SpeedResult speed(const json& v, const std::string& where) {
 void add_result(Results& results, const json& value, const std::string& where) {
   if (!value.is_object()) bad_input(where + " is not an object");
   if (value.contains("ppl")) {
-    results.quality.push_back(quality(value, where));
+    results.quality.push_back(read(value, kQuality, where));
   } else if (value.contains("correct")) {
     results.recall.push_back(recall(value, where));
   } else if (value.contains("p50_ms")) {
-    results.speed.push_back(speed(value, where));
+    results.speed.push_back(read(value, kSpeed, where));
   } else {
     bad_input(where + " is no result of tierkv ppl, recall or bench");
   }

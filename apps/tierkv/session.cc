@@ -114,7 +114,6 @@ class TieredSession : public Session {
     if (!context_) throw Failure(kRuntimeError, "libllama could not make a context");
     limit_ = engine.check_context(options.ctx);
     micro_batch_ = host_->micro_batch();
-    micro_batch_bytes_ = pad(micro_batch_, 256) * 4 * shape.layers * shape.kv_heads * shape.head_dim;  // FP16 keys and values
   }
   ~TieredSession() override { context_.reset(); }  // before the host it calls
 
@@ -125,6 +124,7 @@ class TieredSession : public Session {
   }
   bool stock() const override { return false; }
   uint64_t kv_bytes() const override { return cache_->memory_usage().total_bytes; }
+  uint64_t micro_batch_bytes() const override { return host_->micro_batch_bytes(); }
   MemoryStats memory() const override { return cache_->memory_usage(); }
   AdaptiveKVCache* cache() override { return cache_.get(); }
   llama::Host* host() override { return host_.get(); }

@@ -150,12 +150,7 @@ Generated go_on(const Request& request, Engine& engine, Session& session) {
   Sampler sampler(request.sampler, request.options.seed);
   GenerateOptions generation;
   generation.tokens = request.tokens;
-  if (request.options.text()) {
-    generation.on_text = [](const std::string& text) {
-      std::fputs(text.c_str(), stdout);
-      std::fflush(stdout);
-    };
-  }
+  if (request.options.text()) generation.on_text = stream_text;
   Generated result = generate(engine, session, sampler, generation);
   if (request.options.text() && request.tokens > 0) std::printf("\n");
   return result;
@@ -168,6 +163,7 @@ int run_save(Request& request) {
   settle_json(options, request.path);
   settle(options);
   if (request.path.empty()) bad_input("there is no file to save to: tierkv snapshot save FILE -f TEXT");
+  check_writable(request.path);
   if (options.kv.size() > 1) bad_input("a session has one --kv, not " + std::to_string(options.kv.size()));
   if (options.kv.empty()) options.kv = {"balanced"};
   check_kv(options.kv);
@@ -220,15 +216,19 @@ int run_load(Request& request) {
   SessionFile file = read_session(request.path);
   Engine engine(options);
   const auto session = resume(engine, file, request.path, options.kv.empty() ? "" : options.kv.front());
-  if (!options.quiet)
-    remark(dim(human_count(session->length() + file.pending.size()) + " tokens resumed without reading them again") + "\n");
   Tokens more = file.pending;
   if (const std::string text = text_of(request); !text.empty()) {
     const Tokens added = engine.tokenize(text, false);
     more.insert(more.end(), added.begin(), added.end());
   }
-  Generated result;
   if (more.empty() && request.tokens > 0) bad_input("the session ends with a finished reply: say with -p how it goes on");
+  if (session->length() + more.size() > session->limit()) {
+    bad_input("the session and the new text have " + human_count(session->length() + more.size()) +
+              " tokens, and the model's context is " + human_count(session->limit()));
+  }
+  if (!options.quiet)
+    remark(dim(human_count(session->length() + file.pending.size()) + " tokens resumed without reading them again") + "\n");
+  Generated result;
   if (!more.empty()) {
     // One by one as far as the file asks for it, the new text in one go.
     session->feed(std::span(more).first(file.pending.size()), Want::last);
@@ -259,9 +259,7 @@ void add_text_options(CLI::App& command, Request& request) {
   command.add_option("-n,--tokens", request.tokens, "tokens to write afterwards")
       ->check(CLI::Range(0u, 1u << 24))
       ->capture_default_str();
-  add_sampler_options(command, request.sampler);
-  add_seed_option(command, request.options);
-  add_model_option(command, request.options);
+  add_writing_options(command, request.options, request.sampler);
 }
 
 }  // namespace
@@ -277,13 +275,13 @@ void add_snapshot(CLI::App& app, Action& action) {
   CLI::App* save = add_part(*command, "save", "Read a text and keep the cache in a file", saved, action, run_save);
   add_text_options(*save, *saved);
   save->add_flag("--chat", saved->chat, "the text is a user's message: use the model's chat template");
-  add_kv_option(*save, saved->options, "balanced");
+  add_kv_option(*save, saved->options, "balanced", /*compares=*/false);
   auto loaded = std::make_shared<Request>();
   loaded->tokens = 64;
   CLI::App* load =
       add_part(*command, "load", "Go on where a session ends, without reading its text again", loaded, action, run_load);
   add_text_options(*load, *loaded);
-  add_kv_option(*load, loaded->options, "the session's own");
+  add_kv_option(*load, loaded->options, "the session's own", /*compares=*/false);
 }
 
 }  // namespace tierkv::cli

@@ -46,6 +46,8 @@ int32_t tierkv_llama_seq_cp(tierkv_llama* kv, int32_t from, int32_t to);
 /* Writes or reads one sequence. */
 int32_t tierkv_llama_save(tierkv_llama* kv, int32_t seq, const char* path);
 int32_t tierkv_llama_load(tierkv_llama* kv, int32_t seq, const char* path);
+/* Bytes in memory for keys and values: the cache, shared blocks counted once, and the pages of libllama's own that stay. */
+uint64_t tierkv_llama_bytes(const tierkv_llama* kv);
 /* What went wrong in the last call that failed. */
 const char* tierkv_llama_error(const tierkv_llama* kv);
 /* From here on the context computes its own attention over its own small cache, as if nothing had been attached. */
@@ -67,6 +69,7 @@ namespace tierkv::llama {
 struct ModelShape {
   llama_model* model = nullptr;
   std::string architecture;
+  std::string name;  // what the file calls it, with its size: goes into snapshots, so that another model's are refused
   uint32_t layers = 0;
   uint32_t heads = 0;
   uint32_t kv_heads = 0;
@@ -134,6 +137,9 @@ class Host {
   bool attached() const;
   Path path() const;
   uint32_t micro_batch() const;
+  // What libllama's own cache has in memory between two calls, beside the cache's bytes: a few pages a layer, because the cells of
+  // a micro-batch go back to the kernel layer by layer.
+  size_t micro_batch_bytes() const;
   AdaptiveKVCache& cache();
   HostTimes times() const;
 

@@ -33,6 +33,8 @@ struct Pass {
 void prepare(Pass& p) {
   const size_t d = p.params.head_dim;
   Scratch& s = p.s;
+  ++s.codec.queries_id;
+  s.codec.coarse = p.params.coarse;
   s.query[0].resize(p.rows * d);
   for (size_t i = 0; i < p.rows * d; ++i) s.query[0][i] = p.tile.rows[i] * p.params.scale;
   bool rotated = false;
@@ -211,13 +213,6 @@ void report(Pass& p, MassObserver& observer) {
   }
 }
 
-// The next view's bytes are on their way while this one is worked on: blocks lie apart, which no hardware prefetcher foresees.
-void prefetch(const BlockView& view) {
-  for (const std::span<const std::byte> bytes : {view.keys, view.values}) {
-    for (size_t at = 0; at < bytes.size(); at += 64) __builtin_prefetch(bytes.data() + at, 0, 2);
-  }
-}
-
 constexpr uint32_t kFewRows = 16;  // with more, the work on a block hides the wait for the next
 
 void run_views(Pass& p, bool keep) {
@@ -228,12 +223,14 @@ void run_views(Pass& p, bool keep) {
   for (size_t v = 0; v < p.views.size(); ++v) {
     const BlockView& view = p.views[v];
     if (invisible(p, view)) continue;
-    if (p.rows <= kFewRows && v + 1 < p.views.size()) prefetch(p.views[v + 1]);
+    const bool few = p.rows <= kFewRows;
+    s.codec.ahead = few ? quant::Ahead{view.values.data(), view.values.size()} : quant::Ahead();
     score_view(p, view, s.scores.data());
     if (keep) {
       s.kept_at[v] = s.kept.size();
       s.kept.insert(s.kept.end(), s.scores.begin(), s.scores.begin() + static_cast<ptrdiff_t>(p.rows) * row_stride(view));
     }
+    s.codec.ahead = few && v + 1 < p.views.size() ? quant::Ahead{p.views[v + 1].keys.data(), p.views[v + 1].keys.size()} : quant::Ahead();
     absorb(p, view, s.scores.data());
   }
 }

@@ -3,7 +3,8 @@
 // Each view yields scores for every query row, the running (max, sum, output) state of a row absorbs them, and the outputs of rotated
 // codecs are summed in their own frame and rotated back once. What is materialised: scores of one view, never keys or values.
 //
-// Numbers:  scores and sums in f32; the error against a double-precision softmax over the decoded rows is tested below 1e-4 relative.
+// Numbers:  scores and sums in f32; the error against a double-precision softmax over the decoded rows is tested below 1e-4 relative in plain
+//           C++, 1e-3 with the kernels, 3e-2 where they may be coarse.
 // Threads:  attend() is a pure function of its arguments and its Scratch; run it on as many threads as there are scratches.
 #pragma once
 
@@ -38,6 +39,7 @@ struct AttendParams {
   float softcap = 0.0f;  // 0: none
   bool causal = true;
   uint32_t window = 0;   // 0: none; else a query at p sees keys at p-window+1..p
+  bool coarse = false;   // quant::Workspace::coarse
 };
 
 // Query rows of one KV head, ordered query by query, `group` rows (query heads) each.

@@ -1,10 +1,11 @@
 // thread_pool.h — a few workers that share out loops; the calling thread works too.
 //
 // run(n, body) calls body(i) for every i < n and returns when all are done. Several threads may call run() at once: their loops share the
-// workers. Workers sleep when there is nothing to do (no spinning: the machine may be oversubscribed).
+// workers. Workers look out for the next loop for some microseconds and then sleep: the machine may be oversubscribed.
 // REQUIRES: body does not throw and does not call run() of the same pool.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -31,14 +32,16 @@ class ThreadPool {
     const std::function<void(uint32_t)>* body;
     uint32_t count;
     uint32_t next = 0;
-    uint32_t done = 0;
+    std::atomic<uint32_t> done = 0;
   };
   void work();
+  uint32_t take(Loop& loop);  // the next index; under the lock
 
   std::mutex mutex_;
   std::condition_variable ready_;
   std::condition_variable finished_;
-  std::deque<Loop*> loops_;
+  std::deque<Loop*> loops_;                  // with indices left
+  std::atomic<size_t> waiting_loops_ = 0;    // as many, for those who look without the lock
   bool stop_ = false;
   std::vector<std::thread> workers_;
 };

@@ -41,6 +41,9 @@ constexpr uint32_t kSplitRows = 1024;
 
 constexpr uint32_t kSplitQueryRows = 16;
 
+// From this many rows on the time they take counts for more than the last digits of the products (quant::Workspace::coarse).
+constexpr uint32_t kCoarseRows = 8192;
+
 // Rows of queries a task takes at a time. A block is unpacked once for all of them.
 constexpr uint32_t kTileRows = 48;
 
@@ -172,6 +175,7 @@ Status AdaptiveKVCache::attention(SeqId seq, uint32_t layer, const RowsView& que
   for (uint32_t h = 0; h < c.num_kv_heads; ++h) {
     cache::collect_views(impl_->env, sequence->heads(layer)[h], *impl_->hot_codec, call.views[h]);
   }
+  call.params.coarse = state.length >= kCoarseRows;
 
   const auto run = [&](uint32_t count, const std::function<void(uint32_t)>& task) {
     options.executor ? (*options.executor)(count, task) : impl_->pool.run(count, task);

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/f16.h"
+#include "quant/isa.h"
 
 namespace tierkv::cache {
 namespace {
@@ -47,6 +48,7 @@ Block* encode_block(const StreamEnv& env, const RowBatch& batch, const CodecEntr
 }  // namespace
 
 void widen_row(const StreamEnv& env, const uint16_t* from, float* to) {
+  if (const quant::Kernels* kernels = quant::active_kernels()) return kernels->widen(from, env.hot_bf16, env.head_dim, to);
   for (uint32_t c = 0; c < env.head_dim; ++c) to[c] = env.hot_bf16 ? bf16_to_f32(from[c]) : f16_to_f32(from[c]);
 }
 

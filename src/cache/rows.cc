@@ -6,6 +6,7 @@
 
 #include "base/f16.h"
 #include "base/status_macros.h"
+#include "quant/isa.h"
 
 namespace tierkv::cache {
 namespace {
@@ -22,6 +23,9 @@ float element(const RowsView& rows, ptrdiff_t at) {
   }
   return 0.0f;
 }
+
+// The kernels take rows of whole vectors.
+const quant::Kernels* vectors_for(const RowsView& rows) { return rows.head_dim % 16 == 0 ? quant::active_kernels() : nullptr; }
 
 // The largest magnitude that rounds to a finite value of the tail's type.
 float largest(bool bf16) { return bf16 ? 3.3895313e38f : 65519.0f; }
@@ -40,6 +44,7 @@ bool row_fits(const RowsView& rows, ptrdiff_t at, float limit, bool bf16) {
   bool fits = true;
   if (rows.type == DType::f32) {
     const float* row = static_cast<const float*>(rows.data) + at;
+    if (const quant::Kernels* kernels = vectors_for(rows)) return kernels->within(row, rows.head_dim, limit);
     for (uint32_t c = 0; c < rows.head_dim; ++c) fits &= std::fabs(row[c]) <= limit;
   } else {
     const uint16_t* row = static_cast<const uint16_t*>(rows.data) + at;
@@ -85,6 +90,9 @@ void narrow_row(const RowsView& rows, uint32_t token, uint32_t head, bool bf16, 
     std::memcpy(out, static_cast<const uint16_t*>(rows.data) + at, rows.head_dim * sizeof(uint16_t));
     return;
   }
+  if (const quant::Kernels* kernels = rows.type == DType::f32 ? vectors_for(rows) : nullptr) {
+    return kernels->narrow(static_cast<const float*>(rows.data) + at, bf16, rows.head_dim, out);
+  }
   for (uint32_t c = 0; c < rows.head_dim; ++c) {
     const float x = element(rows, at + c);
     out[c] = bf16 ? f32_to_bf16(x) : f32_to_f16(x);
@@ -93,6 +101,13 @@ void narrow_row(const RowsView& rows, uint32_t token, uint32_t head, bool bf16, 
 
 void widen_row(const RowsView& rows, uint32_t token, uint32_t head, float* out) {
   const ptrdiff_t at = offset_of(rows, token, head);
+  if (rows.type == DType::f32) {
+    std::memcpy(out, static_cast<const float*>(rows.data) + at, rows.head_dim * sizeof(float));
+    return;
+  }
+  if (const quant::Kernels* kernels = vectors_for(rows)) {
+    return kernels->widen(static_cast<const uint16_t*>(rows.data) + at, rows.type == DType::bf16, rows.head_dim, out);
+  }
   for (uint32_t c = 0; c < rows.head_dim; ++c) out[c] = element(rows, at + c);
 }
 

@@ -87,8 +87,14 @@ int32_t tierkv_llama_save(tierkv_llama* kv, int32_t seq, const char* path) {
 int32_t tierkv_llama_load(tierkv_llama* kv, int32_t seq, const char* path) {
   return guarded(kv, [&]() -> Status {
     TIERKV_ASSIGN_OR_RETURN(const tierkv::SeqId id, kv->cache->load(path));
-    return kv->host->bind(seq, id);
+    Status bound = kv->host->bind(seq, id);
+    if (!bound.ok()) (void)kv->cache->remove(id).ok();
+    return bound;
   });
+}
+
+uint64_t tierkv_llama_bytes(const tierkv_llama* kv) {
+  return kv != nullptr ? kv->cache->memory_usage().total_bytes + kv->host->micro_batch_bytes() : 0;
 }
 
 const char* tierkv_llama_error(const tierkv_llama* kv) { return kv != nullptr ? kv->error.c_str() : "there is no handle"; }

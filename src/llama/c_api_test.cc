@@ -17,6 +17,7 @@ TEST(LlamaC, ThreeLinesGiveTheSameText) {
   ASSERT_EQ(tierkv_llama_decode(kv, context, llama_batch_get_one(tokens.data(), 50)), 0) << tierkv_llama_error(kv);
   const float* row = llama_get_logits_ith(context, -1);
   EXPECT_LT(worst_difference({{row, row + 384}}, {stock_logits(model.get(), tokens, 32).back()}), 1e-3);
+  EXPECT_GT(tierkv_llama_bytes(kv), 3u * 2 * 32 * 4 * 50);  // 3 layers, 2 heads of 32, FP16
   EXPECT_EQ(tierkv_llama_seq_rm(kv, 0, 20), 0);
   EXPECT_EQ(tierkv_llama_decode(kv, context, llama_batch_get_one(tokens.data() + 20, 30)), 0);
   EXPECT_EQ(tierkv_llama_seq_cp(kv, 0, 9), -1);

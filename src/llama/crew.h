@@ -17,6 +17,8 @@
 #include <mutex>
 #include <vector>
 
+#include "base/relax.h"
+
 namespace tierkv::llama {
 
 class Crew {
@@ -92,7 +94,7 @@ class Crew {
   void wait(const Ready& ready) {
     for (int i = 0; i < kSpins; ++i) {
       if (ready()) return;
-      pause();
+      relax_processor();
     }
     std::unique_lock lock(mutex_);
     sleepers_.fetch_add(1);
@@ -104,14 +106,6 @@ class Crew {
     if (sleepers_.load() == 0) return;
     { std::lock_guard lock(mutex_); }  // whoever counted itself is in wait() by now
     awake_.notify_all();
-  }
-
-  static void pause() {
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
   }
 
   std::vector<Count> entered_;

@@ -19,6 +19,7 @@
 #include "base/status_macros.h"
 #include "llama/crew.h"
 #include "llama/node.h"
+#include "llama/pages.h"
 #include "llama/plan.h"
 #include "llama/self_check.h"
 #include "tierkv/llama.h"
@@ -62,7 +63,7 @@ struct Host::Impl {
     Status status;
   };
 
-  Impl(const ModelShape& s, AdaptiveKVCache& c) : shape(s), cache(c) {}
+  Impl(const ModelShape& s, AdaptiveKVCache& c) : shape(s), cache(c), pages(s.layers) {}
 
   ModelShape shape;
   AdaptiveKVCache& cache;
@@ -72,6 +73,7 @@ struct Host::Impl {
   std::vector<Layer> layers;                // never resized: patched nodes point into it
   std::map<int32_t, uint32_t> layer_index;  // by libllama's number
   std::vector<Sequence> sequences;
+  CellPages pages;
 
   ggml_abort_callback next_abort = nullptr;
   void* next_abort_data = nullptr;
@@ -168,6 +170,7 @@ struct Host::Impl {
       fail(error(StatusCode::internal, "libllama computes ", node->queries.tokens, " tokens on ", nth, " threads where ", rows,
                  " tokens were given"));
     } else {
+      if (ith == 0) pages.served(layer.index, tensor->src[1], tensor->src[2], rows);
       serve_part(layer, *node, ith, nth, in_cache);
     }
     if (ith != 0) return;
@@ -292,6 +295,7 @@ struct Host::Impl {
     const int32_t result = llama_decode(context, batch);
     const int64_t returned = now_ns();
     llama_memory_clear(memory, false);
+    pages.flush();
     ++calls;
     decode_ns += now_ns() - start;
     own_ns += (now_ns() - returned) + (called - start);
@@ -438,6 +442,7 @@ void Host::detach() { impl_->attached = false; }
 bool Host::attached() const { return impl_->attached; }
 Path Host::path() const { return impl_->path; }
 uint32_t Host::micro_batch() const { return impl_->micro_batch; }
+size_t Host::micro_batch_bytes() const { return impl_->pages.resident_bytes(); }
 AdaptiveKVCache& Host::cache() { return impl_->cache; }
 
 HostTimes Host::times() const {

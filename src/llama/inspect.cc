@@ -149,7 +149,7 @@ Status check_node(const ModelShape& shape, const Seen& seen) {
 }  // namespace
 
 void ModelShape::apply(CacheConfig& config) const {
-  if (config.model.empty()) config.model = architecture;
+  if (config.model.empty()) config.model = name;
   config.num_layers = layers;
   config.num_heads = heads;
   config.num_kv_heads = kv_heads;
@@ -172,6 +172,8 @@ Result<ModelShape> inspect(llama_model* model) {
   shape.model = model;
   shape.architecture = meta(model, "general.architecture");
   TIERKV_RETURN_IF_ERROR(check_metadata(shape));
+  shape.name = (meta(model, "general.name") + " (" + shape.architecture).substr(0, 200) + ", " +
+               std::to_string(llama_model_n_params(model)) + " parameters, " + std::to_string(llama_model_size(model)) + " bytes)";
 
   const auto window = static_cast<uint32_t>(std::max(0, llama_model_n_swa(model)));
   Probe probe;

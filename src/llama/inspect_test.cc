@@ -9,6 +9,7 @@ TEST(Inspect, FindsShapeAndWindows) {
   const auto shape = inspect(model.get());
   ASSERT_TRUE(shape.ok()) << shape.status().to_string();
   EXPECT_EQ(shape->architecture, "gemma3");
+  EXPECT_EQ(shape->name.rfind("tiny gemma3 (gemma3, ", 0), 0u) << shape->name;
   EXPECT_EQ(shape->layers, 7u);
   EXPECT_EQ(shape->heads, 2u);
   EXPECT_EQ(shape->kv_heads, 1u);

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/status_macros.h"
+#include "quant/block_grid.h"
 #include "quant/checks.h"
 #include "quant/isa.h"
 #include "quant/vec.h"
@@ -59,70 +60,25 @@ class AffineCodec final : public Codec {
   Status encode(const float* rows, const BlockContext&, std::span<std::byte> out) const override {
     TIERKV_RETURN_IF_ERROR(check_size(out.size(), bytes()));
     TIERKV_RETURN_IF_ERROR(check_finite(rows, shape()));
-    const uint32_t d = shape().head_dim;
-    const bool by_channel = recipe_.axis == Axis::channel;
-    const uint32_t along = by_channel ? shape().tokens : d, across = by_channel ? d : shape().tokens;
-    const size_t along_stride = by_channel ? d : 1, across_stride = by_channel ? 1 : d;
-    // Groups are gathered into contiguous runs: x[(group, across)][along].
-    std::vector<float> x(static_cast<size_t>(along) * across);
-    std::vector<GroupFit> fits(meta_.entries);
-    for (uint32_t g = 0, entry = 0; g < groups_; ++g) {
-      for (uint32_t a = 0; a < across; ++a, ++entry) {
-        float* run = x.data() + static_cast<size_t>(a) * along + g * recipe_.group;
-        const float* from = rows + a * across_stride + g * recipe_.group * along_stride;
-        const uint32_t n = group_length(g, along);
-        for (uint32_t i = 0; i < n; ++i) run[i] = from[i * along_stride];
-        fits[entry] = fit_group(recipe_.fit, run, n, meta_.levels);
-      }
-    }
-    std::vector<std::byte> packed_meta(meta_bytes(meta_));
-    TIERKV_RETURN_IF_ERROR(encode_meta(meta_, fits, packed_meta.data()));
-    std::vector<float> scales(meta_.entries), offsets(meta_.entries);
-    decode_meta(meta_, packed_meta.data(), scales.data(), offsets.data());
-
-    std::vector<uint16_t> codes(x.size());  // [across][along]
-    for (uint32_t g = 0, entry = 0; g < groups_; ++g) {
-      for (uint32_t a = 0; a < across; ++a, ++entry) {
-        const size_t at = static_cast<size_t>(a) * along + g * recipe_.group;
-        const uint32_t n = group_length(g, along);
-        if (recipe_.table != nullptr) {
-          code_group_table(x.data() + at, n, scales[entry], recipe_.table, meta_.levels, codes.data() + at);
-        } else if (recipe_.keep_fit_codes) {
-          code_group(x.data() + at, n, fits[entry].step, -recipe_.zero * fits[entry].step, meta_.levels, codes.data() + at);
-        } else {
-          code_group(x.data() + at, n, scales[entry], offsets[entry], meta_.levels, codes.data() + at);
-        }
-      }
-    }
-    const bool lane_is_across = (side() == Side::key) != by_channel;  // keys per token, values per channel
-    lanes_.pack(codes.data(), lane_is_across ? along : 1, lane_is_across ? 1 : along, out.data());
-    std::memcpy(out.data() + lanes_.bytes(), packed_meta.data(), packed_meta.size());
-    return Status();
+    return encode_block(parts(), rows, out);
   }
 
   void decode(std::span<const std::byte> in, const BlockContext&, uint32_t first, uint32_t count, float* out) const override {
-    const uint32_t d = shape().head_dim, tokens = shape().tokens;
-    std::vector<float> meta(2 * static_cast<size_t>(meta_.entries));
-    const float* scales = meta.data();
-    const float* offsets = scales + meta_.entries;
-    decode_meta(meta_, in.data() + lanes_.bytes(), meta.data(), meta.data() + meta_.entries);
-    for (uint32_t t = first; t < first + count; ++t) {
-      for (uint32_t c = 0; c < d; ++c) {
-        const uint32_t code = side() == Side::key ? lanes_.get(in.data(), t, c) : lanes_.get(in.data(), c, t);
-        const size_t entry = recipe_.axis == Axis::channel ? static_cast<size_t>(t / recipe_.group) * d + c
-                                                           : static_cast<size_t>(c / recipe_.group) * tokens + t;
-        const float level = recipe_.table != nullptr ? recipe_.table[code] : static_cast<float>(code);
-        *out++ = offsets[entry] + scales[entry] * level;
-      }
-    }
+    decode_block(parts(), in, first, count, out);
   }
 
   void scores(std::span<const std::byte> in, const BlockContext&, const float* queries, uint32_t count, uint32_t rows, float* out,
               size_t stride, Workspace& ws) const override {
     if (const Kernels* kernels = usable_kernels()) {
       const auto [scales, offsets] = load_meta(in, ws);
-      const auto run = recipe_.axis == Axis::channel ? kernels->scores_by_channel : kernels->scores_by_token;
-      run(packed_, in.data(), scales, offsets, queries, count, rows, out, stride, kernel_scratch(count, ws));
+      const KernelScratch scratch = kernel_scratch(count, ws);
+      const PackedSide& side = ws.coarse ? coarse_ : packed_;
+      if (recipe_.axis == Axis::channel) {
+        return kernels->scores_by_channel(side, in.data(), scales, offsets, queries, count, rows, out, stride, scratch);
+      }
+      round_queries(*kernels, queries, count, side.factor_planes, ws);
+      kernels->scores_by_token(side, in.data(), scales, offsets, ws.rounded.factors.data(), ws.rounded.terms.data(), count, rows, out,
+                               stride, scratch);
     } else if (recipe_.axis == Axis::channel) {
       scores_by_channel(in, queries, count, rows, out, stride, ws);
     } else {
@@ -136,7 +92,7 @@ class AffineCodec final : public Codec {
     if (rows == 0) return;
     const auto [scales, offsets] = load_meta(in, ws);
     if (const Kernels* kernels = usable_kernels()) {
-      return kernels->accumulate(packed_, in.data(), scales, offsets, weights, stride, count, rows, d, acc, kernel_scratch(count, ws));
+      return kernels->accumulate(ws.coarse ? coarse_ : packed_, in.data(), scales, offsets, weights, stride, count, rows, d, acc, kernel_scratch(count, ws));
     }
     float* tile = grow(ws.a, lanes_.tile_floats());
     float* folded = grow(ws.c, static_cast<size_t>(count) * (rows + 1));
@@ -172,15 +128,18 @@ class AffineCodec final : public Codec {
     const float* offsets;
   };
 
+  BlockParts parts() const { return {recipe_, side(), shape(), lanes_, meta_, packed_, usable_kernels()}; }
+
   const Kernels* usable_kernels() const { return packed_.bits != 0 ? active_kernels() : nullptr; }
 
-  // Factors in one plane of bytes where their rounding is small beside that of the codes, in two where it is not.
   void describe_for_kernels(uint32_t across) {
     packed_ = lanes_.packed_side();
     packed_.group = recipe_.group;
     packed_.across = across;
     packed_.factor_planes = 2;
     tolerance_ = 4e-4;
+    coarse_ = packed_;
+    if (recipe_.bits <= 2 && recipe_.rotated) coarse_.factor_planes = 1;
     if (recipe_.table == nullptr) return;
     // Codebooks become 16-bit levels around 32768.
     const float outermost = std::max(-recipe_.table[0], recipe_.table[meta_.levels - 1]);
@@ -189,15 +148,29 @@ class AffineCodec final : public Codec {
       levels_[i] = static_cast<uint8_t>(level >> 8);
       levels_[16 + i] = static_cast<uint8_t>(level & 255u);
     }
-    packed_.levels = levels_;
-    packed_.unit = outermost / 32639.0f;
-    packed_.zero = packed_.middle = 32768.0f;
+    for (PackedSide* side : {&packed_, &coarse_}) {
+      side->levels = levels_;
+      side->unit = outermost / 32639.0f;
+      side->zero = side->middle = 32768.0f;
+    }
   }
 
   KernelScratch kernel_scratch(uint32_t count, Workspace& ws) const {
     const size_t bytes = kernel_bytes(packed_.depth, count);
     if (ws.bytes.size() < bytes) ws.bytes.resize(bytes);
-    return {ws.bytes.data(), grow(ws.c, kernel_floats(packed_.depth, count, groups_))};
+    return {ws.bytes.data(), grow(ws.c, kernel_floats(packed_.depth, count, groups_)), ws.ahead};
+  }
+
+  void round_queries(const Kernels& kernels, const float* queries, uint32_t count, uint32_t planes, Workspace& ws) const {
+    auto& r = ws.rounded;
+    const uint32_t d = shape().head_dim, group = recipe_.group;
+    if (ws.queries_id != 0 && r.id == ws.queries_id && r.of == queries && r.count == count && r.dim == d && r.group == group && r.planes == planes) {
+      return;
+    }
+    r.id = ws.queries_id, r.of = queries, r.count = count, r.dim = d, r.group = group, r.planes = planes;
+    r.factors.resize(static_cast<size_t>(count) * planes * d);
+    r.terms.resize(static_cast<size_t>(count) * groups_);
+    kernels.round_queries(queries, count, d, group, planes, r.factors.data(), r.terms.data());
   }
 
   uint32_t group_length(uint32_t g, uint32_t along) const { return std::min(recipe_.group, along - g * recipe_.group); }
@@ -294,6 +267,7 @@ class AffineCodec final : public Codec {
   MetaFormat meta_;
   uint32_t groups_ = 0;
   PackedSide packed_;  // bits == 0: not for the kernels
+  PackedSide coarse_;  // the same with factors in one plane where that is allowed, see Workspace::coarse
   uint8_t levels_[32] = {};
 };
 

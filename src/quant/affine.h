@@ -29,6 +29,7 @@ struct Recipe {
   Rounding rounding = Rounding::cover;
   float zero = 0.0f;             // for metadata without a minimum: the code of value 0
   const float* table = nullptr;  // 2^bits ascending levels in units of the scale; replaces the uniform grid
+  bool rotated = false;          // rows come rotated, so no channel stands out
   bool keep_fit_codes = false;   // take the codes with the fit's own step (a scale refit without bias)
 };
 

@@ -7,6 +7,7 @@
 #include "base/status_macros.h"
 #include "quant/checks.h"
 #include "quant/isa.h"
+#include "quant/scratch.h"
 
 namespace tierkv::quant {
 
@@ -24,35 +25,33 @@ class CenteredCodec final : public Codec {
     TIERKV_RETURN_IF_ERROR(check_size(out.size(), bytes()));
     TIERKV_RETURN_IF_ERROR(check_finite(rows, shape()));
     const uint32_t d = shape().head_dim, tokens = shape().tokens;
-    std::vector<double> sums(d);
-    for (uint32_t t = 0; t < tokens; ++t) {
+    const Kernels* kernels = active_kernels();
+    float sums[256] = {}, shift[256];
+    if (kernels) kernels->column_sums(rows, tokens, d, sums);
+    for (uint32_t t = 0; t < tokens && !kernels; ++t) {
       for (uint32_t c = 0; c < d; ++c) sums[c] += rows[static_cast<size_t>(t) * d + c];
     }
-    std::vector<uint16_t> stored(d);
+    uint16_t stored[256];
     for (uint32_t c = 0; c < d; ++c) {
-      stored[c] = f32_to_f16(static_cast<float>(sums[c] / tokens));
+      const float mean = sums[c] / static_cast<float>(tokens);
+      stored[c] = f32_to_f16(mean);
       if ((stored[c] & 0x7C00u) == 0x7C00u) {
-        return error(StatusCode::invalid_argument, "the mean of channel ", c, " is ", sums[c] / tokens,
-                     ", past 65504, the largest fp16");
+        return error(StatusCode::invalid_argument, "the mean of channel ", c, " is ", mean, ", past 65504, the largest fp16");
       }
+      shift[c] = -f16_to_f32(stored[c]);
     }
-    std::vector<float> rest(rows, rows + static_cast<size_t>(tokens) * d);
-    for (uint32_t t = 0; t < tokens; ++t) {
-      for (uint32_t c = 0; c < d; ++c) rest[static_cast<size_t>(t) * d + c] -= f16_to_f32(stored[c]);
-    }
-    TIERKV_RETURN_IF_ERROR(inner_->encode(rest.data(), ctx, out.first(inner_->bytes())));
-    std::memcpy(out.data() + inner_->bytes(), stored.data(), d * sizeof(uint16_t));
+    float* rest = at_least(block_scratch().centered, static_cast<size_t>(tokens) * d);
+    add_to_rows(rows, shift, tokens, rest);
+    TIERKV_RETURN_IF_ERROR(inner_->encode(rest, ctx, out.first(inner_->bytes())));
+    std::memcpy(out.data() + inner_->bytes(), stored, d * sizeof(uint16_t));
     return Status();
   }
 
   void decode(std::span<const std::byte> in, const BlockContext& ctx, uint32_t first, uint32_t count, float* out) const override {
     inner_->decode(in.first(inner_->bytes()), ctx, first, count, out);
-    const uint32_t d = shape().head_dim;
     float mean[256];
     load_mean(in, mean);
-    for (uint32_t t = 0; t < count; ++t) {
-      for (uint32_t c = 0; c < d; ++c) out[static_cast<size_t>(t) * d + c] += mean[c];
-    }
+    add_to_rows(out, mean, count, out);
   }
 
   void scores(std::span<const std::byte> in, const BlockContext& ctx, const float* queries, uint32_t count, uint32_t rows,
@@ -91,6 +90,14 @@ class CenteredCodec final : public Codec {
   }
 
  private:
+  void add_to_rows(const float* in, const float* row, uint32_t count, float* out) const {
+    const uint32_t d = shape().head_dim;
+    if (const Kernels* kernels = active_kernels()) return kernels->add_row(in, row, count, d, out);
+    for (uint32_t t = 0; t < count; ++t) {
+      for (uint32_t c = 0; c < d; ++c) out[static_cast<size_t>(t) * d + c] = in[static_cast<size_t>(t) * d + c] + row[c];
+    }
+  }
+
   static float product(const float* a, const float* b, uint32_t n) {
     if (const Kernels* kernels = active_kernels()) return kernels->dot(a, b, n);
     double sum = 0.0;

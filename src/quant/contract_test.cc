@@ -222,6 +222,53 @@ TEST_P(OnEveryIsa, AccumulateIsTheWeightedSumOfDecodedRows) {
   });
 }
 
+// What long contexts get: the error of the products stays far below that of the codes.
+TEST_P(OnEveryIsa, CoarseSumsAreOffByFarLessThanTheCodes) {
+  for (const char* name : {"rot2", "turbo2"}) {
+    const uint32_t d = 128, tokens = 128;
+    const BlockShape shape{tokens, d};
+    const std::vector<float> rows = random_rows(shape, kSeed), q = random_rows({4, d}, kSeed + 1);
+    for (const Side side : {Side::key, Side::value}) {
+      const auto codec = make_codec(*parse_codec(name), side, shape);
+      const std::vector<std::byte> bytes = encode(**codec, rows);
+      std::vector<float> back(rows.size()), factors(4 * tokens);
+      (*codec)->decode(bytes, {}, 0, tokens, back.data());
+      std::mt19937 rng(kSeed);
+      std::normal_distribution<float> normal;
+      for (float& w : factors) w = std::exp(2.0f * normal(rng));
+      Workspace ws;
+      ws.coarse = true;
+      double products = 0, codes = 0;  // squared errors
+      if (side == Side::key) {
+        std::vector<float> turned = q, out(4 * tokens);
+        to_frame((*codec)->frame(), turned.data(), 4, d);
+        (*codec)->scores(bytes, {}, turned.data(), 4, tokens, out.data(), tokens, ws);
+        for (uint32_t i = 0; i < 4; ++i) {
+          for (uint32_t t = 0; t < tokens; ++t) {
+            double exact = 0, decoded = 0;
+            for (uint32_t c = 0; c < d; ++c) exact += double{q[i * d + c]} * rows[t * d + c], decoded += double{q[i * d + c]} * back[t * d + c];
+            products += std::pow(out[i * tokens + t] - decoded, 2), codes += std::pow(decoded - exact, 2);
+          }
+        }
+      } else {
+        std::vector<float> acc(4 * d);
+        (*codec)->accumulate(bytes, {}, factors.data(), tokens, 4, tokens, acc.data(), ws);
+        from_frame((*codec)->frame(), acc.data(), 4, d);
+        for (uint32_t i = 0; i < 4; ++i) {
+          for (uint32_t c = 0; c < d; ++c) {
+            double exact = 0, decoded = 0;
+            for (uint32_t t = 0; t < tokens; ++t) {
+              exact += double{factors[i * tokens + t]} * rows[t * d + c], decoded += double{factors[i * tokens + t]} * back[t * d + c];
+            }
+            products += std::pow(acc[i * d + c] - decoded, 2), codes += std::pow(decoded - exact, 2);
+          }
+        }
+      }
+      EXPECT_LT(products, 0.01 * codes) << name << (side == Side::key ? " keys" : " values");
+    }
+  }
+}
+
 TEST(Contract, NonFiniteRowsAreRefusedAndNothingIsWritten) {
   for_every_codec([](const Codec& codec) {
     const float inf = std::numeric_limits<float>::infinity();

@@ -1,5 +1,6 @@
 #include "quant/frame.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 
@@ -24,8 +25,6 @@ float sign_of(uint32_t head_dim, uint32_t channel) {
 
 // Unnormalised Walsh–Hadamard transform of n floats, n a power of two.
 void walsh_hadamard(float* x, uint32_t n) {
-  const Kernels* kernels = n >= 16 ? active_kernels() : nullptr;
-  if (kernels) return kernels->walsh_hadamard(x, n);
   for (uint32_t half = 1; half < n; half *= 2) {
     for (uint32_t base = 0; base < n; base += 2 * half) {
       float* lo = x + base;
@@ -52,29 +51,30 @@ const std::array<float, kMaxHeadDim>& scaled_signs(uint32_t head_dim) {
   return tables[head_dim / 16 - 1];
 }
 
-void rotate(float* rows, uint32_t count, uint32_t head_dim, bool forward) {
+void rotate(const float* in, uint32_t count, uint32_t head_dim, bool forward, float* out) {
   const uint32_t run = power_of_two_in(head_dim);
   const std::array<float, kMaxHeadDim>& signs = scaled_signs(head_dim);
-  for (uint32_t r = 0; r < count; ++r) {
-    float* row = rows + static_cast<size_t>(r) * head_dim;
-    if (forward) {
-      for (uint32_t c = 0; c < head_dim; ++c) row[c] *= signs[c];
-    }
-    for (uint32_t c = 0; c < head_dim; c += run) walsh_hadamard(row + c, run);
-    if (!forward) {
-      for (uint32_t c = 0; c < head_dim; ++c) row[c] *= signs[c];
-    }
+  if (const Kernels* kernels = active_kernels()) return kernels->rotate_rows(in, count, head_dim, run, signs.data(), forward, out);
+  for (uint32_t r = 0; r < count; ++r, in += head_dim, out += head_dim) {
+    for (uint32_t c = 0; c < head_dim; ++c) out[c] = forward ? in[c] * signs[c] : in[c];
+    for (uint32_t c = 0; c < head_dim; c += run) walsh_hadamard(out + c, run);
+    for (uint32_t c = 0; c < head_dim && !forward; ++c) out[c] *= signs[c];
   }
 }
 
 }  // namespace
 
 void to_frame(Frame frame, float* rows, uint32_t count, uint32_t head_dim) {
-  if (frame == Frame::hadamard) rotate(rows, count, head_dim, true);
+  if (frame == Frame::hadamard) rotate(rows, count, head_dim, true, rows);
+}
+
+void to_frame(Frame frame, const float* rows, uint32_t count, uint32_t head_dim, float* out) {
+  if (frame == Frame::hadamard) return rotate(rows, count, head_dim, true, out);
+  std::copy_n(rows, static_cast<size_t>(count) * head_dim, out);
 }
 
 void from_frame(Frame frame, float* rows, uint32_t count, uint32_t head_dim) {
-  if (frame == Frame::hadamard) rotate(rows, count, head_dim, false);
+  if (frame == Frame::hadamard) rotate(rows, count, head_dim, false, rows);
 }
 
 }  // namespace tierkv::quant

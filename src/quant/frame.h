@@ -13,6 +13,7 @@ namespace tierkv::quant {
 
 // In place on `count` rows of `head_dim` floats. Frame::plain and Frame::block are the identity.
 void to_frame(Frame frame, float* rows, uint32_t count, uint32_t head_dim);
+void to_frame(Frame frame, const float* rows, uint32_t count, uint32_t head_dim, float* out);  // the same, beside the rows
 void from_frame(Frame frame, float* rows, uint32_t count, uint32_t head_dim);
 
 }  // namespace tierkv::quant

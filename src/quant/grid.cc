@@ -1,8 +1,11 @@
 #include "quant/grid.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <iterator>
 
+#include "quant/grid_search.h"
 #include "quant/vec.h"
 
 namespace tierkv::quant {
@@ -10,71 +13,121 @@ namespace tierkv::quant {
 namespace {
 
 // Adding and subtracting 1.5·2^23 rounds half to even for |x| < 2^22 and, unlike a call to rint, vectorises everywhere.
-inline float round_small(float x) { return (x + 12582912.0f) - 12582912.0f; }
+constexpr float kMagic = 12582912.0f;
+inline float round_small(float x) { return (x + kMagic) - kMagic; }
 
-void min_max(const float* x, uint32_t n, float& lo, float& hi) {
-  lo = hi = x[0];
+void find_range(const float* x, uint32_t n, GroupFit& fit) {
+  float lo = x[0], hi = x[0];
   for (uint32_t i = 1; i < n; ++i) {
     lo = std::min(lo, x[i]);
     hi = std::max(hi, x[i]);
   }
+  fit.lo = lo + 0.0f;  // no negative zeros: whether they are below zero is a matter of the instruction set
+  fit.hi = hi + 0.0f;
 }
 
-// REQUIRES: n % 4 == 0 (groups come in sixteens).
-double squared_error(const float* x, uint32_t n, float scale, float offset, uint32_t levels) {
-  const Float4 top = splat4(static_cast<float>(levels - 1)), step = splat4(scale), start = splat4(offset),
-               magic = splat4(12582912.0f);
-  const Float4 inverse = splat4(1.0f / scale);
-  Float4 sum = splat4(0.0f);
-  for (uint32_t i = 0; i < n; i += 4) {
-    const Float4 v = load4<Float4>(x + i);
-    const Float4 code = (min4(max4((v - start) * inverse, splat4(0.0f)), top) + magic) - magic;
-    const Float4 e = v - (start + step * code);
-    sum += e * e;
+float largest_magnitude(const GroupFit& fit) { return std::max(std::fabs(fit.lo), std::fabs(fit.hi)); }
+
+// The power of two at the largest magnitude of a group, and its inverse: squares of what it scales stay inside float.
+struct Unit {
+  float most, up, down;
+};
+Unit unit_of(const GroupFit& fit) {
+  const float most = std::max(largest_magnitude(fit), kTinyGroup);
+  const uint32_t exponent = std::bit_cast<uint32_t>(most) & 0x7F800000u;
+  return {most, std::bit_cast<float>(exponent), std::bit_cast<float>(0x7F000000u - exponent)};
+}
+
+float sum_of_squares(const float* x, uint32_t n, float down) {
+  float sum = 0.0f;
+  for (uint32_t i = 0; i < n; ++i) {
+    const float v = x[i] * down;
+    sum += v * v;
   }
-  return sum4(sum);
+  return sum;
 }
 
-GroupFit fit_range(const float* x, uint32_t n) {
-  GroupFit fit;
-  min_max(x, n, fit.lo, fit.hi);
-  return fit;
-}
+// |x| = step·(u + 1/2) lies nearest to step·(code + 1/2) for this code, the outermost being `outer`.
+inline float midrise_code(float u, float outer) { return round_small(std::min(u, outer)); }
 
-GroupFit fit_range_clip(const float* x, uint32_t n, uint32_t levels) {
-  GroupFit best = fit_range(x, n);
-  const double middle = 0.5 * (static_cast<double>(best.lo) + best.hi), half = 0.5 * (static_cast<double>(best.hi) - best.lo);
-  const float intervals = static_cast<float>(levels - 1);
-  if (!(half / intervals > 1e-30)) return best;  // constant, or too small for 1/scale
-  double least = squared_error(x, n, static_cast<float>(2.0 * half / intervals), best.lo, levels);
-  for (int i = 19; i >= 5; --i) {
-    const double f = i / 20.0;
-    const float lo = static_cast<float>(middle - f * half), hi = static_cast<float>(middle + f * half);
-    const double e = squared_error(x, n, (hi - lo) / intervals, lo, levels);
-    if (e < least) {
-      least = e;
-      best.lo = lo;
-      best.hi = hi;
-    }
+// Four steps side by side, from the first to the last.
+void try_midrise(const float* x, uint32_t n, float down, float outer, const float* steps, float& least, float& best) {
+  const Float4 step = load4<Float4>(steps), inverse = splat4(1.0f) / step, last = splat4(outer), half = splat4(0.5f), magic = splat4(kMagic);
+  Float4 sums = splat4(0.0f);
+  for (uint32_t i = 0; i < n; ++i) {
+    const Float4 u = splat4(std::fabs(x[i] * down)) * inverse - half;
+    const Float4 e = u - ((min4(u, last) + magic) - magic);
+    sums += e * e;
   }
-  return best;
+  const Float4 errors = step * step * sums;
+  for (uint32_t k = 0; k < 4; ++k) {
+    if (!(errors[k] < least)) continue;
+    least = errors[k];
+    best = steps[k];
+  }
 }
 
-float largest_magnitude(const float* x, uint32_t n) {
-  float a = 0.0f;
-  for (uint32_t i = 0; i < n; ++i) a = std::max(a, std::fabs(x[i]));
-  return a;
+void fit_midrise(const float* x, uint32_t n, uint32_t levels, GroupFit& fit) {
+  const Unit unit = unit_of(fit);
+  if (!(unit.most > kTinyGroup)) return;
+  const float squares = sum_of_squares(x, n, unit.down);
+  const float middle = std::sqrt(squares / static_cast<float>(n)) * midrise_centre(levels);
+  const float widest = 2.0f * (unit.most * unit.down), outer = static_cast<float>(levels / 2 - 1);
+  // Candidates: no clipping at all, and eighths of an octave from 0.6 to 2.8 times a step near the optimum for a Gaussian group.
+  float steps[kMidriseSteps + 1] = {widest / static_cast<float>(levels)}, least = 3.0e38f, best = widest;
+  for (uint32_t k = 0; k < kMidriseSteps; ++k) steps[k + 1] = std::min(middle * kMidriseRatios[k], widest);
+  for (uint32_t k = 0; k <= kMidriseSteps; k += 4) try_midrise(x, n, unit.down, outer, steps + k, least, best);
+  // The codes point where x points, so their product is above zero; this scale makes the projection of x' on x exactly x, which
+  // keeps large scores from shrinking.
+  const float inverse = 1.0f / best;
+  float product = 0.0f;
+  for (uint32_t i = 0; i < n; ++i) {
+    const float v = std::fabs(x[i] * unit.down);
+    product += v * (midrise_code(v * inverse - 0.5f, outer) + 0.5f);
+  }
+  fit.step = best * unit.up;
+  fit.scale = squares / product * unit.up;
 }
 
-GroupFit fit_absmax(const float* x, uint32_t n, uint32_t levels) {
-  GroupFit fit;
-  fit.scale = largest_magnitude(x, n) / static_cast<float>(levels / 2 - 1);
-  return fit;
+struct ClipSearch {
+  float middle, half, top;
+  float least = 3.0e38f, best = 1.0f;  // best: the part of the range that is kept
+};
+
+void try_clip(const float* x, uint32_t n, const float* parts, ClipSearch& s) {
+  const Float4 reach = load4<Float4>(parts) * splat4(s.half), middle = splat4(s.middle), top = splat4(s.top), magic = splat4(kMagic);
+  const Float4 low = middle - reach, step = (middle + reach - low) / top, inverse = splat4(1.0f) / step, zero = splat4(0.0f);
+  Float4 sums = zero;
+  for (uint32_t i = 0; i < n; ++i) {
+    const Float4 u = (splat4(x[i]) - low) * inverse;
+    const Float4 e = u - ((min4(max4(u, zero), top) + magic) - magic);
+    sums += e * e;
+  }
+  const Float4 errors = step * step * sums;
+  for (uint32_t k = 0; k < 4; ++k) {
+    if (!(errors[k] < s.least)) continue;
+    s.least = errors[k];
+    s.best = parts[k];
+  }
+}
+
+void fit_clip(const float* x, uint32_t n, uint32_t levels, GroupFit& fit) {
+  ClipSearch s;
+  s.middle = 0.5f * fit.lo + 0.5f * fit.hi;
+  s.half = 0.5f * fit.hi - 0.5f * fit.lo;
+  s.top = static_cast<float>(levels - 1);
+  if (!(s.half / s.top > kTinyGroup)) return;  // constant, or too small for 1/scale
+  float parts[kClipSteps + 1] = {1.0f};
+  std::copy(std::begin(kClipParts), std::end(kClipParts), parts + 1);
+  for (uint32_t k = 0; k <= kClipSteps; k += 4) try_clip(x, n, parts + k, s);
+  if (!(s.best < 1.0f)) return;
+  const float reach = s.best * s.half;
+  fit.lo = s.middle - reach;
+  fit.hi = s.middle + reach;
 }
 
 // As document 001 has it, except that a constant group keeps its value (there: scale 1, zero point 0, which rounds 0.42 to 0).
-GroupFit fit_asymmetric(const float* x, uint32_t n, uint32_t levels) {
-  GroupFit fit = fit_range(x, n);
+void finish_asymmetric(uint32_t levels, GroupFit& fit) {
   const float range = fit.hi - fit.lo;
   if (range < 1.1920929e-7f) {
     fit.scale = 1.0f;
@@ -83,69 +136,40 @@ GroupFit fit_asymmetric(const float* x, uint32_t n, uint32_t levels) {
     fit.scale = range / static_cast<float>(levels - 1);
     fit.zero = -fit.lo / fit.scale;
   }
-  return fit;
-}
-
-GroupFit fit_symmetric(const float* x, uint32_t n, uint32_t levels) {
-  GroupFit fit;
-  const float a = largest_magnitude(x, n);
-  fit.scale = a < 1.1920929e-7f ? 1.0f : a / static_cast<float>(levels / 2 - 1);
-  return fit;
-}
-
-double rms_of(const float* x, uint32_t n) {
-  double sum = 0.0;
-  for (uint32_t i = 0; i < n; ++i) sum += static_cast<double>(x[i]) * x[i];
-  return std::sqrt(sum / n);
-}
-
-GroupFit fit_midrise(const float* x, uint32_t n, uint32_t levels) {
-  GroupFit fit;
-  const float a = largest_magnitude(x, n);
-  const double rms = rms_of(x, n);
-  if (!(rms > 1e-30)) return fit;
-  // Candidates: no clipping at all, and eighths of an octave from 0.6 to 2.8 times a step near the optimum for a Gaussian group
-  // (4·levels^-0.9 is within 15 % of it from 2 to 8 bits).
-  const float zero = 0.5f * static_cast<float>(levels - 1);
-  fit.step = 2.0f * a / static_cast<float>(levels);
-  double least = squared_error(x, n, fit.step, -zero * fit.step, levels);
-  const double centre = rms * 4.0 * std::pow(static_cast<double>(levels), -0.9);
-  for (int i = -6; i <= 12; ++i) {
-    const float step = static_cast<float>(centre * std::exp2(i / 8.0));
-    if (step >= 2.0f * a) break;
-    const double e = squared_error(x, n, step, -zero * step, levels);
-    if (e < least) {
-      least = e;
-      fit.step = step;
-    }
-  }
-  // The codes point where x points, so <x, c> > 0; this scale makes the projection of x' on x exactly x, which keeps
-  // large scores from shrinking.
-  double xx = 0.0, xc = 0.0;
-  const float top = static_cast<float>(levels - 1);
-  for (uint32_t i = 0; i < n; ++i) {
-    const float code = round_small(std::min(std::max((x[i] + zero * fit.step) / fit.step, 0.0f), top));
-    xx += static_cast<double>(x[i]) * x[i];
-    xc += static_cast<double>(x[i]) * (code - zero);
-  }
-  fit.scale = xc > 0.0 ? static_cast<float>(xx / xc) : fit.step;
-  return fit;
 }
 
 }  // namespace
 
-GroupFit fit_group(FitKind kind, const float* x, uint32_t n, uint32_t levels) {
+// 4·levels^-0.9 is within 15 % of the optimum for a Gaussian group from 2 to 8 bits.
+float midrise_centre(uint32_t levels) { return static_cast<float>(4.0 * std::pow(static_cast<double>(levels), -0.9)); }
+
+void finish_fit(FitKind kind, uint32_t levels, GroupFit& fit) {
+  const float steps = static_cast<float>(levels / 2 - 1);
   switch (kind) {
-    case FitKind::range: return fit_range(x, n);
-    case FitKind::range_clip: return fit_range_clip(x, n, levels);
-    case FitKind::absmax: return fit_absmax(x, n, levels);
-    case FitKind::asymmetric: return fit_asymmetric(x, n, levels);
-    case FitKind::symmetric: return fit_symmetric(x, n, levels);
-    case FitKind::midrise: return fit_midrise(x, n, levels);
-    case FitKind::rms: break;
+    case FitKind::absmax: fit.scale = largest_magnitude(fit) / steps; return;
+    case FitKind::asymmetric: return finish_asymmetric(levels, fit);
+    case FitKind::symmetric: {
+      const float most = largest_magnitude(fit);
+      fit.scale = most < 1.1920929e-7f ? 1.0f : most / steps;
+      return;
+    }
+    case FitKind::range:
+    case FitKind::range_clip:
+    case FitKind::midrise:
+    case FitKind::rms: return;
   }
+}
+
+GroupFit fit_group(FitKind kind, const float* x, uint32_t n, uint32_t levels) {
   GroupFit fit;
-  fit.scale = static_cast<float>(rms_of(x, n));
+  find_range(x, n, fit);
+  if (kind == FitKind::range_clip) fit_clip(x, n, levels, fit);
+  if (kind == FitKind::midrise) fit_midrise(x, n, levels, fit);
+  if (kind == FitKind::rms) {
+    const Unit unit = unit_of(fit);
+    fit.scale = std::sqrt(sum_of_squares(x, n, unit.down) / static_cast<float>(n)) * unit.up;
+  }
+  finish_fit(kind, levels, fit);
   return fit;
 }
 

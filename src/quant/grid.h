@@ -2,7 +2,8 @@
 //
 // Every grid here is x' = offset + scale·code with code in 0..levels-1. A fit says what it wants; meta.h rounds the wish to what
 // can be stored and the codes are then taken against the stored grid (or, for an unbiased grid, against the one of the fit).
-// Groups have at least one value. Non-finite input is the caller's to refuse.
+// Groups have at least one value. Non-finite input is the caller's to refuse. Sums run in the order of the group, in float (squares in a unit of the
+// group's own, so that they neither overflow nor vanish): the kernels (simd/body_encode.h) do the same in every lane and give the same bits.
 #pragma once
 
 #include <cstdint>
@@ -28,6 +29,12 @@ enum class FitKind : uint8_t {
 };
 
 GroupFit fit_group(FitKind kind, const float* x, uint32_t n, uint32_t levels);
+
+// Where the search of FitKind::midrise starts, in units of the root mean square.
+float midrise_centre(uint32_t levels);
+
+// The rest of a fit whose minimum and maximum (and, where the kind has them, scale and step) are in place.
+void finish_fit(FitKind kind, uint32_t levels, GroupFit& fit);
 
 // codes[i] = round((x[i] - offset)/scale) half to even, clamped to 0..levels-1; all zero when scale is zero.
 void code_group(const float* x, uint32_t n, float scale, float offset, uint32_t levels, uint16_t* codes);

@@ -39,6 +39,12 @@ class HalfCodec final : public Codec {
     TIERKV_RETURN_IF_ERROR(check_size(out.size(), bytes()));
     TIERKV_RETURN_IF_ERROR(check_finite(rows, shape()));
     const size_t n = static_cast<size_t>(shape().tokens) * shape().head_dim;
+    const Kernels* kernels = active_kernels();
+    // Just below kTooLarge, so that one look serves.
+    if (kernels && kernels->within(rows, n, std::nextafter(Format::kTooLarge, 0.0f))) {
+      kernels->narrow(rows, Format::kBf16, static_cast<uint32_t>(n), reinterpret_cast<uint16_t*>(out.data()));
+      return Status();
+    }
     for (size_t i = 0; i < n; ++i) {
       if (std::fabs(rows[i]) >= Format::kTooLarge) {
         return error(StatusCode::invalid_argument, "row ", i / shape().head_dim, ", channel ", i % shape().head_dim, " is ",
@@ -54,6 +60,9 @@ class HalfCodec final : public Codec {
 
   void decode(std::span<const std::byte> in, const BlockContext&, uint32_t first, uint32_t count, float* out) const override {
     const uint32_t d = shape().head_dim;
+    if (const Kernels* kernels = active_kernels()) {
+      return kernels->widen(halves(in) + static_cast<size_t>(first) * d, Format::kBf16, count * d, out);
+    }
     for (uint32_t t = 0; t < count; ++t) load_row(in, first + t, out + static_cast<size_t>(t) * d);
   }
 
@@ -63,7 +72,7 @@ class HalfCodec final : public Codec {
     ws.a.resize(std::max<size_t>(ws.a.size(), 16 * d));
     float* row = ws.a.data();
     if (const Kernels* kernels = active_kernels()) {
-      return kernels->half_scores(halves(in), Format::kBf16, d, queries, count, rows, out, stride, row);
+      return kernels->half_scores(halves(in), Format::kBf16, d, queries, count, rows, out, stride, row, ws.ahead);
     }
     for (uint32_t t = 0; t < rows; ++t) {
       load_row(in, t, row);
@@ -82,7 +91,7 @@ class HalfCodec final : public Codec {
                   uint32_t rows, float* acc, Workspace& ws) const override {
     const uint32_t d = shape().head_dim;
     if (const Kernels* kernels = active_kernels()) {
-      return kernels->half_accumulate(halves(in), Format::kBf16, d, weights, stride, count, rows, acc);
+      return kernels->half_accumulate(halves(in), Format::kBf16, d, weights, stride, count, rows, acc, ws.ahead);
     }
     ws.a.resize(std::max<size_t>(ws.a.size(), d));
     float* row = ws.a.data();

@@ -79,8 +79,8 @@ bool rows_work(const Kernels& k) {
   float q[2 * d], scores[2 * n], scratch[16 * d], acc[2 * d] = {};
   for (uint32_t i = 0; i < n * d; ++i) rows[i] = f32_to_f16(static_cast<float>(static_cast<int>(i * 37 % 41) - 20) / 8.0f);
   for (uint32_t i = 0; i < 2 * d; ++i) q[i] = static_cast<float>(static_cast<int>(i * 29 % 31) - 15) / 4.0f;
-  k.half_scores(rows, false, d, q, 2, n, scores, n, scratch);
-  k.half_accumulate(rows, false, d, scores, n, 2, n, acc);
+  k.half_scores(rows, false, d, q, 2, n, scores, n, scratch, {});
+  k.half_accumulate(rows, false, d, scores, n, 2, n, acc, {});
   for (uint32_t i = 0; i < 2; ++i) {
     double sums[d] = {};
     for (uint32_t t = 0; t < n; ++t) {
@@ -120,7 +120,10 @@ bool codes_work(const Kernels& k) {
     std::vector<float> floats(kernel_floats(d, 1, 1)), scales(n, 0.5f), offsets(n, -1.0f);
     float q[d], out[n];
     for (uint32_t c = 0; c < d; ++c) q[c] = static_cast<float>(static_cast<int>(c * 29 % 31) - 15) / 4.0f;
-    k.scores_by_token(side, packed.data(), scales.data(), offsets.data(), q, 1, n, out, n, {bytes.data(), floats.data()});
+    int8_t factors[2 * d];
+    RoundedRow terms;
+    k.round_queries(q, 1, d, d, 2, factors, &terms);
+    k.scores_by_token(side, packed.data(), scales.data(), offsets.data(), factors, &terms, 1, n, out, n, {bytes.data(), floats.data(), {}});
     for (uint32_t t = 0; t < n; ++t) {
       double want = 0, size = 0;
       for (uint32_t c = 0; c < d; ++c) want += q[c] * (0.5 * codes[t * d + c] - 1.0), size += std::fabs(q[c]) * (1u << bits);
@@ -130,9 +133,41 @@ bool codes_work(const Kernels& k) {
   return true;
 }
 
+// A tile of keys there and back: fitted, coded and packed to the bits of the scalar code, and read as what those bits say.
+bool blocks_work(const Kernels& k) {
+  constexpr uint32_t d = 32, n = 16, levels = 8;
+  float rows[n * d], tile[n * d], scales[n], offsets[n], back[n * d];
+  for (uint32_t i = 0; i < n * d; ++i) rows[i] = static_cast<float>(static_cast<int>(i * 2654435761u >> 20) - 2048) / 97.0f;
+  const Lanes lanes(n, d, 3);
+  PackedSide side = lanes.packed_side();
+  side.group = d, side.across = n;
+  uint16_t codes[n * d];
+  LaneFits fits = {};
+  k.turn_tile(rows, d, d, tile);
+  k.fit_lanes(FitKind::midrise, tile, 16, d, levels, midrise_centre(levels), fits);
+  for (uint32_t t = 0; t < n; ++t) {
+    const GroupFit fit = fit_group(FitKind::midrise, rows + t * d, d, levels);
+    if (fits.lo[t] != fit.lo || fits.hi[t] != fit.hi || fits.scale[t] != fit.scale || fits.step[t] != fit.step) return false;
+    scales[t] = fit.step, offsets[t] = -3.5f * fit.step;
+    code_group(rows + t * d, d, scales[t], offsets[t], levels, codes + t * d);
+  }
+  std::vector<std::byte> fast(lanes.bytes()), plain(lanes.bytes());
+  uint8_t bytes[16 * d];
+  LaneGrids grids;
+  grids.per_lane = true, grids.scales = scales, grids.offsets = offsets;
+  k.encode_tile(side, grids, 0, tile, 16, fast.data(), bytes);
+  lanes.pack(codes, d, 1, plain.data());
+  if (fast != plain) return false;
+  k.decode_rows(side, grids, 0, plain.data(), back, d, bytes);
+  for (uint32_t i = 0; i < n * d; ++i) {
+    if (back[i] != offsets[i / d] + scales[i / d] * static_cast<float>(codes[i])) return false;
+  }
+  return k.within(rows, n * d, 22.0f) && !k.within(rows, n * d, 20.0f);
+}
+
 }  // namespace
 
-bool kernels_work(const Kernels& kernels) { return rows_work(kernels) && codes_work(kernels); }
+bool kernels_work(const Kernels& kernels) { return rows_work(kernels) && codes_work(kernels) && blocks_work(kernels); }
 
 const Kernels* active_kernels() { return active().load(std::memory_order_relaxed); }
 

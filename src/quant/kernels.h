@@ -38,22 +38,56 @@ struct PackedSide {
   float middle = 0.0f;  // of the levels
 };
 
+// A run of floats as step·integers.
+struct RoundedRow {
+  float step;
+  float sum;          // of the floats
+  float rounded_sum;  // of what the integers stand for
+};
+
+// Bytes that will be read after a call: it asks for them bit by bit while it works, because blocks lie apart, which no hardware prefetcher
+// foresees, and asking for a whole block at once stalls.
+struct Ahead {
+  const std::byte* at = nullptr;
+  size_t bytes = 0;
+};
+
 // Scratch of the calls below, in elements.
 struct KernelScratch {
   int8_t* bytes = nullptr;   // kernel_bytes()
   float* floats = nullptr;   // kernel_floats()
+  Ahead ahead;
 };
 inline size_t kernel_bytes(uint32_t depth, uint32_t count) { return static_cast<size_t>(depth) * (32 + 2 * static_cast<size_t>(count)) + 64; }
 inline size_t kernel_floats(uint32_t depth, uint32_t count, uint32_t groups) {
   return static_cast<size_t>(depth) + 4 * static_cast<size_t>(count) * groups + 16 * 8;
 }
 
+// What sixteen groups ask for, one a lane: GroupFit (grid.h) by field.
+struct LaneFits {
+  float lo[16], hi[16], scale[16], step[16];
+};
+
+// How codes are taken and read back. The grid of a value is [(position / group)·across + lane] where a scale belongs to a lane, and
+// [(lane / group)·across + position] where it belongs to a position (group and across as in PackedSide).
+struct LaneGrids {
+  bool per_lane = false;
+  const float* scales = nullptr;
+  const float* offsets = nullptr;
+  const float* table = nullptr;    // decode: sixteen levels in units of the scale, or null
+  const float* middles = nullptr;  // encode: the sums of neighbouring levels of the table, 2^bits - 1 of them, or null
+};
+
 struct Kernels {
   const char* isa;
 
-  // out[i*stride + t] = dot(queries[i], row t), t < rows: the scale of a group belongs to a token, or to a channel over a run of tokens.
-  void (*scores_by_token)(const PackedSide&, const std::byte* codes, const float* scales, const float* offsets, const float* queries,
-                          uint32_t count, uint32_t rows, float* out, size_t stride, const KernelScratch&);
+  // Queries as bytes, one rounding per query and run of `group` channels: factors[(i*planes + plane)*dim + c], terms[i*groups + g].
+  void (*round_queries)(const float* queries, uint32_t count, uint32_t dim, uint32_t group, uint32_t planes, int8_t* factors,
+                        RoundedRow* terms);
+  // out[i*stride + t] = dot(queries[i], row t), t < rows. The scale of a group belongs to a token: queries come rounded, by side.group and
+  // side.factor_planes. Or it belongs to a channel over a run of tokens.
+  void (*scores_by_token)(const PackedSide&, const std::byte* codes, const float* scales, const float* offsets, const int8_t* factors,
+                          const RoundedRow* terms, uint32_t count, uint32_t rows, float* out, size_t stride, const KernelScratch&);
   void (*scores_by_channel)(const PackedSide&, const std::byte* codes, const float* scales, const float* offsets, const float* queries,
                             uint32_t count, uint32_t rows, float* out, size_t stride, const KernelScratch&);
   // acc[i*dim + c] += sum over t < rows of weights[i*stride + t]·(row t)[c]. Weights are not negative.
@@ -62,9 +96,9 @@ struct Kernels {
 
   // The same two for rows of 16-bit floats. dim % 16 == 0.
   void (*half_scores)(const uint16_t* rows, bool bf16, uint32_t dim, const float* queries, uint32_t count, uint32_t n, float* out,
-                      size_t stride, float* scratch);  // scratch: 16*dim
+                      size_t stride, float* scratch, const Ahead&);  // scratch: 16*dim
   void (*half_accumulate)(const uint16_t* rows, bool bf16, uint32_t dim, const float* weights, size_t stride, uint32_t count, uint32_t n,
-                          float* acc);
+                          float* acc, const Ahead&);
   // out[i] = value of a 16-bit float, n % 16 == 0.
   void (*widen)(const uint16_t* in, bool bf16, uint32_t n, float* out);
 
@@ -79,8 +113,30 @@ struct Kernels {
   void (*scale)(float* x, uint32_t n, float f);
   float (*dot)(const float* a, const float* b, uint32_t n);
 
-  // Unnormalised Walsh–Hadamard transform of n floats, n a power of two of at least 16: the same bits as the scalar one.
-  void (*walsh_hadamard)(float* x, uint32_t n);
+  // --- encoding and decoding of whole blocks: the same bits as the scalar code of grid.h, lanes.h, frame.h and base/f16.h
+
+  // Fits sixteen groups of n values, x[i*stride + lane]. `centre`: midrise_centre() of grid.h.
+  void (*fit_lanes)(FitKind kind, const float* x, size_t stride, uint32_t n, uint32_t levels, float centre, LaneFits& fits);
+  // tile[c*16 + r] = rows[r*stride + c] for r < 16, c < n. n % 16 == 0.
+  void (*turn_tile)(const float* rows, size_t stride, uint32_t n, float* tile);
+  // Codes x[position*stride + lane] of one tile and packs them. bytes: 16·depth of scratch.
+  void (*encode_tile)(const PackedSide&, const LaneGrids&, uint32_t tile, const float* x, size_t stride, std::byte* out, uint8_t* bytes);
+  // Positions first..first+count-1 of one tile: out[(position - first)*stride + lane], and for a tile whose lanes are rows
+  // out[lane*stride + position], all positions. bytes: 16·depth of scratch.
+  void (*decode_columns)(const PackedSide&, const LaneGrids&, uint32_t tile, const std::byte* codes, uint32_t first, uint32_t count,
+                         float* out, size_t stride, uint8_t* bytes);
+  void (*decode_rows)(const PackedSide&, const LaneGrids&, uint32_t tile, const std::byte* codes, float* out, size_t stride,
+                      uint8_t* bytes);
+
+  // Rows of dim floats: signs and a Walsh–Hadamard transform of each run of `run` channels (forward), or the transform and then the
+  // signs; in == out is allowed. Sums of each channel, in the order of the rows. out = in + row, for every row.
+  void (*rotate_rows)(const float* in, uint32_t rows, uint32_t dim, uint32_t run, const float* signs, bool forward, float* out);
+  void (*column_sums)(const float* in, uint32_t rows, uint32_t dim, float* sums);
+  void (*add_row)(const float* in, const float* row, uint32_t rows, uint32_t dim, float* out);
+
+  // Whether no value is NaN or beyond ±limit; floats to 16 bits, to nearest even, past the range infinity. n % 16 == 0.
+  bool (*within)(const float* x, size_t n, float limit);
+  void (*narrow)(const float* in, bool bf16, uint32_t n, uint16_t* out);
 };
 
 }  // namespace tierkv::quant

@@ -11,6 +11,7 @@ Result<std::unique_ptr<Codec>> make_rot(const CodecSpec& spec, Side side, const 
   Recipe recipe;
   recipe.bits = spec.bits;
   recipe.group = shape.head_dim;
+  recipe.rotated = true;
   if (side == Side::key) {
     recipe.fit = FitKind::midrise;
     recipe.meta = MetaKind::log8_scale;

@@ -3,6 +3,7 @@
 #include "base/status_macros.h"
 #include "quant/checks.h"
 #include "quant/frame.h"
+#include "quant/scratch.h"
 
 namespace tierkv::quant {
 
@@ -18,9 +19,9 @@ class RotatedCodec final : public Codec {
 
   Status encode(const float* rows, const BlockContext& ctx, std::span<std::byte> out) const override {
     TIERKV_RETURN_IF_ERROR(check_finite(rows, shape()));
-    std::vector<float> turned(rows, rows + static_cast<size_t>(shape().tokens) * shape().head_dim);
-    to_frame(Frame::hadamard, turned.data(), shape().tokens, shape().head_dim);
-    return inner_->encode(turned.data(), ctx, out);
+    float* turned = at_least(block_scratch().rotated, static_cast<size_t>(shape().tokens) * shape().head_dim);
+    to_frame(Frame::hadamard, rows, shape().tokens, shape().head_dim, turned);
+    return inner_->encode(turned, ctx, out);
   }
 
   void decode(std::span<const std::byte> in, const BlockContext& ctx, uint32_t first, uint32_t count, float* out) const override {

@@ -24,6 +24,7 @@ Result<std::unique_ptr<Codec>> make_turbo(const CodecSpec& spec, Side side, cons
   Recipe recipe;
   recipe.bits = spec.bits;
   recipe.group = shape.head_dim;
+  recipe.rotated = true;
   recipe.fit = FitKind::rms;
   recipe.meta = MetaKind::f16_scale;
   recipe.rounding = Rounding::nearest;

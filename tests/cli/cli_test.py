@@ -7,6 +7,7 @@ import os
 import pty
 import resource
 import select
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -18,6 +19,11 @@ BIN = os.environ.get("TIERKV_BIN", "build/bin/tierkv")
 TINY = Path(os.environ.get("TIERKV_TINY_MODELS", "build/tiny_models"))
 WORDS = "that here stone river sees north then the tide or an iron sin".split()
 TEXT = " ".join(WORDS[(i * i + 3 * i) % len(WORDS)] for i in range(320))
+
+
+def little_disk(size):
+    """For preexec_fn: no file of the process may grow past `size` bytes."""
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
 class Command(unittest.TestCase):
@@ -55,13 +61,23 @@ class Command(unittest.TestCase):
     def model(self, kind="llama"):
         return TINY / f"{kind}.gguf"
 
+    def commands_with_a_model(self):
+        """Every command that takes a model, as it is called but for -m."""
+        text, session = self.text, self.folder / "s.tkv"
+        if not session.exists():
+            self.good("snapshot", "save", session, "-p", "that river", "-m", self.model(), "-q")
+        return (
+            ["chat"], ["generate", "hi"], ["plan"], ["ppl", "-f", text], ["recall", "--haystack", text], ["bench", "-f", text], ["demo"],
+            ["snapshot", "save", "new.tkv", "-f", text], ["snapshot", "load", session],
+        )  # fmt: skip
+
     def files(self):
         return sorted(path.name for path in self.folder.iterdir())
 
 
 class HelpTest(Command):
     def test_every_command_explains_itself_with_examples(self):
-        commands = ["demo", "chat", "generate", "plan", "snapshot", "fetch"]
+        commands = ["demo", "chat", "generate", "plan", "ppl", "recall", "bench", "report", "snapshot", "fetch"]
         top = self.good("--help").stdout
         for command in commands:
             self.assertIn(f"\n  {command}", top)
@@ -75,8 +91,10 @@ class HelpTest(Command):
     def test_completion_scripts_know_commands_and_options(self):
         for shell in ("bash", "zsh", "fish"):
             script = self.good("completion", shell).stdout
-            for word in ("snapshot", "generate", "balanced", "temp"):
+            for word in ("snapshot", "generate", "ppl", "recall", "bench", "report", "balanced", "temp"):
                 self.assertIn(word, script)
+            if which := shutil.which(shell):
+                self.assertEqual(subprocess.run([which, "-n"], input=script, text=True).returncode, 0, shell)
         self.bad("completion", "tcsh", saying="bash")
 
     def test_bash_completes(self):
@@ -92,6 +110,8 @@ class HelpTest(Command):
         self.assertIn("--repeat-penalty", complete("tierkv", "generate", "--re"))
         self.assertEqual(complete("tierkv", "chat", "--kv", "bal"), ["balanced"])
         self.assertEqual(complete("tierkv", "fetch", "wiki"), ["wikitext2"])
+        self.assertEqual(complete("tierkv", "re"), ["recall", "report"])
+        self.assertIn("--stock", complete("tierkv", "ppl", "--st"))
 
 
 class GenerateTest(Command):
@@ -311,18 +331,19 @@ class SnapshotTest(Command):
         self.bad("snapshot", "load", "s.tkv", "-m", "other.gguf", saying="another model")
 
     def test_a_full_disk_leaves_nothing(self):
-        def little_disk():
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (100000, 100000))
-
         arguments = ("snapshot", "save", "s.tkv", "-f", self.text, "-m", self.model(), "--kv", "fp16")
-        self.bad(*arguments, saying="s.tkv", preexec_fn=little_disk, restore_signals=False)
+        self.bad(*arguments, saying="s.tkv", preexec_fn=little_disk(100000))
         self.assertEqual(self.files(), ["text.txt"])
         self.save()
         before = (self.folder / "s.tkv").read_bytes()
-        self.bad(*arguments, preexec_fn=little_disk, restore_signals=False)
+        self.bad(*arguments, preexec_fn=little_disk(100000))
         self.assertEqual((self.folder / "s.tkv").read_bytes(), before)
         self.assertEqual(self.files(), ["s.tkv", "text.txt"])
+
+    def test_text_that_does_not_fit_after_it(self):
+        self.save()
+        self.text.write_text(TEXT * 5)
+        self.bad("snapshot", "load", "s.tkv", "-f", self.text, "-m", self.model(), saying="4,096")
 
 
 class BadInputTest(Command):
@@ -343,16 +364,21 @@ class BadInputTest(Command):
             ".": "folder",
             "smollm2": "tierkv fetch smollm2",
         }.items():
-            with self.subTest(name):
-                self.bad("generate", "hi", "-m", name, saying=saying)
-                self.bad("plan", "-m", name, saying=saying)
+            for command in self.commands_with_a_model():
+                with self.subTest(f"{command} {name}"):
+                    self.bad(*command, "-m", name, saying=saying)
+        self.assertNotIn("new.tkv", self.files())
 
     def test_models_that_the_cache_does_not_serve(self):
-        for kind, why in {"bloom": "ALiBi", "mamba": "recurrent", "lfm2": "hybrid", "deepseek2": "MLA"}.items():
-            with self.subTest(kind):
-                self.bad("generate", "hi", "-m", self.model(kind), saying=why)
+        for kind, why in {"bloom": "ALiBi", "mamba": "recurrent", "lfm2": "hybrid", "deepseek2": "MLA", "odd-head": "head_dim is 24"}.items():
+            for command in self.commands_with_a_model():
+                with self.subTest(f"{command} {kind}"):
+                    loads = command[:2] == ["snapshot", "load"]
+                    self.bad(*command, "-m", self.model(kind), saying="another model" if loads else why)
+        self.assertNotIn("new.tkv", self.files())
 
     def test_contexts(self):
+        self.bad("chat", "-m", self.model(), "--ctx", 5000, saying="4,096")
         self.bad("generate", "hi", "-m", self.model(), "--ctx", 5000, saying="4,096")
         self.bad("generate", "-f", self.text, "-m", self.model(), "--ctx", 100, saying="prompt")
         self.text.write_text(TEXT * 5)
@@ -372,7 +398,69 @@ class BadInputTest(Command):
         self.bad("chat", "--kv", "fp16", "--kv", "int8", saying="one --kv")
         self.bad("fetch", "frobnicate", saying="smollm2")
 
+    def test_sessions(self):
+        self.bad("chat", "-m", self.model(), "--load", "nowhere.tkv", saying="No such file")
+        self.bad("chat", "-m", self.model(), "--load", self.text, saying="not a tierkv session")
+        self.commands_with_a_model()  # writes s.tkv
+        self.bad("chat", "-m", self.model("qwen2"), "--load", "s.tkv", saying="another model")
+        for part in ("inspect", "verify", "load"):
+            self.bad("snapshot", part, "nowhere.tkv", saying="nowhere.tkv")
+            self.bad("snapshot", part, self.text, saying="text.txt")
+            self.bad("snapshot", part, ".", saying="directory")
+
+    def test_places_that_cannot_be_written_are_refused_before_the_work(self):
+        """The model does not exist either: it has not been looked for."""
+        for place, saying in {"no/such/x": "no/such", ".": "folder", "text.txt/x": "text.txt"}.items():
+            self.bad("snapshot", "save", place, "-f", self.text, "-m", "nowhere.gguf", saying=saying)
+            self.bad("recall", "--plot", place, "-m", "nowhere.gguf", saying=saying)
+            self.bad("report", "nowhere.json", "-o", place, saying=saying)
+            for command in self.commands_with_a_model():
+                self.bad(*command, "-m", "nowhere.gguf", "--json", place, saying=saying)
+
+    def test_a_full_disk(self):
+        """Every file that a command writes is there whole or not at all."""
+        disk = {"preexec_fn": little_disk(100)}
+        rows = [{"kv": "x", "ppl": 3.5}]
+        (self.folder / "ppl.json").write_text(json.dumps(rows))
+        before = self.files()
+        small = ("-m", self.model(), "--kv", "fp16", "-q")
+        one = ("--task", "passkey", "--ctx", 512, "--depths", 50, "--trials", 1)
+        for command in (
+            ["plan", *small, "--json", "out.json"],
+            ["generate", "hi", "-n", 2, *small, "--json", "out.json"],
+            ["ppl", "-f", self.text, "--ctx", 64, "--tokens", 64, *small, "--json", "out.json"],
+            ["bench", "--depths", 0, "-n", 1, "--stock", "none", *small, "--json", "out.json"],
+            ["recall", *one, *small, "--json", "out.json"],
+            ["recall", *one, *small, "--plot", "out.svg"],
+            ["demo", "--tokens", 600, "--scored", 16, "-n", 1, *small, "--json", "out.json"],
+            ["report", "ppl.json", "-o", "out.html"],
+            ["report", "ppl.json", "--json", "out.json", "--svg", "."],
+        ):
+            with self.subTest(str(command)):
+                done = self.run_cli(*command, **disk)
+                self.assertEqual(done.returncode, 2, done.stderr)
+                self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+                self.assertIn("nothing was kept", done.stderr)
+                self.assertEqual(self.files(), before)
+        done = self.run_cli("chat", *small, "-n", 2, stdin="here\n/save talk.tkv\n", **disk)
+        self.assertEqual((done.returncode, self.files()), (2, before))
+        self.assertIn("talk.tkv", done.stderr)
+
+    def test_json_on_stdout_whatever_happens(self):
+        for command in self.commands_with_a_model():
+            with self.subTest(str(command)):
+                done = self.run_cli(*command, "-m", "nowhere.gguf", "--json")
+                value = json.loads(done.stdout)
+                self.assertEqual((done.returncode, value["exit_code"]), (2, 2))
+                self.assertEqual(done.stderr, f"tierkv: {value['error']}\n")
+        for command in (["report", "nowhere.json", "--json"], ["snapshot", "verify", "nowhere.tkv", "--json"], ["fetch", "nothing", "--json"],
+                        ["fetch", "smollm2", "--offline", "--json"], ["generate", "--nonsense", "--json"], ["plan", "--json", "--ctx", "x"]):  # fmt: skip
+            done = self.run_cli(*command)
+            self.assertEqual((done.returncode, json.loads(done.stdout)["exit_code"]), (2, 2), command)
+
     def test_kv(self):
+        for command in self.commands_with_a_model():
+            self.bad(*command, "-m", self.model(), "--kv", "ballanced", saying="balanced")
         self.bad("generate", "hi", "--kv", "ballanced", saying="balanced")
         self.bad("generate", "hi", "--kv", "archive=rot9", saying="rot9")
         self.bad("generate", "hi", "--kv", "nowhere.toml", saying="nowhere.toml")
@@ -432,6 +520,22 @@ class TerminalTest(Command):
         self.assertNotIn("\033", piped.stdout + piped.stderr)
         self.assertNotIn("█", piped.stdout + piped.stderr)
 
+    def test_evaluation_shows_bars_on_a_terminal_only(self):
+        common = ("-m", self.model(), "--kv", "fp16")
+        for arguments in (
+            ("ppl", "-f", self.text, "--ctx", 256, "--tokens", 512, *common),
+            ("recall", "--task", "passkey", "--ctx", 512, "--depths", 50, "--trials", 1, *common),
+            ("bench", "--depths", "0,256", "-n", 4, *common),
+            ("plan", *common),
+        ):
+            with self.subTest(arguments[0]):
+                plain, code = self.on_terminal(*arguments, environment={"NO_COLOR": "1"})
+                self.assertEqual(code, 0)
+                self.assertNotRegex(plain, r"\033\[[0-9;]*m")
+                piped = self.good(*arguments)
+                self.assertEqual(piped.stderr, "")
+                self.assertNotIn("\033", piped.stdout)
+
     def test_chat_stops_a_reply_at_ctrl_c_and_goes_on(self):
         keys = [("> ", "here\n"), ("here\r\n", 0.3), ("here\r\n", signal.SIGINT), ("here\r\n", 0.3), ("here\r\n", "/tiers\n")]
         keys.append(("tokens, --kv balanced", "/quit\n"))
@@ -470,6 +574,16 @@ class InterruptTest(Command):
         self.assertEqual(process.wait(timeout=60), 130)
         self.assertEqual(self.files(), ["text.txt"])
 
+    def test_ctrl_c_leaves_json(self):
+        for command in (["ppl", "-f", "-"], ["recall", "--haystack", "-"], ["bench", "-f", "-"], ["generate", "-f", "-"]):
+            with self.subTest(command[0]):
+                process = self.start(*command, "-m", self.model(), "--json")
+                time.sleep(0.5)
+                process.send_signal(signal.SIGINT)
+                output, _ = process.communicate(timeout=60)
+                self.assertEqual(process.returncode, 130)
+                self.assertEqual(json.loads(output)["exit_code"], 130)
+
     def test_the_second_ctrl_c_ends_it_at_once(self):
         process = self.start("snapshot", "save", "s.tkv", "-f", "-", "-m", self.model())
         for _ in range(2):
@@ -483,6 +597,31 @@ class InterruptTest(Command):
         process.stdout.close()
         process.stderr.read()
         self.assertEqual(process.wait(timeout=60), -signal.SIGPIPE)
+
+
+class RealModelTest(Command):
+    """On SmolLM2, where it has been downloaded."""
+
+    MODEL = Path(os.environ.get("TIERKV_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tierkv")
+    MODEL = MODEL / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+    @unittest.skipUnless(MODEL.exists(), "SmolLM2 is not downloaded")
+    def test_the_bytes_it_reports_are_the_process_s_bytes(self):
+        """Two processes that differ in nothing but --kv differ in resident memory by what their caches say."""
+        words = "The old ferry left the harbour at noon with nine people and a piano on board, and nobody looked back at the town. "
+        self.text.write_text(words * 64)
+        results = []
+        for kv in ("fp16", "balanced"):
+            (result,) = self.good_json("generate", "-f", self.text, "-m", self.MODEL, "-n", 2, "--ignore-end", "--kv", kv, "-q")["results"]
+            results.append(result)
+        fp16, balanced = results
+        self.assertGreater(fp16["length"], 1500)
+        said = fp16["resident_bytes"] - balanced["resident_bytes"]
+        seen = fp16["rss_anonymous_bytes"] - balanced["rss_anonymous_bytes"]
+        self.assertGreater(said, 20 << 20)
+        self.assertAlmostEqual(seen / said, 1, delta=0.15)
+        for result in results:  # a few pages of each of the 60 tensors, not the 5.6 MiB they are
+            self.assertLess(result["micro_batch_bytes"], 1 << 20)
 
 
 if __name__ == "__main__":

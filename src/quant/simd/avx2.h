@@ -27,11 +27,19 @@ TIERKV_INLINE F mul(F a, F b) { return _mm256_mul_ps(a, b); }
 TIERKV_INLINE F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
 TIERKV_INLINE F max(F a, F b) { return _mm256_max_ps(a, b); }
 TIERKV_INLINE F min(F a, F b) { return _mm256_min_ps(a, b); }
+TIERKV_INLINE F div(F a, F b) { return _mm256_div_ps(a, b); }
+TIERKV_INLINE F sqrt(F a) { return _mm256_sqrt_ps(a); }
+TIERKV_INLINE F nearest(F a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }  // half to even
 TIERKV_INLINE F abs(F a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
 TIERKV_INLINE float sum(F v) {
   __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
   s = _mm_add_ps(s, _mm_movehl_ps(s, s));
   return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+// out[0..3] = the sums of four vectors.
+TIERKV_INLINE void sum_four(F a, F b, F c, F d, float* out) {
+  const F all = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+  _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
 }
 TIERKV_INLINE float top(F v) {
   __m128 s = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
@@ -39,6 +47,9 @@ TIERKV_INLINE float top(F v) {
   return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
 }
 TIERKV_INLINE F keep_above(F v, F x, float limit) { return _mm256_and_ps(_mm256_cmp_ps(x, _mm256_set1_ps(limit), _CMP_GT_OQ), v); }
+
+// a < b ? x : y (a NaN gives y).
+TIERKV_INLINE F pick_less(F a, F b, F x, F y) { return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_LT_OQ)); }
 
 TIERKV_INLINE I load_words(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 TIERKV_INLINE void store_words(void* p, I v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
@@ -65,6 +76,11 @@ TIERKV_INLINE int32_t sum_words(I v) {
   return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xB1)));
 }
 
+// n + (x > limit ? 1 : 0)
+TIERKV_INLINE I count_above(I n, F x, F limit) {
+  return _mm256_sub_epi32(n, _mm256_castps_si256(_mm256_cmp_ps(x, limit, _CMP_GT_OQ)));
+}
+
 TIERKV_INLINE I load_bytes(const void* p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p))); }
 TIERKV_INLINE void store_bytes(void* p, I v) {
   const I low = _mm256_shuffle_epi8(v, _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 4, 8, 12, -1, -1, -1,
@@ -75,6 +91,30 @@ TIERKV_INLINE void store_bytes(void* p, I v) {
 TIERKV_INLINE F load_f16(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 TIERKV_INLINE F load_bf16(const uint16_t* p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 16));
+}
+
+TIERKV_INLINE void store_f16(uint16_t* p, F v) {  // nearest even, infinity past the range
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+TIERKV_INLINE void store_halves(uint16_t* p, I v) {  // the low sixteen bits of each word
+  const I low = _mm256_and_si256(v, _mm256_set1_epi32(0xFFFF));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1)));
+}
+
+// Lane r of vector c becomes lane c of vector r.
+TIERKV_INLINE void transpose(F (&v)[kLanes]) {
+  const auto low2 = [](F a, F b) { return _mm256_castpd_ps(_mm256_unpacklo_pd(_mm256_castps_pd(a), _mm256_castps_pd(b))); };
+  const auto high2 = [](F a, F b) { return _mm256_castpd_ps(_mm256_unpackhi_pd(_mm256_castps_pd(a), _mm256_castps_pd(b))); };
+  F q[8];  // q[4·i + j]: columns j, 4+j of rows 4i..4i+3
+  for (int i = 0; i < 8; i += 4) {
+    const F a = _mm256_unpacklo_ps(v[i], v[i + 1]), b = _mm256_unpackhi_ps(v[i], v[i + 1]);
+    const F c = _mm256_unpacklo_ps(v[i + 2], v[i + 3]), d = _mm256_unpackhi_ps(v[i + 2], v[i + 3]);
+    q[i] = low2(a, c), q[i + 1] = high2(a, c), q[i + 2] = low2(b, d), q[i + 3] = high2(b, d);
+  }
+  for (int j = 0; j < 4; ++j) {
+    v[j] = _mm256_permute2f128_ps(q[j], q[4 + j], 0x20);
+    v[4 + j] = _mm256_permute2f128_ps(q[j], q[4 + j], 0x31);
+  }
 }
 
 // table[index] for sixteen floats.
@@ -95,14 +135,15 @@ struct ByteTable {
   TIERKV_INLINE I at(I codes) const { return _mm256_shuffle_epi8(t, codes); }
 };
 
+// Lane i and lane i^kHalf: lower: other + v; upper: other - v. The product with ±1 is exact, so the fused form rounds as the plain one does.
 template <int kHalf>
 TIERKV_INLINE F butterfly(F v) {
+  constexpr auto s = [](int lane) { return (lane & kHalf) != 0 ? -1.0f : 1.0f; };
   F other;
-  constexpr int kUpper = kHalf == 4 ? 0xF0 : kHalf == 2 ? 0xCC : 0xAA;
   if constexpr (kHalf == 4) other = _mm256_permute2f128_ps(v, v, 0x01);
   if constexpr (kHalf == 2) other = _mm256_permute_ps(v, 0x4E);
   if constexpr (kHalf == 1) other = _mm256_permute_ps(v, 0xB1);
-  return _mm256_blend_ps(_mm256_add_ps(other, v), _mm256_sub_ps(other, v), kUpper);
+  return _mm256_fmadd_ps(v, _mm256_setr_ps(s(0), s(1), s(2), s(3), s(4), s(5), s(6), s(7)), other);
 }
 
 // Sums of four byte products in each lane: unsigned codes below 2^kBits times signed factors. Products of two bytes add up in

@@ -26,12 +26,26 @@ TIERKV_INLINE F mul(F a, F b) { return _mm512_mul_ps(a, b); }
 TIERKV_INLINE F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
 TIERKV_INLINE F max(F a, F b) { return _mm512_max_ps(a, b); }
 TIERKV_INLINE F min(F a, F b) { return _mm512_min_ps(a, b); }
+TIERKV_INLINE F div(F a, F b) { return _mm512_div_ps(a, b); }
+TIERKV_INLINE F sqrt(F a) { return _mm512_sqrt_ps(a); }
+TIERKV_INLINE F nearest(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }  // half to even
 TIERKV_INLINE F abs(F a) { return _mm512_abs_ps(a); }
 TIERKV_INLINE float sum(F v) { return _mm512_reduce_add_ps(v); }
+// out[0..3] = the sums of four vectors.
+TIERKV_INLINE void sum_four(F a, F b, F c, F d, float* out) {
+  const F ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));  // in fours of lanes: a b a b
+  const F cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+  const F all = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xEE));  // a b c d
+  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+  _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+}
 TIERKV_INLINE float top(F v) { return _mm512_reduce_max_ps(v); }
 TIERKV_INLINE F keep_above(F v, F x, float limit) {
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_GT_OQ), v);
 }
+
+// a < b ? x : y (a NaN gives y).
+TIERKV_INLINE F pick_less(F a, F b, F x, F y) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x); }
 
 TIERKV_INLINE I load_words(const void* p) { return _mm512_loadu_si512(p); }
 TIERKV_INLINE void store_words(void* p, I v) { _mm512_storeu_si512(p, v); }
@@ -54,11 +68,41 @@ TIERKV_INLINE F as_floats(I v) { return _mm512_castsi512_ps(v); }
 TIERKV_INLINE I as_words(F v) { return _mm512_castps_si512(v); }
 TIERKV_INLINE int32_t sum_words(I v) { return _mm512_reduce_add_epi32(v); }
 
+// n + (x > limit ? 1 : 0)
+TIERKV_INLINE I count_above(I n, F x, F limit) {
+  return _mm512_mask_add_epi32(n, _mm512_cmp_ps_mask(x, limit, _CMP_GT_OQ), n, _mm512_set1_epi32(1));
+}
+
 TIERKV_INLINE I load_bytes(const void* p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p))); }
 TIERKV_INLINE void store_bytes(void* p, I v) { _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(v)); }
 TIERKV_INLINE F load_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
 TIERKV_INLINE F load_bf16(const uint16_t* p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16));
+}
+
+TIERKV_INLINE void store_f16(uint16_t* p, F v) {  // nearest even, infinity past the range
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+TIERKV_INLINE void store_halves(uint16_t* p, I v) {  // the low sixteen bits of each word
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(v));
+}
+
+// Lane r of vector c becomes lane c of vector r.
+TIERKV_INLINE void transpose(F (&v)[kLanes]) {
+  const auto low2 = [](F a, F b) { return _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(a), _mm512_castps_pd(b))); };
+  const auto high2 = [](F a, F b) { return _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(a), _mm512_castps_pd(b))); };
+  F q[16];  // q[4·i + j]: columns j, 4+j, 8+j, 12+j of rows 4i..4i+3
+  for (int i = 0; i < 16; i += 4) {
+    const F a = _mm512_unpacklo_ps(v[i], v[i + 1]), b = _mm512_unpackhi_ps(v[i], v[i + 1]);
+    const F c = _mm512_unpacklo_ps(v[i + 2], v[i + 3]), d = _mm512_unpackhi_ps(v[i + 2], v[i + 3]);
+    q[i] = low2(a, c), q[i + 1] = high2(a, c), q[i + 2] = low2(b, d), q[i + 3] = high2(b, d);
+  }
+  for (int j = 0; j < 4; ++j) {
+    const F a = _mm512_shuffle_f32x4(q[j], q[4 + j], 0x88), b = _mm512_shuffle_f32x4(q[8 + j], q[12 + j], 0x88);
+    const F c = _mm512_shuffle_f32x4(q[j], q[4 + j], 0xDD), d = _mm512_shuffle_f32x4(q[8 + j], q[12 + j], 0xDD);
+    v[j] = _mm512_shuffle_f32x4(a, b, 0x88), v[8 + j] = _mm512_shuffle_f32x4(a, b, 0xDD);
+    v[4 + j] = _mm512_shuffle_f32x4(c, d, 0x88), v[12 + j] = _mm512_shuffle_f32x4(c, d, 0xDD);
+  }
 }
 
 // table[index] for sixteen floats.
@@ -84,11 +128,12 @@ TIERKV_INLINE F swap_lanes(F v) {
   if constexpr (kHalf == 2) return _mm512_permute_ps(v, 0x4E);
   return _mm512_permute_ps(v, 0xB1);
 }
+// Lower lane: other + v; upper: other - v. The product with ±1 is exact, so the fused form rounds as the plain one does.
 template <int kHalf>
 TIERKV_INLINE F butterfly(F v) {
-  constexpr __mmask16 kUpper = kHalf == 8 ? 0xFF00 : kHalf == 4 ? 0xF0F0 : kHalf == 2 ? 0xCCCC : 0xAAAA;
-  const F other = swap_lanes<kHalf>(v);
-  return _mm512_mask_sub_ps(_mm512_add_ps(other, v), kUpper, other, v);
+  constexpr auto s = [](int lane) { return (lane & kHalf) != 0 ? -1.0f : 1.0f; };
+  const F sign = _mm512_setr_ps(s(0), s(1), s(2), s(3), s(4), s(5), s(6), s(7), s(8), s(9), s(10), s(11), s(12), s(13), s(14), s(15));
+  return _mm512_fmadd_ps(v, sign, swap_lanes<kHalf>(v));
 }
 
 // Sums of four byte products in each lane: unsigned codes below 2^kBits times signed factors.

@@ -12,6 +12,14 @@ constexpr uint32_t kTile = 16;
 constexpr uint32_t kTileRow = kTile * 4;  // bytes of one word per lane
 constexpr uint32_t kMaxBatch = 8;         // rows of factors at a time
 
+TIERKV_INLINE uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
+// Part i of n of what comes next.
+TIERKV_INLINE void prefetch_part(const Ahead& ahead, uint32_t i, uint32_t n) {
+  const size_t lines = (ahead.bytes + 63) / 64;
+  for (size_t line = lines * i / n; line < lines * (i + 1) / n; ++line) prefetch(ahead.at + line * 64);
+}
+
 // --- reading codes
 
 // Four vectors of bytes: positions 16u .. 16u+15 of kLanes lanes, from a plane of P bits.
@@ -211,12 +219,7 @@ class TileDot {
 // --- factors: floats to bytes
 
 // x[0..n) as step·integer: one byte plane, or two (256·high + low). n % 16 == 0.
-struct Rounded {
-  float step;
-  float sum;           // of x
-  float rounded_sum;   // of what the bytes stand for
-};
-TIERKV_INLINE Rounded round_factors(const float* x, uint32_t n, uint32_t planes, int8_t* high, int8_t* low) {
+TIERKV_INLINE RoundedRow round_factors(const float* x, uint32_t n, uint32_t planes, int8_t* high, int8_t* low) {
   F most = splat(0.0f), total = splat(0.0f);
   for (uint32_t i = 0; i < n; i += kLanes) {
     const F v = load(x + i);
@@ -243,8 +246,6 @@ TIERKV_INLINE Rounded round_factors(const float* x, uint32_t n, uint32_t planes,
   return {step, sum(total), step * static_cast<float>(sum_words(integers))};
 }
 
-TIERKV_INLINE uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
-
 TIERKV_INLINE void store_up_to(float* out, F v, uint32_t n) {
   if (n >= kLanes) store(out, v);
   else store_first(out, v, n);
@@ -252,29 +253,23 @@ TIERKV_INLINE void store_up_to(float* out, F v, uint32_t n) {
 
 // --- keys
 
-void scores_by_token(const PackedSide& side, const std::byte* codes, const float* scales, const float* offsets, const float* queries,
-                     uint32_t count, uint32_t rows, float* out, size_t stride, const KernelScratch& scratch) {
-  const uint32_t d = side.depth, planes = side.factor_planes, groups = (d + side.group - 1) / side.group;
-  int8_t* factors = scratch.bytes + static_cast<size_t>(d) * 2 * kTile;
-  // Per (query, group): the query's sum, and what rounding and the level of zero add to a sum of products. Rounding is per query and
-  // group, so that a group of small channels keeps its resolution.
-  float* steps = scratch.floats;
-  float* totals = steps + static_cast<size_t>(count) * groups;
-  float* shifts = totals + static_cast<size_t>(count) * groups;
+void round_queries(const float* queries, uint32_t count, uint32_t dim, uint32_t group, uint32_t planes, int8_t* factors, RoundedRow* terms) {
   for (uint32_t i = 0; i < count; ++i) {
-    for (uint32_t g = 0; g < groups; ++g) {
-      const uint32_t from = g * side.group, n = smaller(side.group, d - from);
-      int8_t* high = factors + static_cast<size_t>(i) * planes * d + from;
-      const Rounded r = round_factors(queries + static_cast<size_t>(i) * d + from, n, planes, high, high + d);
-      steps[i * groups + g] = r.step * side.unit;
-      totals[i * groups + g] = r.sum;
-      shifts[i * groups + g] = side.unit * (side.middle * (r.sum - r.rounded_sum) - side.zero * r.sum);
+    for (uint32_t from = 0; from < dim; from += group) {
+      int8_t* high = factors + static_cast<size_t>(i) * planes * dim + from;
+      *terms++ = round_factors(queries + static_cast<size_t>(i) * dim + from, smaller(group, dim - from), planes, high, high + dim);
     }
   }
+}
+
+void scores_by_token(const PackedSide& side, const std::byte* codes, const float* scales, const float* offsets, const int8_t* factors,
+                     const RoundedRow* terms, uint32_t count, uint32_t rows, float* out, size_t stride, const KernelScratch& scratch) {
+  const uint32_t d = side.depth, planes = side.factor_planes, groups = (d + side.group - 1) / side.group;
   TileDot dot(side, count * planes, reinterpret_cast<uint8_t*>(scratch.bytes));
   Sums sums;
   const uint32_t batch = kMaxBatch / planes;
   for (uint32_t first = 0; first < rows; first += kTile) {
+    prefetch_part(scratch.ahead, first / kTile, (rows + kTile - 1) / kTile);
     dot.start(codes, first / kTile, d / 16);
     const uint32_t live = smaller(kTile, rows - first);
     for (uint32_t g = 0; g < groups; ++g) {
@@ -285,7 +280,10 @@ void scores_by_token(const PackedSide& side, const std::byte* codes, const float
         const uint32_t n = smaller(batch, count - i0);
         dot.run(from / 16, to / 16, factors + static_cast<size_t>(i0) * planes * d, d, n * planes, sums);
         for (uint32_t i = i0; i < i0 + n; ++i) {
-          const F step = splat(steps[i * groups + g]), shift = splat(shifts[i * groups + g]), total = splat(totals[i * groups + g]);
+          const RoundedRow& r = terms[i * groups + g];
+          // What rounding did to the middle of the levels is put back, the level of zero taken out.
+          const F step = splat(r.step * side.unit), total = splat(r.sum);
+          const F shift = splat(side.unit * (side.middle * (r.sum - r.rounded_sum) - side.zero * r.sum));
           float* o = out + i * stride + first;
           for (uint32_t l = 0; l < live; l += kLanes) {
             F v = fma(dot.joined(sums, i - i0, l), step, shift);
@@ -328,11 +326,12 @@ void scores_by_channel(const PackedSide& side, const std::byte* codes, const flo
           bias = fma(v, load(z + c), bias);
         }
         int8_t* high = factors + static_cast<size_t>(i) * planes * d;
-        const Rounded r = round_factors(folded, d, planes, high, high + d);
+        const RoundedRow r = round_factors(folded, d, planes, high, high + d);
         steps[i] = r.step * side.unit;
         shifts[i] = sum(bias) + side.unit * (side.middle * (r.sum - r.rounded_sum) - side.zero * r.sum);
       }
     }
+    prefetch_part(scratch.ahead, first / kTile, (rows + kTile - 1) / kTile);
     dot.start(codes, first / kTile, d / 16);
     const uint32_t live = smaller(kTile, rows - first);
     for (uint32_t i0 = 0; i0 < count; i0 += batch) {
@@ -381,11 +380,12 @@ void accumulate(const PackedSide& side, const std::byte* codes, const float* sca
           rest += t < rows ? w[t] * z[t] : 0.0f;
         }
         int8_t* high = factors + static_cast<size_t>(i) * planes * depth;
-        const Rounded r = round_factors(folded, depth, planes, high, high + depth);
+        const RoundedRow r = round_factors(folded, depth, planes, high, high + depth);
         steps[i] = r.step * side.unit;
         shifts[i] = sum(bias) + rest + side.unit * (side.middle * (r.sum - r.rounded_sum) - side.zero * r.sum);
       }
     }
+    prefetch_part(scratch.ahead, first / kTile, dim / kTile);
     dot.start(codes, first / kTile, depth / 16);
     for (uint32_t i0 = 0; i0 < count; i0 += batch) {
       const uint32_t n = smaller(batch, count - i0);

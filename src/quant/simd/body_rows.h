@@ -2,6 +2,7 @@
 #pragma once
 
 #include "quant/simd/body.h"
+#include "quant/simd/body_encode.h"
 
 namespace tierkv::quant {
 namespace {
@@ -13,19 +14,36 @@ TIERKV_INLINE F load_half(const uint16_t* p) {
   return kBf16 ? load_bf16(p) : load_f16(p);
 }
 
-// Few queries: each row is widened once, in registers, and meets N queries.
-template <bool kBf16, uint32_t N>
-void few_scores(const uint16_t* rows, uint32_t dim, const float* queries, uint32_t n, float* out, size_t stride) {
-  for (uint32_t t = 0; t < n; ++t) {
-    const uint16_t* row = rows + static_cast<size_t>(t) * dim;
-    F acc[N];
-    for (uint32_t i = 0; i < N; ++i) acc[i] = splat(0.0f);
-    for (uint32_t c = 0; c < dim; c += kLanes) {
-      const F x = load_half<kBf16>(row + c);
-      for (uint32_t i = 0; i < N; ++i) acc[i] = fma(x, load(queries + static_cast<size_t>(i) * dim + c), acc[i]);
-    }
-    for (uint32_t i = 0; i < N; ++i) out[i * stride + t] = sum(acc[i]);
+// Few queries: kRows rows are widened in registers and meet N queries, each of which is loaded once for all of them.
+template <bool kBf16, uint32_t N, uint32_t kRows>
+TIERKV_INLINE void few_scores(const uint16_t* rows, uint32_t dim, const float* queries, float* out, size_t stride) {
+  F acc[kRows][N];
+  for (uint32_t t = 0; t < kRows; ++t) {
+    for (uint32_t i = 0; i < N; ++i) acc[t][i] = splat(0.0f);
   }
+  for (uint32_t c = 0; c < dim; c += kLanes) {
+    F x[kRows];
+    for (uint32_t t = 0; t < kRows; ++t) x[t] = load_half<kBf16>(rows + static_cast<size_t>(t) * dim + c);
+    for (uint32_t i = 0; i < N; ++i) {
+      const F q = load(queries + static_cast<size_t>(i) * dim + c);
+      for (uint32_t t = 0; t < kRows; ++t) acc[t][i] = fma(x[t], q, acc[t][i]);
+    }
+  }
+  for (uint32_t i = 0; i < N; ++i) {
+    if constexpr (kRows == 4) sum_four(acc[0][i], acc[1][i], acc[2][i], acc[3][i], out + i * stride);
+    else out[i * stride] = sum(acc[0][i]);
+  }
+}
+
+template <bool kBf16, uint32_t N>
+void few_scores(const uint16_t* rows, uint32_t dim, const float* queries, uint32_t n, float* out, size_t stride, const Ahead& ahead) {
+  constexpr uint32_t kRows = N * 4 <= (kLanes == 16 ? 16 : 8) ? 4 : 1;  // as many sums as registers hold
+  uint32_t t = 0;
+  for (; t + kRows <= n; t += kRows) {
+    prefetch_part(ahead, t / kRows, n / kRows);
+    few_scores<kBf16, N, kRows>(rows + static_cast<size_t>(t) * dim, dim, queries, out + t, stride);
+  }
+  for (; t < n; ++t) few_scores<kBf16, N, 1>(rows + static_cast<size_t>(t) * dim, dim, queries, out + t, stride);
 }
 
 // sums of N queries with 16 rows that lie channel by channel: tile[c*16 + row].
@@ -65,31 +83,33 @@ void many_scores(const uint16_t* rows, uint32_t dim, const float* queries, uint3
 
 template <bool kBf16>
 void half_scores(const uint16_t* rows, uint32_t dim, const float* queries, uint32_t count, uint32_t n, float* out, size_t stride,
-                 float* scratch) {
+                 float* scratch, const Ahead& ahead) {
   switch (count) {
-    case 1: return few_scores<kBf16, 1>(rows, dim, queries, n, out, stride);
-    case 2: return few_scores<kBf16, 2>(rows, dim, queries, n, out, stride);
-    case 3: return few_scores<kBf16, 3>(rows, dim, queries, n, out, stride);
-    case 4: return few_scores<kBf16, 4>(rows, dim, queries, n, out, stride);
-    case 8: return few_scores<kBf16, 8>(rows, dim, queries, n, out, stride);
+    case 1: return few_scores<kBf16, 1>(rows, dim, queries, n, out, stride, ahead);
+    case 2: return few_scores<kBf16, 2>(rows, dim, queries, n, out, stride, ahead);
+    case 3: return few_scores<kBf16, 3>(rows, dim, queries, n, out, stride, ahead);
+    case 4: return few_scores<kBf16, 4>(rows, dim, queries, n, out, stride, ahead);
+    case 8: return few_scores<kBf16, 8>(rows, dim, queries, n, out, stride, ahead);
     default: return many_scores<kBf16>(rows, dim, queries, count, n, out, stride, scratch);
   }
 }
 
 void half_scores(const uint16_t* rows, bool bf16, uint32_t dim, const float* queries, uint32_t count, uint32_t n, float* out, size_t stride,
-                 float* scratch) {
-  if (bf16) half_scores<true>(rows, dim, queries, count, n, out, stride, scratch);
-  else half_scores<false>(rows, dim, queries, count, n, out, stride, scratch);
+                 float* scratch, const Ahead& ahead) {
+  if (bf16) half_scores<true>(rows, dim, queries, count, n, out, stride, scratch, ahead);
+  else half_scores<false>(rows, dim, queries, count, n, out, stride, scratch, ahead);
 }
 
 // kVectors vectors of channels of N outputs stay in registers while all rows pass by.
 template <bool kBf16, uint32_t N, uint32_t kVectors>
-TIERKV_INLINE void add_columns(const uint16_t* rows, uint32_t dim, const float* weights, size_t stride, uint32_t n, float* acc) {
+TIERKV_INLINE void add_columns(const uint16_t* rows, uint32_t dim, const float* weights, size_t stride, uint32_t n, float* acc,
+                               const Ahead& ahead) {
   F sums[N][kVectors];
   for (uint32_t i = 0; i < N; ++i) {
     for (uint32_t v = 0; v < kVectors; ++v) sums[i][v] = load(acc + static_cast<size_t>(i) * dim + v * kLanes);
   }
   for (uint32_t t = 0; t < n; ++t) {
+    prefetch_part(ahead, t, n);
     F x[kVectors];
     for (uint32_t v = 0; v < kVectors; ++v) x[v] = load_half<kBf16>(rows + static_cast<size_t>(t) * dim + v * kLanes);
     for (uint32_t i = 0; i < N; ++i) {
@@ -103,24 +123,27 @@ TIERKV_INLINE void add_columns(const uint16_t* rows, uint32_t dim, const float* 
 }
 
 template <bool kBf16, uint32_t N>
-void add_rows(const uint16_t* rows, uint32_t dim, const float* weights, size_t stride, uint32_t n, float* acc) {
+void add_rows(const uint16_t* rows, uint32_t dim, const float* weights, size_t stride, uint32_t n, float* acc, const Ahead& ahead) {
   constexpr uint32_t kVectors = kLanes == 8 || N > 4 ? 2 : 4;  // AVX2 has 16 registers, the others 32
   uint32_t c = 0;
-  for (; c + kVectors * kLanes <= dim; c += kVectors * kLanes) add_columns<kBf16, N, kVectors>(rows + c, dim, weights, stride, n, acc + c);
-  for (; c < dim; c += kLanes) add_columns<kBf16, N, 1>(rows + c, dim, weights, stride, n, acc + c);
+  for (; c + kVectors * kLanes <= dim; c += kVectors * kLanes) {
+    add_columns<kBf16, N, kVectors>(rows + c, dim, weights, stride, n, acc + c, c == 0 ? ahead : Ahead());
+  }
+  for (; c < dim; c += kLanes) add_columns<kBf16, N, 1>(rows + c, dim, weights, stride, n, acc + c, Ahead());
 }
 
 template <bool kBf16>
-void half_accumulate(const uint16_t* rows, uint32_t dim, const float* weights, size_t stride, uint32_t count, uint32_t n, float* acc) {
+void half_accumulate(const uint16_t* rows, uint32_t dim, const float* weights, size_t stride, uint32_t count, uint32_t n, float* acc,
+                     const Ahead& ahead) {
   constexpr uint32_t kMost = kLanes == 8 ? 4 : 8;
   while (count > 0) {
     const uint32_t take = count >= kMost ? kMost : count >= 4 ? 4 : count;
     switch (take) {
-      case 1: add_rows<kBf16, 1>(rows, dim, weights, stride, n, acc); break;
-      case 2: add_rows<kBf16, 2>(rows, dim, weights, stride, n, acc); break;
-      case 3: add_rows<kBf16, 3>(rows, dim, weights, stride, n, acc); break;
-      case 4: add_rows<kBf16, 4>(rows, dim, weights, stride, n, acc); break;
-      default: add_rows<kBf16, kMost>(rows, dim, weights, stride, n, acc); break;
+      case 1: add_rows<kBf16, 1>(rows, dim, weights, stride, n, acc, ahead); break;
+      case 2: add_rows<kBf16, 2>(rows, dim, weights, stride, n, acc, ahead); break;
+      case 3: add_rows<kBf16, 3>(rows, dim, weights, stride, n, acc, ahead); break;
+      case 4: add_rows<kBf16, 4>(rows, dim, weights, stride, n, acc, ahead); break;
+      default: add_rows<kBf16, kMost>(rows, dim, weights, stride, n, acc, ahead); break;
     }
     count -= take;
     weights += take * stride;
@@ -129,9 +152,9 @@ void half_accumulate(const uint16_t* rows, uint32_t dim, const float* weights, s
 }
 
 void half_accumulate(const uint16_t* rows, bool bf16, uint32_t dim, const float* weights, size_t stride, uint32_t count, uint32_t n,
-                     float* acc) {
-  if (bf16) half_accumulate<true>(rows, dim, weights, stride, count, n, acc);
-  else half_accumulate<false>(rows, dim, weights, stride, count, n, acc);
+                     float* acc, const Ahead& ahead) {
+  if (bf16) half_accumulate<true>(rows, dim, weights, stride, count, n, acc, ahead);
+  else half_accumulate<false>(rows, dim, weights, stride, count, n, acc, ahead);
 }
 
 void widen(const uint16_t* in, bool bf16, uint32_t n, float* out) {
@@ -218,32 +241,11 @@ float dot(const float* a, const float* b, uint32_t n) {
   return sum(total);
 }
 
-// --- rotation
-
-void walsh_hadamard(float* x, uint32_t n) {
-  for (uint32_t i = 0; i < n; i += kLanes) {
-    F v = load(x + i);
-    v = butterfly<1>(v);
-    v = butterfly<2>(v);
-    if constexpr (kLanes > 4) v = butterfly<4>(v);
-    if constexpr (kLanes > 8) v = butterfly<8>(v);
-    store(x + i, v);
-  }
-  for (uint32_t half = kLanes; half < n; half *= 2) {
-    for (uint32_t base = 0; base < n; base += 2 * half) {
-      for (uint32_t i = base; i < base + half; i += kLanes) {
-        const F a = load(x + i), b = load(x + i + half);
-        store(x + i, add(a, b));
-        store(x + i + half, sub(a, b));
-      }
-    }
-  }
-}
-
 constexpr Kernels make_kernels(const char* isa) {
-  return {isa,          scores_by_token, scores_by_channel, accumulate, half_scores, half_accumulate, widen,
+  return {isa,          round_queries,   scores_by_token, scores_by_channel, accumulate, half_scores, half_accumulate, widen,
           lookup_bytes, affine_bytes,    lookup_nibbles,    largest,    exp_sum,     scale,           dot,
-          walsh_hadamard};
+          fit_lanes,    turn_tile,       encode_tile,       decode_columns, decode_rows, rotate_rows,     column_sums,
+          add_row,      within,          narrow};
 }
 
 }  // namespace

@@ -1,0 +1,36 @@
+// scratch.h — memory for encoding and decoding a block: one a thread, grown to what its codecs need and kept.
+//
+// A codec wrapped in another is called while the outer one still uses its part, so every user has a buffer of its own.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "quant/grid.h"
+
+namespace tierkv::quant {
+
+struct BlockScratch {
+  std::vector<float> rotated, centered;        // rows
+  std::vector<float> turned;                   // a block with 16 neighbours side by side
+  std::vector<float> grids;                    // scales, then offsets
+  std::vector<float> tile;                     // rows of one tile
+  std::vector<GroupFit> fits;
+  std::vector<std::byte> meta;
+  std::vector<uint16_t> codes;
+  std::vector<uint8_t> bytes;
+};
+
+inline BlockScratch& block_scratch() {
+  thread_local BlockScratch scratch;
+  return scratch;
+}
+
+template <class T>
+T* at_least(std::vector<T>& v, size_t n) {
+  if (v.size() < n) v.resize(n);
+  return v.data();
+}
+
+}  // namespace tierkv::quant

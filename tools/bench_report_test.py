@@ -1,0 +1,135 @@
+#!/usr/bin/env python3
+"""Proves that bench_report.py takes the right numbers to the right places, can be run again, and leaves the rest of the page alone."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+import xml.etree.ElementTree
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+REPORT = os.path.join(HERE, "bench_report.py")
+PARTS = ("machine", "targets", "plots", "decode", "prefill", "encode", "linearity", "model")
+PAGE = "before\n" + "".join(f"<!-- bench:{name} -->\nold {name}\n<!-- /bench -->\nbetween\n" for name in PARTS) + "after\n"
+
+
+def row(case, **more):
+    return {"case": case, "isa": "avx512vnni", "hardware": "a processor", "commit": "abc", "bits": 2.5, "gbps": 12.5, "waited": 0.0, **more}
+
+
+def attention(setting, op, kilo, median, peer, theirs, threads=2, waited=0.0):
+    return row(f"cache/{setting}/{op}/{kilo}Kx32x8x128_t{threads}", threads=threads, median_ms=median, ns_per_token=median * 1e6 / (kilo * 1024),
+               ceiling_gbps=20.0, ceiling_fraction=0.625, peer=peer, peer_isa="avx2", peer_median_ms=theirs, peer_waited=waited, ratio=theirs / median)
+
+
+ROWS = [
+    row("base/memory/read/512M_t2", threads=2, gbps=18.25, median_ms=30),
+    attention("balanced", "decode", 4, 0.25, "ggml f16", 2.0),
+    attention("balanced", "decode", 32, 2.0, "ggml f16", 24.0),
+    attention("balanced", "decode", 32, 2.0, "ggml q8_0", 14.0),
+    attention("balanced", "decode", 32, 2.0, "ggml f16 by token", 77.0),
+    attention("kivi4", "decode", 32, 3.0, "ggml q4_0", 60.0, waited=0.3),
+    attention("fp16", "prefill512", 32, 100.0, "ggml f16", 110.0),
+    row("cache/balanced/graduate/32Kx32x8x128_t2", threads=2, median_ms=0.02, decode_ms=2.0, share=0.01),
+    row("quant/rot2/unpack/1Kx8x128", threads=1, median_ms=0.3, ns_per_token=293.0),
+]
+MODEL = [{"model": "small", "threads": 2, "kv": kv, "stock": stock, "depth": 4096, "decode_tokens_per_second": speed, "decode_ratio": ratio,
+          "p50_ms": 10.0, "prefill_tokens_per_second": 100.0, "resident_bytes": 2**21}
+         for kv, stock, speed, ratio in (("f16", True, 31.0, 1.0), ("balanced", False, 93.0, 3.0))]
+
+
+class BenchReport(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+
+    def path(self, name):
+        return os.path.join(self.folder.name, name)
+
+    def run_on(self, rows, page=PAGE, model=None):
+        with open(self.path("rows.jsonl"), "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(r) + "\n" for r in rows)
+        with open(self.path("page.md"), "w", encoding="utf-8") as file:
+            file.write(page)
+        command = [sys.executable, REPORT, self.path("rows.jsonl"), "--doc", self.path("page.md"), "--plots", self.path("plots")]
+        if model is not None:
+            with open(self.path("model.json"), "w", encoding="utf-8") as file:
+                json.dump(model, file)
+            command += ["--model", self.path("model.json")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        with open(self.path("page.md"), encoding="utf-8") as file:
+            return done, file.read()
+
+    def test_numbers_reach_their_tables(self):
+        done, page = self.run_on(ROWS, model=MODEL)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertNotIn("old ", page)
+        self.assertEqual(page.count("between"), len(PARTS))
+        self.assertIn("a processor, our kernels: avx512vnni, ggml's: avx2; commit abc.", page)
+        self.assertIn("18.2 GB/s with 2 threads", page)
+        self.assertIn("| 32K | balanced | 2 | 2.50 | 12.50 | 62.5 % | 12.0x | 7.0x |  |", page)
+        self.assertIn("| 32K | ggml f16 by token | 77 |", page)
+        self.assertIn("| append one token at 32K, 32/8 d128, 2 threads | balanced |  | 20 µs | 2.50 | 2 ms | 1 % |", page)
+        self.assertIn("| 32/8 d128 | 2 | balanced | 61 |  | 61 |  | +0 % |", page)
+        self.assertIn("| small | 4K | balanced | 93.0 | 3.00x |", page)
+
+    def test_requirements_are_judged(self):
+        _, page = self.run_on(ROWS)
+        self.assertIn("| decode, `balanced`, against ggml f16 | 12.0x | 8.0x | 15.0x | reached |", page)
+        self.assertIn("| decode, `balanced`, against ggml q8_0 | 7.0x | 10.0x | 18.0x | missed |", page)
+        self.assertIn("| unpack of 1,024 tokens, 8 heads, `rot2`, one thread | 0.3 ms | < 0.5 ms | < 0.2 ms | reached |", page)
+        self.assertIn("share of a decode step | 1 % | < 3 % | < 1 % | aim reached |", page)
+
+    def test_a_disturbed_point_is_marked(self):
+        _, page = self.run_on(ROWS)
+        self.assertIn("| 32K | kivi4 \\* |", page)
+        self.assertIn("1 of 5 points", page)
+
+    def test_a_part_without_data_keeps_its_text(self):
+        _, page = self.run_on(ROWS)
+        self.assertIn("old model", page)
+
+    def test_again_changes_nothing(self):
+        _, once = self.run_on(ROWS, model=MODEL)
+        _, twice = self.run_on(ROWS, page=once, model=MODEL)
+        self.assertEqual(once, twice)
+
+    def test_plots_are_svg_and_named_in_the_page(self):
+        _, page = self.run_on(ROWS, model=MODEL)
+        names = sorted(os.listdir(self.path("plots")))
+        self.assertEqual(names, ["decode-32x8x128.svg", "decode-bandwidth.svg", "decode-ratio.svg", "model-decode.svg", "prefill512-ratio.svg"])
+        for name in names:
+            xml.etree.ElementTree.parse(os.path.join(self.path("plots"), name))
+            self.assertIn(f"(plots/{name})", page)
+
+    def test_results_without_a_peer_are_enough(self):
+        alone = [{k: v for k, v in r.items() if not k.startswith("peer_") and k != "ratio"} for r in ROWS]
+        done, page = self.run_on(alone)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("ggml's: no peer", page)
+
+    def test_a_point_measured_again_replaces_the_old_one(self):
+        _, page = self.run_on(ROWS + [attention("balanced", "decode", 32, 1.0, "ggml q4_0", 50.0)])
+        self.assertIn("| 32K | balanced | 1 | 2.50 | 12.50 | 62.5 % |  |  | 50.0x |", page)
+
+    def test_a_smoke_test_is_refused(self):
+        done, page = self.run_on([{**ROWS[1], "tokens": 1024}])
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("--quick", done.stderr)
+        self.assertEqual(page, PAGE)
+
+    def test_a_page_without_a_place_is_refused(self):
+        done, page = self.run_on(ROWS, page="nothing\n")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertEqual(page, "nothing\n")
+
+    def test_the_real_page_has_every_place(self):
+        with open(os.path.join(HERE, "..", "docs", "performance.md"), encoding="utf-8") as file:
+            done, _ = self.run_on(ROWS, page=file.read(), model=MODEL)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
