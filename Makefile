@@ -90,7 +90,7 @@ tsan: deps  ## the tests that use threads under ThreadSanitizer
 test-neon: deps-neon  ## the AArch64 kernels, cross-compiled, and their contract tests under qemu
 	$(call build_preset,neon)
 	cd build-neon && $(CTEST) --no-tests=error -R 'PassTheCheckAtStart/neon_dotprod( |$$)'
-	cd build-neon && $(CTEST) --no-tests=error
+	cd build-neon && $(CTEST) --no-tests=error -LE '^examples$$'
 	cd build-neon && TIERKV_FORCE_ISA=neon $(CTEST) --no-tests=error -R '^attn/|TheForcedOneRuns'
 	cd build-neon && TIERKV_FORCE_ISA=scalar $(CTEST) --no-tests=error -R '^attn/|TheForcedOneRuns'
 	cd build-neon && QEMU_CPU=cortex-a53 $(CTEST) --no-tests=error -R 'IsaKernels.*/neon( |$$)' -E BlocksAndDecodedRows
