@@ -2,6 +2,7 @@
 # Installs what tierkv needs to build and is not there yet. Asks nothing; does nothing, and needs no network, when all is there.
 #   tools/install_deps.sh          what `make build` and `make test` need
 #   tools/install_deps.sh --fuzz   clang and libFuzzer as well
+#   tools/install_deps.sh --neon   the cross compiler for AArch64, and qemu to run what it makes
 set -euo pipefail
 
 missing=()
@@ -20,6 +21,10 @@ if [[ ${1:-} == --fuzz ]]; then
   elif ! libfuzzer_works; then
     missing=("libclang-rt-$(clang++ -dumpversion | cut -d. -f1)-dev")
   fi
+elif [[ ${1:-} == --neon ]]; then
+  need_program aarch64-linux-gnu-g++ g++-aarch64-linux-gnu
+  need_program qemu-aarch64 qemu-user
+  [[ -e /usr/src/googletest/CMakeLists.txt ]] || missing+=(googletest)
 else
   need_program g++ g++
   need_program cmake cmake

@@ -8,6 +8,10 @@
 #include "base/f16.h"
 #include "quant/lanes.h"
 
+#if defined(TIERKV_KERNELS_NEON) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
 namespace tierkv::quant {
 
 #if defined(TIERKV_KERNELS_X86)
@@ -16,6 +20,7 @@ extern const Kernels kAvx512Kernels;
 extern const Kernels kAvx512VnniKernels;
 #elif defined(TIERKV_KERNELS_NEON)
 extern const Kernels kNeonKernels;
+extern const Kernels kNeonDotprodKernels;
 #endif
 
 namespace {
@@ -31,6 +36,11 @@ std::vector<const Kernels*> find_kernels() {
   if (avx512) found.push_back(&kAvx512Kernels);
   if (avx2) found.push_back(&kAvx2Kernels);
 #elif defined(TIERKV_KERNELS_NEON)
+#if defined(__linux__)
+  if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) found.push_back(&kNeonDotprodKernels);
+#elif defined(__ARM_FEATURE_DOTPROD)
+  found.push_back(&kNeonDotprodKernels);  // the whole build is for processors that have it
+#endif
   found.push_back(&kNeonKernels);
 #endif
   std::erase_if(found, [](const Kernels* k) { return !kernels_work(*k); });

@@ -1,8 +1,8 @@
 // isa.h — which instruction set the kernels use: the widest this processor has, checked once before it is trusted.
 //
 // "scalar" is the plain C++ of the codecs themselves, the reference all others are tested against; it runs anywhere.
-// TIERKV_FORCE_ISA=scalar|avx2|avx512|avx512vnni|neon in the environment picks one (a name this machine cannot run, or that is none,
-// is ignored: the library never prints; `tierkv-bench` and the tests say what runs).
+// TIERKV_FORCE_ISA=scalar|avx2|avx512|avx512vnni|neon|neon_dotprod in the environment picks one (a name this machine cannot run, or
+// that is none, is ignored: the library never prints; `tierkv-bench` and the tests say what runs).
 // Threads: active_kernels() is an atomic load; set_active_isa() is for tests and benchmarks, while nothing else runs.
 #pragma once
 

@@ -124,7 +124,7 @@ TIERKV_INLINE void add_columns(const uint16_t* rows, uint32_t dim, const float* 
 
 template <bool kBf16, uint32_t N>
 void add_rows(const uint16_t* rows, uint32_t dim, const float* weights, size_t stride, uint32_t n, float* acc, const Ahead& ahead) {
-  constexpr uint32_t kVectors = kLanes == 16 ? (N > 4 ? 2 : 4) : 2;
+  constexpr uint32_t kVectors = kLanes == 8 || N > 4 ? 2 : 4;  // AVX2 has 16 registers, the others 32
   uint32_t c = 0;
   for (; c + kVectors * kLanes <= dim; c += kVectors * kLanes) {
     add_columns<kBf16, N, kVectors>(rows + c, dim, weights, stride, n, acc + c, c == 0 ? ahead : Ahead());
@@ -135,7 +135,7 @@ void add_rows(const uint16_t* rows, uint32_t dim, const float* weights, size_t s
 template <bool kBf16>
 void half_accumulate(const uint16_t* rows, uint32_t dim, const float* weights, size_t stride, uint32_t count, uint32_t n, float* acc,
                      const Ahead& ahead) {
-  constexpr uint32_t kMost = kLanes == 16 ? 8 : 4;
+  constexpr uint32_t kMost = kLanes == 8 ? 4 : 8;
   while (count > 0) {
     const uint32_t take = count >= kMost ? kMost : count >= 4 ? 4 : count;
     switch (take) {
