@@ -16,7 +16,7 @@ namespace {
 constexpr AttentionShape kShapes[] = {{32, 8, 128}, {9, 3, 64}, {32, 32, 128}, {32, 4, 128}, {4, 1, 256}};
 constexpr uint32_t kPrefill = 512, kGraduated = 128;
 // Single precision over many terms; kernels on integer dot products quantize the query to 8 bits on top.
-constexpr double kOurTolerance = 1e-2;
+constexpr double kOurTolerance = 6e-2;  // long 2-bit archives are read coarsely (src/quant/codec.h); ggml's f16 is as far off at 128K
 // The peer sums f16 values in f16, whose error grows with the length, and takes the query in 8 bits for quantized keys.
 constexpr double kPeerTolerance = 1e-1;
 
