@@ -161,14 +161,19 @@ const float* plain_sums(Pass& p) {
   return s.acc[0].data();
 }
 
-// One row of output from its sums. A sink's logit joins the softmax with a value of zero: it only adds to the sum.
-void normalise(const float* sums, float top, float sum, const float* sink, size_t d, float* out) {
-  float scale = 1.0f;
-  if (sink) {
-    const float both = std::max(top, *sink);
-    scale = top == kHidden ? 0.0f : std::exp(top - both);
-    sum = sum * scale + std::exp(*sink - both);
-  }
+// A sink's logit joins the softmax of a row with a value of zero: it only adds to the sum. Returns what the row's outputs shrink by.
+float join_sink(const float* sink, float& top, float& sum) {
+  if (!sink) return 1.0f;
+  const float both = std::max(top, *sink);
+  const float shrink = top == kHidden ? 0.0f : std::exp(top - both);
+  sum = sum * shrink + std::exp(*sink - both);
+  top = both;
+  return shrink;
+}
+
+// One row of output from its sums; top and sum then count the sink too.
+void normalise(const float* sums, const float* sink, float& top, float& sum, size_t d, float* out) {
+  const float scale = join_sink(sink, top, sum);
   const float norm = sum > 0.0f ? scale / sum : 0.0f;
   for (size_t c = 0; c < d; ++c) out[c] = sums[c] * norm;
 }
@@ -179,15 +184,7 @@ void finish(Pass& p, float* out) {
   Scratch& s = p.s;
   const size_t d = p.params.head_dim;
   const float* sums = plain_sums(p);
-  for (uint32_t i = 0; i < p.rows; ++i) {
-    const float* sink = sink_of(p.tile, i);
-    normalise(sums + i * d, s.row_max[i], s.row_sum[i], sink, d, out + i * d);
-    if (!sink) continue;
-    // The observer's share of the mass counts the sink too.
-    const float both = std::max(s.row_max[i], *sink);
-    s.row_sum[i] = (s.row_max[i] == kHidden ? 0.0f : s.row_sum[i] * std::exp(s.row_max[i] - both)) + std::exp(*sink - both);
-    s.row_max[i] = both;
-  }
+  for (uint32_t i = 0; i < p.rows; ++i) normalise(sums + i * d, sink_of(p.tile, i), s.row_max[i], s.row_sum[i], d, out + i * d);
 }
 
 // Now that every row's maximum and sum are known, the kept raw scores become mass.
@@ -270,7 +267,7 @@ void merge(std::span<const Partial> partials, const QueryTile& tile, const Atten
       total += weight * part.sum[i];
       for (size_t c = 0; c < d; ++c) sums[c] += weight * part.out[i * d + c];
     }
-    normalise(sums.data(), top, total, sink_of(tile, i), d, out + i * d);
+    normalise(sums.data(), sink_of(tile, i), top, total, d, out + i * d);
   }
 }
 

@@ -52,6 +52,11 @@ TileScratch& tile_scratch() {
   return scratch;
 }
 
+attn::QueryTile describe_tile(const Call& call, uint32_t head, uint32_t first, uint32_t count, const float* rows) {
+  return {rows, count, call.group, call.positions.data() + first,
+          call.options.sink_logits ? call.options.sink_logits + head * call.group : nullptr};
+}
+
 // Queries first..first+count-1 of one KV head as a tile, its rows widened into the scratch.
 attn::QueryTile load_tile(const Call& call, uint32_t head, uint32_t first, uint32_t count, TileScratch& scratch) {
   const uint32_t d = call.params.head_dim;
@@ -63,8 +68,7 @@ attn::QueryTile load_tile(const Call& call, uint32_t head, uint32_t first, uint3
       cache::widen_row(call.queries, first + q, head * call.group + g, scratch.rows.data() + (static_cast<size_t>(q) * call.group + g) * d);
     }
   }
-  return {scratch.rows.data(), count, call.group, call.positions.data() + first,
-          call.options.sink_logits ? call.options.sink_logits + head * call.group : nullptr};
+  return describe_tile(call, head, first, count, scratch.rows.data());
 }
 
 void store_tile(const Call& call, uint32_t head, uint32_t first, uint32_t count, const float* out) {
@@ -119,11 +123,12 @@ void run_split(const Call& call, const Run& run) {
     attn::attend_partial(views.subspan(task.first_view, task.views), tile, call.params, partials[i], scratch.attn);
   });
   TileScratch& scratch = tile_scratch();
+  scratch.out.resize(static_cast<size_t>(call.queries.tokens) * call.group * call.params.head_dim);
   for (uint32_t h = 0; h < call.views.size(); ++h) {
     const auto mine = [&](const SplitTask& t) { return t.head == h; };
     const auto first = std::find_if(tasks.begin(), tasks.end(), mine);
     const auto count = static_cast<size_t>(std::count_if(first, tasks.end(), mine));
-    const attn::QueryTile tile = load_tile(call, h, 0, call.queries.tokens, scratch);
+    const attn::QueryTile tile = describe_tile(call, h, 0, call.queries.tokens, nullptr);  // a merge looks at no query
     attn::merge(std::span(partials).subspan(static_cast<size_t>(first - tasks.begin()), count), tile, call.params, scratch.out.data());
     store_tile(call, h, 0, call.queries.tokens, scratch.out.data());
   }

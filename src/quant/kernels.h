@@ -107,10 +107,9 @@ struct Kernels {
   void (*affine_bytes)(float lo, float step, const std::byte* codes, uint32_t n, float* out);  // lo + step·code
   void (*lookup_nibbles)(const float* levels16, float lo, float step, const std::byte* codes, uint32_t n, float* scales, float* offsets);
 
-  // Softmax pieces over n % 16 == 0 floats: the largest; e^(x - m) in place and their sum (0 for what lies 87 and more below); x *= f.
+  // Softmax pieces and a dot product over n % 16 == 0 floats: the largest; e^(x - m) in place and their sum (0 for what lies 87 and more below).
   float (*largest)(const float* x, uint32_t n);
   float (*exp_sum)(float* x, uint32_t n, float m);
-  void (*scale)(float* x, uint32_t n, float f);
   float (*dot)(const float* a, const float* b, uint32_t n);
 
   // --- encoding and decoding of whole blocks: the same bits as the scalar code of grid.h, lanes.h, frame.h and base/f16.h

@@ -146,38 +146,14 @@ TIERKV_INLINE F butterfly(F v) {
   return _mm256_fmadd_ps(v, _mm256_setr_ps(s(0), s(1), s(2), s(3), s(4), s(5), s(6), s(7)), other);
 }
 
-// Sums of four byte products in each lane: unsigned codes below 2^kBits times signed factors. Products of two bytes add up in
-// 16 bits; wider codes go as two nibbles so that they always fit.
-template <int kBits>
-struct Dot {
-  static constexpr int kNarrow = kBits > 4 ? 4 : kBits;
-  static constexpr uint32_t kUnits = 32767u / (((1u << kNarrow) - 1u) * 128u * 2u) / 4u;  // of 16 positions, before widen()
-  I low = zero_words(), high = zero_words(), pairs = zero_words(), high_pairs = zero_words();
-  TIERKV_INLINE void add(I codes, I factors) {
-    if constexpr (kBits > 4) {
-      const I mask = splat_word(0x0F0F0F0F);
-      pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(bit_and(codes, mask), factors));
-      high_pairs = _mm256_add_epi16(high_pairs, _mm256_maddubs_epi16(bit_and(right<4>(codes), mask), factors));
-    } else {
-      pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(codes, factors));
-    }
-  }
-  TIERKV_INLINE void widen() {
-    const I ones = _mm256_set1_epi16(1);
-    low = add_words(low, _mm256_madd_epi16(pairs, ones));
-    pairs = zero_words();
-    if constexpr (kBits > 4) {
-      high = add_words(high, _mm256_madd_epi16(high_pairs, ones));
-      high_pairs = zero_words();
-    }
-  }
-  TIERKV_INLINE I total() {
-    widen();
-    return kBits > 4 ? add_words(low, left<4>(high)) : low;
-  }
-};
+// Of 16-bit pairs: products of unsigned and signed bytes added in twos, their sum, and neighbours added into a word.
+TIERKV_INLINE I byte_products(I codes, I factors) { return _mm256_maddubs_epi16(codes, factors); }
+TIERKV_INLINE I add_pairs(I a, I b) { return _mm256_add_epi16(a, b); }
+TIERKV_INLINE I join_pairs(I v) { return _mm256_madd_epi16(v, _mm256_set1_epi16(1)); }
 
 TIERKV_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
 }  // namespace
 }  // namespace tierkv::quant
+
+#include "quant/simd/pair_dot.h"

@@ -136,46 +136,28 @@ TIERKV_INLINE F butterfly(F v) {
   return _mm512_fmadd_ps(v, sign, swap_lanes<kHalf>(v));
 }
 
-// Sums of four byte products in each lane: unsigned codes below 2^kBits times signed factors.
+#ifdef TIERKV_SIMD_VNNI
+// Sums of four byte products in each lane: unsigned codes times signed factors, whatever the width of the codes.
 template <int kBits>
 struct Dot {
-#ifdef TIERKV_SIMD_VNNI
   static constexpr uint32_t kUnits = ~0u;  // units of 16 positions that may be added before widen()
   I sums = zero_words();
   TIERKV_INLINE void add(I codes, I factors) { sums = _mm512_dpbusd_epi32(sums, codes, factors); }
   TIERKV_INLINE void widen() {}
   TIERKV_INLINE I total() const { return sums; }
-#else
-  // Products of two bytes add up in 16 bits; wider codes go as two nibbles so that they always fit.
-  static constexpr int kNarrow = kBits > 4 ? 4 : kBits;
-  static constexpr uint32_t kUnits = 32767u / (((1u << kNarrow) - 1u) * 128u * 2u) / 4u;
-  I low = zero_words(), high = zero_words(), pairs = zero_words(), high_pairs = zero_words();
-  TIERKV_INLINE void add(I codes, I factors) {
-    if constexpr (kBits > 4) {
-      const I mask = splat_word(0x0F0F0F0F);
-      pairs = _mm512_add_epi16(pairs, _mm512_maddubs_epi16(bit_and(codes, mask), factors));
-      high_pairs = _mm512_add_epi16(high_pairs, _mm512_maddubs_epi16(bit_and(right<4>(codes), mask), factors));
-    } else {
-      pairs = _mm512_add_epi16(pairs, _mm512_maddubs_epi16(codes, factors));
-    }
-  }
-  TIERKV_INLINE void widen() {
-    const I ones = _mm512_set1_epi16(1);
-    low = add_words(low, _mm512_madd_epi16(pairs, ones));
-    pairs = zero_words();
-    if constexpr (kBits > 4) {
-      high = add_words(high, _mm512_madd_epi16(high_pairs, ones));
-      high_pairs = zero_words();
-    }
-  }
-  TIERKV_INLINE I total() {
-    widen();
-    return kBits > 4 ? add_words(low, left<4>(high)) : low;
-  }
-#endif
 };
+#else
+// Of 16-bit pairs: products of unsigned and signed bytes added in twos, their sum, and neighbours added into a word.
+TIERKV_INLINE I byte_products(I codes, I factors) { return _mm512_maddubs_epi16(codes, factors); }
+TIERKV_INLINE I add_pairs(I a, I b) { return _mm512_add_epi16(a, b); }
+TIERKV_INLINE I join_pairs(I v) { return _mm512_madd_epi16(v, _mm512_set1_epi16(1)); }
+#endif
 
 TIERKV_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
 }  // namespace
 }  // namespace tierkv::quant
+
+#ifndef TIERKV_SIMD_VNNI
+#include "quant/simd/pair_dot.h"
+#endif

@@ -246,6 +246,11 @@ TIERKV_INLINE RoundedRow round_factors(const float* x, uint32_t n, uint32_t plan
   return {step, sum(total), step * static_cast<float>(sum_words(integers))};
 }
 
+// What is added to a sum of products: what rounding did to the middle of the levels is put back, the level of zero taken out.
+TIERKV_INLINE float shift_of(const PackedSide& side, const RoundedRow& r) {
+  return side.unit * (side.middle * (r.sum - r.rounded_sum) - side.zero * r.sum);
+}
+
 TIERKV_INLINE void store_up_to(float* out, F v, uint32_t n) {
   if (n >= kLanes) store(out, v);
   else store_first(out, v, n);
@@ -281,9 +286,8 @@ void scores_by_token(const PackedSide& side, const std::byte* codes, const float
         dot.run(from / 16, to / 16, factors + static_cast<size_t>(i0) * planes * d, d, n * planes, sums);
         for (uint32_t i = i0; i < i0 + n; ++i) {
           const RoundedRow& r = terms[i * groups + g];
-          // What rounding did to the middle of the levels is put back, the level of zero taken out.
           const F step = splat(r.step * side.unit), total = splat(r.sum);
-          const F shift = splat(side.unit * (side.middle * (r.sum - r.rounded_sum) - side.zero * r.sum));
+          const F shift = splat(shift_of(side, r));
           float* o = out + i * stride + first;
           for (uint32_t l = 0; l < live; l += kLanes) {
             F v = fma(dot.joined(sums, i - i0, l), step, shift);
@@ -328,7 +332,7 @@ void scores_by_channel(const PackedSide& side, const std::byte* codes, const flo
         int8_t* high = factors + static_cast<size_t>(i) * planes * d;
         const RoundedRow r = round_factors(folded, d, planes, high, high + d);
         steps[i] = r.step * side.unit;
-        shifts[i] = sum(bias) + side.unit * (side.middle * (r.sum - r.rounded_sum) - side.zero * r.sum);
+        shifts[i] = sum(bias) + shift_of(side, r);
       }
     }
     prefetch_part(scratch.ahead, first / kTile, (rows + kTile - 1) / kTile);
@@ -382,7 +386,7 @@ void accumulate(const PackedSide& side, const std::byte* codes, const float* sca
         int8_t* high = factors + static_cast<size_t>(i) * planes * depth;
         const RoundedRow r = round_factors(folded, depth, planes, high, high + depth);
         steps[i] = r.step * side.unit;
-        shifts[i] = sum(bias) + rest + side.unit * (side.middle * (r.sum - r.rounded_sum) - side.zero * r.sum);
+        shifts[i] = sum(bias) + rest + shift_of(side, r);
       }
     }
     prefetch_part(scratch.ahead, first / kTile, dim / kTile);

@@ -230,11 +230,6 @@ float exp_sum(float* x, uint32_t n, float m) {
   return sum(total);
 }
 
-void scale(float* x, uint32_t n, float f) {
-  const F factor = splat(f);
-  for (uint32_t i = 0; i < n; i += kLanes) store(x + i, mul(load(x + i), factor));
-}
-
 float dot(const float* a, const float* b, uint32_t n) {
   F total = splat(0.0f);
   for (uint32_t i = 0; i < n; i += kLanes) total = fma(load(a + i), load(b + i), total);
@@ -243,7 +238,7 @@ float dot(const float* a, const float* b, uint32_t n) {
 
 constexpr Kernels make_kernels(const char* isa) {
   return {isa,          round_queries,   scores_by_token, scores_by_channel, accumulate, half_scores, half_accumulate, widen,
-          lookup_bytes, affine_bytes,    lookup_nibbles,    largest,    exp_sum,     scale,           dot,
+          lookup_bytes, affine_bytes,    lookup_nibbles,    largest,    exp_sum,     dot,
           fit_lanes,    turn_tile,       encode_tile,       decode_columns, decode_rows, rotate_rows,     column_sums,
           add_row,      within,          narrow};
 }
