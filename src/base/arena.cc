@@ -19,7 +19,7 @@ namespace {
 
 constexpr size_t kPage = 4096;
 constexpr size_t kSmallRegion = size_t{64} << 10;
-constexpr size_t kLargeRegion = size_t{1} << 20;
+constexpr size_t kLargeRegion = size_t{2} << 20;  // what the system maps with one entry of its tables, where it does
 constexpr size_t kLargest = size_t{1} << 48;
 
 size_t whole_pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
@@ -28,6 +28,26 @@ size_t whole_pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 size_t region_size(size_t mapped, size_t limit) {
   const size_t least = limit ? std::clamp(whole_pages(limit / 64), 4 * kPage, kSmallRegion) : kSmallRegion;
   return std::clamp(whole_pages(mapped / 16), least, kLargeRegion);
+}
+
+void* map_pages(size_t size) {
+  void* p = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return p == MAP_FAILED ? nullptr : p;
+}
+
+// A large region starts at a multiple of its size, so that huge pages can hold it: a long context is read end to end for every token,
+// and with small pages the processor spends a fifth of that time looking addresses up.
+void* map_large(size_t size) {
+  void* p = map_pages(size + kLargeRegion);
+  if (!p) return nullptr;
+  const auto at = reinterpret_cast<uintptr_t>(p);
+  const uintptr_t from = (at + kLargeRegion - 1) / kLargeRegion * kLargeRegion;
+  if (from > at) munmap(p, from - at);
+  if (from < at + kLargeRegion) munmap(reinterpret_cast<void*>(from + size), at + kLargeRegion - from);
+#ifdef MADV_HUGEPAGE
+  (void)madvise(reinterpret_cast<void*>(from), size, MADV_HUGEPAGE);  // a wish: without it everything works as before
+#endif
+  return reinterpret_cast<void*>(from);
 }
 
 }  // namespace
@@ -91,8 +111,8 @@ bool Arena::map_region(size_t bytes, Use use) noexcept {
     if (size > left) size = whole_pages(bytes);  // near the limit: just what is needed
     if (size > left) return false;
   }
-  void* p = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (p == MAP_FAILED) return false;
+  void* p = size % kLargeRegion == 0 ? map_large(size) : map_pages(size);
+  if (!p) return false;
   regions_.emplace(reinterpret_cast<Address>(p), Region{size, next_order_++});
   add_free(reinterpret_cast<Address>(p), size);
   TIERKV_POISON(p, size);

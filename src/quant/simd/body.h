@@ -14,11 +14,21 @@ constexpr uint32_t kMaxBatch = 8;         // rows of factors at a time
 
 TIERKV_INLINE uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
-// Part i of n of what comes next.
-TIERKV_INLINE void prefetch_part(const Ahead& ahead, uint32_t i, uint32_t n) {
-  const size_t lines = (ahead.bytes + 63) / 64;
-  for (size_t line = lines * i / n; line < lines * (i + 1) / n; ++line) prefetch(ahead.at + line * 64);
-}
+// Fetches what comes next, a part at every step of the work at hand.
+class Prefetcher {
+ public:
+  Prefetcher(const Ahead& ahead, uint32_t steps) : at_(ahead.at), end_(ahead.at + ahead.bytes) {
+    part_ = steps == 0 ? 0 : ((ahead.bytes + 63) / 64 + steps - 1) / steps * 64;
+  }
+  TIERKV_INLINE void step() {
+    const std::byte* to = static_cast<size_t>(end_ - at_) > part_ ? at_ + part_ : end_;
+    for (; at_ < to; at_ += 64) prefetch(at_);
+  }
+
+ private:
+  const std::byte *at_, *end_;
+  size_t part_;
+};
 
 // --- reading codes
 
@@ -273,8 +283,9 @@ void scores_by_token(const PackedSide& side, const std::byte* codes, const float
   TileDot dot(side, count * planes, reinterpret_cast<uint8_t*>(scratch.bytes));
   Sums sums;
   const uint32_t batch = kMaxBatch / planes;
+  Prefetcher prefetcher(scratch.ahead, (rows + kTile - 1) / kTile);
   for (uint32_t first = 0; first < rows; first += kTile) {
-    prefetch_part(scratch.ahead, first / kTile, (rows + kTile - 1) / kTile);
+    prefetcher.step();
     dot.start(codes, first / kTile, d / 16);
     const uint32_t live = smaller(kTile, rows - first);
     for (uint32_t g = 0; g < groups; ++g) {
@@ -316,6 +327,7 @@ void scores_by_channel(const PackedSide& side, const std::byte* codes, const flo
   Sums sums;
   const uint32_t batch = kMaxBatch / planes;
   uint32_t group = ~0u;
+  Prefetcher prefetcher(scratch.ahead, (rows + kTile - 1) / kTile);
   for (uint32_t first = 0; first < rows; first += kTile) {
     if (first / side.group != group) {
       group = first / side.group;
@@ -335,7 +347,7 @@ void scores_by_channel(const PackedSide& side, const std::byte* codes, const flo
         shifts[i] = sum(bias) + shift_of(side, r);
       }
     }
-    prefetch_part(scratch.ahead, first / kTile, (rows + kTile - 1) / kTile);
+    prefetcher.step();
     dot.start(codes, first / kTile, d / 16);
     const uint32_t live = smaller(kTile, rows - first);
     for (uint32_t i0 = 0; i0 < count; i0 += batch) {
@@ -364,6 +376,7 @@ void accumulate(const PackedSide& side, const std::byte* codes, const float* sca
   Sums sums;
   const uint32_t batch = kMaxBatch / planes;
   uint32_t group = ~0u;
+  Prefetcher prefetcher(scratch.ahead, dim / kTile);
   for (uint32_t first = 0; first < dim; first += kTile) {
     if (first / side.group != group) {
       group = first / side.group;
@@ -389,7 +402,7 @@ void accumulate(const PackedSide& side, const std::byte* codes, const float* sca
         shifts[i] = sum(bias) + rest + shift_of(side, r);
       }
     }
-    prefetch_part(scratch.ahead, first / kTile, dim / kTile);
+    prefetcher.step();
     dot.start(codes, first / kTile, depth / 16);
     for (uint32_t i0 = 0; i0 < count; i0 += batch) {
       const uint32_t n = smaller(batch, count - i0);

@@ -16,12 +16,13 @@ TIERKV_INLINE F load_half(const uint16_t* p) {
 
 // Few queries: kRows rows are widened in registers and meet N queries, each of which is loaded once for all of them.
 template <bool kBf16, uint32_t N, uint32_t kRows>
-TIERKV_INLINE void few_scores(const uint16_t* rows, uint32_t dim, const float* queries, float* out, size_t stride) {
+TIERKV_INLINE void few_scores(const uint16_t* rows, uint32_t dim, const float* queries, float* out, size_t stride, Prefetcher& prefetcher) {
   F acc[kRows][N];
   for (uint32_t t = 0; t < kRows; ++t) {
     for (uint32_t i = 0; i < N; ++i) acc[t][i] = splat(0.0f);
   }
   for (uint32_t c = 0; c < dim; c += kLanes) {
+    prefetcher.step();
     F x[kRows];
     for (uint32_t t = 0; t < kRows; ++t) x[t] = load_half<kBf16>(rows + static_cast<size_t>(t) * dim + c);
     for (uint32_t i = 0; i < N; ++i) {
@@ -30,20 +31,24 @@ TIERKV_INLINE void few_scores(const uint16_t* rows, uint32_t dim, const float* q
     }
   }
   for (uint32_t i = 0; i < N; ++i) {
-    if constexpr (kRows == 4) sum_four(acc[0][i], acc[1][i], acc[2][i], acc[3][i], out + i * stride);
-    else out[i * stride] = sum(acc[0][i]);
+    if constexpr (kRows == 1) {
+      out[i * stride] = sum(acc[0][i]);
+    } else {
+      for (uint32_t t = 0; t < kRows; t += 4) sum_four(acc[t][i], acc[t + 1][i], acc[t + 2][i], acc[t + 3][i], out + i * stride + t);
+    }
   }
 }
 
 template <bool kBf16, uint32_t N>
 void few_scores(const uint16_t* rows, uint32_t dim, const float* queries, uint32_t n, float* out, size_t stride, const Ahead& ahead) {
-  constexpr uint32_t kRows = N * 4 <= (kLanes == 16 ? 16 : 8) ? 4 : 1;  // as many sums as registers hold
+  // As many sums as registers hold, and for one query enough of them that no addition waits for the one before.
+  constexpr uint32_t kRows = N == 1 ? 8 : N * 4 <= (kLanes == 16 ? 16 : 8) ? 4 : 1;
+  Prefetcher prefetcher(ahead, n / kRows * (dim / kLanes));
   uint32_t t = 0;
   for (; t + kRows <= n; t += kRows) {
-    prefetch_part(ahead, t / kRows, n / kRows);
-    few_scores<kBf16, N, kRows>(rows + static_cast<size_t>(t) * dim, dim, queries, out + t, stride);
+    few_scores<kBf16, N, kRows>(rows + static_cast<size_t>(t) * dim, dim, queries, out + t, stride, prefetcher);
   }
-  for (; t < n; ++t) few_scores<kBf16, N, 1>(rows + static_cast<size_t>(t) * dim, dim, queries, out + t, stride);
+  for (; t < n; ++t) few_scores<kBf16, N, 1>(rows + static_cast<size_t>(t) * dim, dim, queries, out + t, stride, prefetcher);
 }
 
 // sums of N queries with 16 rows that lie channel by channel: tile[c*16 + row].
@@ -108,8 +113,9 @@ TIERKV_INLINE void add_columns(const uint16_t* rows, uint32_t dim, const float* 
   for (uint32_t i = 0; i < N; ++i) {
     for (uint32_t v = 0; v < kVectors; ++v) sums[i][v] = load(acc + static_cast<size_t>(i) * dim + v * kLanes);
   }
+  Prefetcher prefetcher(ahead, n);
   for (uint32_t t = 0; t < n; ++t) {
-    prefetch_part(ahead, t, n);
+    prefetcher.step();
     F x[kVectors];
     for (uint32_t v = 0; v < kVectors; ++v) x[v] = load_half<kBf16>(rows + static_cast<size_t>(t) * dim + v * kLanes);
     for (uint32_t i = 0; i < N; ++i) {
@@ -124,10 +130,14 @@ TIERKV_INLINE void add_columns(const uint16_t* rows, uint32_t dim, const float* 
 
 template <bool kBf16, uint32_t N>
 void add_rows(const uint16_t* rows, uint32_t dim, const float* weights, size_t stride, uint32_t n, float* acc, const Ahead& ahead) {
-  constexpr uint32_t kVectors = kLanes == 8 || N > 4 ? 2 : 4;  // AVX2 has 16 registers, the others 32
+  // AVX2 has 16 registers, the others 32; one output needs eight sums so that no addition waits for the one before.
+  constexpr uint32_t kVectors = N == 1 ? 8 : kLanes == 8 || N > 4 ? 2 : 4;
   uint32_t c = 0;
   for (; c + kVectors * kLanes <= dim; c += kVectors * kLanes) {
     add_columns<kBf16, N, kVectors>(rows + c, dim, weights, stride, n, acc + c, c == 0 ? ahead : Ahead());
+  }
+  for (; c + 4 * kLanes <= dim && kVectors > 4; c += 4 * kLanes) {
+    add_columns<kBf16, N, 4>(rows + c, dim, weights, stride, n, acc + c, c == 0 ? ahead : Ahead());
   }
   for (; c < dim; c += kLanes) add_columns<kBf16, N, 1>(rows + c, dim, weights, stride, n, acc + c, Ahead());
 }
