@@ -1,0 +1,70 @@
+// calibration.h — what is known about one model's keys and values: the tables of the codecs that need some, in one file.
+//
+// Layout:   magic, version, ModelId, frame (block, sinks, distance), rotations of the layers, where it came from; then sections, each a
+//           tag of four letters, a length, a checksum and its bytes; XXH3-64 of everything at the end. A reader refuses a section it does
+//           not know only when something needs it. A file of another version, or with a bit flipped, is refused whole.
+// Identity: id() is the checksum at the end. Blocks and files that were encoded with the tables carry it; another calibration of the same
+//           model is another id, and never decodes them.
+// Threads:  immutable after load() or finish().
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "calib/klt.h"
+#include "calib/statistics.h"
+#include "tierkv/status.h"
+
+namespace tierkv::calib {
+
+struct Origin {
+  std::string text;     // what was read, in words
+  uint64_t tokens = 0;  // of it
+  std::string made_by;  // version of the program
+};
+
+class Calibration {
+ public:
+  static Result<std::shared_ptr<const Calibration>> load(const std::string& path);
+  static Result<std::shared_ptr<const Calibration>> parse(std::span<const std::byte> bytes, const std::string& name);
+
+  Calibration() = default;
+  ModelId model;
+  Origin origin;
+  uint32_t block = 0, sinks = 0, distance = 0;  // as in Statistics
+  std::vector<Rotation> rotations;              // of each layer
+
+  // Sections; null where the file has none.
+  std::shared_ptr<const KltTables> klt;
+
+  // Makes the sections' derived parts and the id. Call once, when everything above is set. REQUIRES: one rotation per layer.
+  Status finish();
+  std::vector<std::byte> serialize() const;
+  Status save(const std::string& path) const;
+
+  uint64_t id() const { return id_; }
+  std::string id_text() const;  // sixteen hexadecimal digits
+  const Turner& turner(uint32_t layer) const { return *turners_[turner_of_[layer]]; }
+  // Refuses when `other` is another model or has another shape.
+  Status check_model(const ModelId& other) const;
+
+ private:
+  uint64_t id_ = 0;
+  std::vector<std::unique_ptr<Turner>> turners_;  // each different rotation once
+  std::vector<size_t> turner_of_;
+};
+
+// The tables of one KV head of one layer, as a codec is given them.
+struct HeadTables {
+  std::shared_ptr<const Calibration> calibration;
+  uint32_t layer = 0;
+  uint32_t head = 0;
+};
+
+}  // namespace tierkv::calib

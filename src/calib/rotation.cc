@@ -1,0 +1,69 @@
+#include "calib/rotation.h"
+
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+
+namespace tierkv::calib {
+
+Turner::Turner(const Rotation& rotation, uint32_t head_dim) : rotation_(rotation), dim_(head_dim) {
+  const size_t n = rotation_.size();
+  halves_ = n > 0;
+  for (size_t p = 0; p < n; ++p) halves_ &= rotation_[p].a == p && rotation_[p].b == p + n;
+  tables_.resize(kDigits * kBase * 2 * n);
+  for (int digit = 0; digit < kDigits; ++digit) {
+    for (uint32_t value = 0; value < kBase; ++value) {
+      float* row = tables_.data() + (static_cast<size_t>(digit) * kBase + value) * 2 * n;
+      for (size_t p = 0; p < n; ++p) {
+        const double turned = rotation_[p].angle * std::ldexp(static_cast<double>(value), digit * kDigitBits);
+        row[p] = static_cast<float>(std::cos(turned));
+        row[n + p] = static_cast<float>(std::sin(turned));
+      }
+    }
+  }
+}
+
+void Turner::turn(const float* rows, uint32_t count, int64_t by, float* out) const {
+  const size_t n = rotation_.size();
+  if (out != rows) std::memcpy(out, rows, static_cast<size_t>(count) * dim_ * sizeof(float));
+  if (n == 0 || by == 0) return;
+  const uint64_t steps = static_cast<uint64_t>(std::llabs(by));
+  float cosine[128], sine[128];
+  const auto digit_row = [&](int digit) {
+    const uint64_t value = (steps >> (digit * kDigitBits)) & (kBase - 1);
+    return tables_.data() + (static_cast<size_t>(digit) * kBase + value) * 2 * n;
+  };
+  std::memcpy(cosine, digit_row(0), n * sizeof(float));
+  std::memcpy(sine, digit_row(0) + n, n * sizeof(float));
+  for (int digit = 1; digit < kDigits; ++digit) {
+    if (steps >> (digit * kDigitBits) == 0) break;
+    const float *c = digit_row(digit), *s = c + n;
+    for (size_t p = 0; p < n; ++p) {
+      const float both = cosine[p] * c[p] - sine[p] * s[p];
+      sine[p] = cosine[p] * s[p] + sine[p] * c[p];
+      cosine[p] = both;
+    }
+  }
+  if (by < 0) {
+    for (size_t p = 0; p < n; ++p) sine[p] = -sine[p];
+  }
+  for (uint32_t i = 0; i < count; ++i) {
+    float* row = out + static_cast<size_t>(i) * dim_;
+    if (halves_) {  // the usual order, which a compiler turns into vectors
+      float* other = row + n;
+      for (size_t p = 0; p < n; ++p) {
+        const float a = row[p], b = other[p];
+        row[p] = a * cosine[p] - b * sine[p];
+        other[p] = a * sine[p] + b * cosine[p];
+      }
+    } else {
+      for (size_t p = 0; p < n; ++p) {
+        const float a = row[rotation_[p].a], b = row[rotation_[p].b];
+        row[rotation_[p].a] = a * cosine[p] - b * sine[p];
+        row[rotation_[p].b] = a * sine[p] + b * cosine[p];
+      }
+    }
+  }
+}
+
+}  // namespace tierkv::calib

@@ -1,0 +1,46 @@
+// rotation.h — RoPE as the model has it: pairs of channels that turn by a fixed angle per position.
+//
+// However a model scales, mixes or orders its rotary channels, a key at position s is the key before RoPE with each pair turned by
+// s·angle (and perhaps lengthened by a constant, which changes nothing here). So R(-s0) applied to keys and queries alike leaves their
+// products unchanged for any s0, whatever rounding the angles suffered: a frame may be chosen per block.
+// Threads:  immutable after construction.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace tierkv::calib {
+
+struct RotatedPair {
+  uint16_t a = 0, b = 0;  // channels: (a, b) -> (a·cos - b·sin, a·sin + b·cos)
+  double angle = 0.0;     // radians per position
+  bool operator==(const RotatedPair&) const = default;
+};
+
+// Of one layer. Channels that are not named do not turn; no pairs at all: a layer without RoPE.
+using Rotation = std::vector<RotatedPair>;
+
+// A rotation with its sines at hand: positions are digits of base 128, one table a digit.
+class Turner {
+ public:
+  // REQUIRES: channels of `rotation` are below head_dim and named once.
+  Turner(const Rotation& rotation, uint32_t head_dim);
+
+  // out = rows turned by `by` positions (forward when positive). in == out is allowed. |by| < 2^21.
+  void turn(const float* rows, uint32_t count, int64_t by, float* out) const;
+  const Rotation& rotation() const { return rotation_; }
+  size_t bytes() const { return tables_.size() * sizeof(float); }
+
+ private:
+  static constexpr int kDigits = 3;
+  static constexpr int kDigitBits = 7;
+  static constexpr uint32_t kBase = 1u << kDigitBits;
+
+  Rotation rotation_;
+  uint32_t dim_;
+  bool halves_ = false;        // pair p is (p, p + pairs): one run of channels with another
+  std::vector<float> tables_;  // [digit][value][cos of every pair, sin of every pair]
+};
+
+}  // namespace tierkv::calib
