@@ -63,6 +63,7 @@ std::vector<float> BlockRun::accumulate(const std::vector<float>& weights, uint3
 std::vector<CodecSpec> specs_to_measure() {
   std::vector<CodecSpec> specs;
   for (const quant::CodecRow& row : quant::codec_rows()) {
+    if (row.calibrated()) continue;
     for (int bits = row.min_bits; bits <= row.max_bits; ++bits) {
       CodecSpec spec;
       spec.id = row.id;

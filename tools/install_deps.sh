@@ -37,9 +37,10 @@ else
     need_header toml++/toml.h libtomlplusplus-dev
     need_header nlohmann/json.hpp nlohmann-json3-dev
     need_header xxhash.h libxxhash-dev
+    need_header eigen3/Eigen/Dense libeigen3-dev
     need_header CLI/CLI.hpp libcli11-dev
   else
-    missing+=(libgtest-dev libtomlplusplus-dev nlohmann-json3-dev libxxhash-dev libcli11-dev)
+    missing+=(libgtest-dev libtomlplusplus-dev nlohmann-json3-dev libxxhash-dev libeigen3-dev libcli11-dev)
   fi
 fi
 

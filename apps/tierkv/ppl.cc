@@ -23,7 +23,7 @@ constexpr const char* kFooter =
     "  tierkv ppl -f book.txt --kv \"max_seq_len=2048,evict=h2o\"\n"
     "  tierkv ppl --reference stock --kv fp16 --stock f16-noflash       parity: is our FP16 as near to libllama as it is to itself?\n"
     "\n"
-    "The reference is our FP16 cache, or libllama's own f16 cache. Delta is the difference of the perplexities, with its paired standard error: both saw the\n"
+    "The reference is our FP16 cache unless another is named: one with an FP16 archive shows what an archive's codec costs by itself. Delta is the difference of the perplexities, with its paired standard error: both saw the\n"
     "same tokens, and blocks of up to 256 consecutive tokens are the sample. KLD is the mean Kullback-Leibler divergence from the\n"
     "reference's predictions, in nats. Bits are resident bytes, everything counted: of the coldest tier that holds tokens, and in all, over what\n"
     "the whole context would take as FP16 (so what was evicted counts as saved). Stock is libllama's own cache.";
@@ -34,7 +34,7 @@ struct Request {
   std::string file;
   std::string reference = "fp16";
   uint32_t ctx = 0, chunk = 32;
-  uint64_t tokens = 16384;
+  uint64_t tokens = 16384, from = 0;
   int64_t skip = -1;
 };
 
@@ -64,7 +64,7 @@ Plan make_plan(const Request& request, const Engine& engine, const Tokens& text,
   plan.skip = std::max(plan.skip, 1u);  // nothing predicts the first token
   if (plan.skip >= ctx) bad_input(format("--skip %u leaves nothing to score in windows of %u tokens", plan.skip, ctx));
   const llama_token first = first_token(engine);
-  for (size_t at = 0; at < text.size();) {
+  for (size_t at = request.from; at < text.size();) {
     Tokens window;
     if (first != LLAMA_TOKEN_NULL) window.push_back(first);
     const uint64_t length = request.tokens == 0 ? ctx : std::min<uint64_t>(ctx, request.tokens - plan.fed);
@@ -234,8 +234,9 @@ int run(Request& request) {
   settle(options);
   if (options.kv.empty()) options.kv = {"balanced"};
   const bool from_stock = request.reference == "stock";
+  if (!from_stock) check_kv({request.reference});
   const std::vector<SettingSpec> specs =
-      settle_settings(from_stock ? std::vector<SettingSpec>{{"f16", true}, {"fp16", false}} : std::vector<SettingSpec>{{"fp16", false}}, options.kv,
+      settle_settings(from_stock ? std::vector<SettingSpec>{{"f16", true}, {"fp16", false}} : std::vector<SettingSpec>{{request.reference, false}}, options.kv,
                       request.stock);
   const std::string text = evaluation_text(request.file);
   Engine engine(options);
@@ -268,10 +269,11 @@ void add_ppl(CLI::App& app, Action& action) {
   command->add_option("-c,--ctx", request->ctx, "tokens of a window (default: 4096, or the model's context if that is less)")->check(CLI::Range(2u, 1u << 24));
   command->add_option("--chunk", request->chunk, "tokens fed at a time")->check(CLI::Range(1u, 4096u))->capture_default_str();
   command->add_option("-n,--tokens", request->tokens, "tokens of the text to use, 0: all of them")->check(CLI::Range(0u, 1u << 30))->capture_default_str();
+  command->add_option("--from", request->from, "tokens of the text to pass over first")->check(CLI::Range(0u, 1u << 30))->capture_default_str();
   command->add_option("--skip", request->skip, "first tokens of a window that are not scored (default: 512, at most a quarter of --ctx)")
       ->check(CLI::Range(0u, 1u << 24));
-  command->add_option("--reference", request->reference, "what others are compared with: our fp16, or libllama's own f16 (stock)")
-      ->check(CLI::IsMember({"fp16", "stock"}))
+  command->add_option("--reference", request->reference, "what others are compared with: a cache setting as --kv has them, or libllama's own f16 (stock)")
+      ->type_name("SPEC")
       ->capture_default_str();
   add_stock_option(*command, request->stock, "none");
   add_model_option(*command, request->options);

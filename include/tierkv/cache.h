@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "tierkv/calibration.h"
 #include "tierkv/config.h"
 #include "tierkv/stats.h"
 #include "tierkv/status.h"
@@ -75,7 +76,8 @@ struct HotView {
 
 class AdaptiveKVCache {
  public:
-  static Result<std::unique_ptr<AdaptiveKVCache>> create(const CacheConfig& config);
+  // `calibration` takes the place of CacheConfig::calibration, for a caller that has it in memory.
+  static Result<std::unique_ptr<AdaptiveKVCache>> create(const CacheConfig& config, CalibrationPtr calibration = nullptr);
   ~AdaptiveKVCache();
   AdaptiveKVCache(const AdaptiveKVCache&) = delete;
   AdaptiveKVCache& operator=(const AdaptiveKVCache&) = delete;
@@ -123,6 +125,14 @@ class AdaptiveKVCache {
   std::vector<LayerThresholds> thresholds() const;
   Status save_thresholds(const std::string& path) const;
   Status load_thresholds(const std::string& path);
+
+  // --- calibration
+  // Archive blocks made from here on use its tables where the configuration says `auto` or names a codec that needs some; those there are
+  // stay as they are. Refused when it is of another shape.
+  Status set_calibration(CalibrationPtr calibration);
+  CalibrationPtr calibration() const;  // or null
+  // The codec that new archive blocks of a layer get, `auto` resolved; empty when the layer has no archive.
+  std::string archive_codec(uint32_t layer) const;
 
   // --- snapshots: one sequence, resumed bit for bit. See docs/block_format.md.
   Status save(SeqId seq, const std::string& path) const;

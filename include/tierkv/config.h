@@ -28,12 +28,13 @@ inline constexpr uint32_t kAll = 0xFFFFFFFFu;
 //   archive  everything older, in `archive_codec`,
 // and the first `sinks` tokens of the sequence as FP16 for ever.
 //
-// A codec is named as src/quant/registry.h says: "rot2", "kivi4-g64", "turbo3"; "rot3/rot2" gives keys and values different ones.
+// A codec is named as src/quant/registry.h says: "rot2", "kivi4-g64", "turbo3"; "rot3/rot2" gives keys and values different ones. As the
+// archive's, "auto" is the best there is: "klt1.5" with a calibration of the model, "rot2" without one ("auto3": "klt2/rot3" or "rot3").
 struct LayerConfig {
   uint32_t hot = 64;
   uint32_t warm = 448;
   std::string warm_codec = "rot4";
-  std::string archive_codec = "rot2";
+  std::string archive_codec = "auto";
   uint32_t sinks = 4;
   // Sliding-window attention: a query at position p sees the keys p-window+1 .. p. 0 is full attention.
   // When hot >= window the layer is one FP16 ring buffer of the window; otherwise blocks are dropped as they leave it.
@@ -85,6 +86,8 @@ struct CacheConfig {
   uint64_t byte_budget = 0;               // of all sequences together; 0: no limit
   EvictionConfig eviction;
   uint32_t window_slack = 32;             // tokens a windowed layer keeps beyond its window so that truncate() can roll back
+
+  std::string calibration;                // a file of `tierkv calibrate` for this model; empty: none
 
   // Adaptation (document 000).
   double quality_target = 0.97;

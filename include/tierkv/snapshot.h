@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "tierkv/calibration.h"
 #include "tierkv/stats.h"
 #include "tierkv/status.h"
 
@@ -28,6 +29,7 @@ struct SnapshotInfo {
   uint32_t version = 0;         // of the writer's format
   uint32_t min_reader = 0;      // the oldest reader that understands it
   std::string model;            // as configured when it was saved; may be empty
+  uint64_t calibration = 0;     // id of the calibration its codecs need; 0: none
   uint32_t num_layers = 0;
   uint32_t num_kv_heads = 0;
   uint32_t head_dim = 0;
@@ -42,7 +44,7 @@ struct SnapshotInfo {
   const SnapshotTier& operator[](Tier t) const { return tier[static_cast<int>(t)]; }
 };
 
-[[nodiscard]] Result<SnapshotInfo> inspect_snapshot(std::span<const std::byte> bytes);
-[[nodiscard]] Result<SnapshotInfo> inspect_snapshot(const std::string& path);
+[[nodiscard]] Result<SnapshotInfo> inspect_snapshot(std::span<const std::byte> bytes, const CalibrationPtr& calibration = nullptr);
+[[nodiscard]] Result<SnapshotInfo> inspect_snapshot(const std::string& path, const CalibrationPtr& calibration = nullptr);
 
 }  // namespace tierkv

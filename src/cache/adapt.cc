@@ -12,8 +12,10 @@ namespace {
 
 // Keys and values move together and keep their distance: "rot3/rot2" at one bit more is "rot4/rot3".
 quant::CodecPair at_bits(const quant::CodecPair& configured, uint32_t key_bits) {
-  const int more = static_cast<int>(key_bits) - configured.key.bits;
-  return {quant::with_bits(configured.key, configured.key.bits + more), quant::with_bits(configured.value, configured.value.bits + more)};
+  const int more = static_cast<int>(key_bits) - quant::whole_bits(configured.key);
+  if (more == 0) return configured;
+  return {quant::with_bits(configured.key, quant::whole_bits(configured.key) + more),
+          quant::with_bits(configured.value, quant::whole_bits(configured.value) + more)};
 }
 
 }  // namespace
@@ -22,7 +24,7 @@ quant::CodecPair at_bits(const quant::CodecPair& configured, uint32_t key_bits) 
 std::vector<LayerThresholds> AdaptiveKVCache::Impl::current_thresholds() const {
   std::vector<LayerThresholds> out;
   for (const LayerPlan& p : plans) {
-    const uint32_t bits = p.archive_codec ? p.archive_codec->pair.key.bits : 0;
+    const uint32_t bits = p.archive_codec ? static_cast<uint32_t>(quant::whole_bits(p.archive_codec->pair.key)) : 0;
     out.push_back({p.hot, p.warm, bits});
   }
   return out;
@@ -37,7 +39,7 @@ Status AdaptiveKVCache::Impl::apply_thresholds(const std::vector<LayerThresholds
     // Which codecs a layer has follows from its configuration: lengths move, tiers do not come and go.
     if (p.warm != 0 && p.warm != kAll && wanted[l].warm != 0 && wanted[l].warm != kAll) p.warm = wanted[l].warm;
     if (p.archive_codec && wanted[l].archive_bits != 0 && archive_pairs[l].key.bits != 0) {
-      TIERKV_ASSIGN_OR_RETURN(p.archive_codec, book.get(at_bits(archive_pairs[l], wanted[l].archive_bits), config.archive_block));
+      TIERKV_RETURN_IF_ERROR(set_archive(static_cast<uint32_t>(l), at_bits(archive_pairs[l], wanted[l].archive_bits), p));
     }
   }
   plans = std::move(next);

@@ -13,15 +13,26 @@ using cache::Sequence;
 namespace {
 
 // The largest block this configuration can make, its lists included: what relief work needs twice over.
-size_t largest_block(const std::vector<LayerPlan>& plans, uint32_t lanes) {
+size_t largest_block(const std::vector<LayerPlan>& plans, uint32_t heads, uint32_t lanes) {
   size_t most = 0;
   for (const LayerPlan& p : plans) {
-    for (const cache::CodecEntry* entry : {p.warm_codec, p.archive_codec, p.raw_warm, p.raw_archive}) {
+    std::vector<const cache::CodecEntry*> entries = {p.warm_codec, p.archive_codec, p.raw_warm, p.raw_archive};
+    if (p.archive_heads) entries.insert(entries.end(), p.archive_heads, p.archive_heads + heads);
+    for (const cache::CodecEntry* entry : entries) {
       if (!entry) continue;
       most = std::max(most, Arena::rounded(cache::Block::total_bytes(*entry)) + entry->tokens * (sizeof(uint32_t) + lanes * sizeof(float)) + 256);
     }
   }
   return most;
+}
+
+Status check_calibration(const calib::Calibration& calibration, const CacheConfig& config) {
+  calib::ModelId here;
+  here.layers = config.num_layers;
+  here.heads = config.query_heads();
+  here.kv_heads = config.num_kv_heads;
+  here.head_dim = config.head_dim;
+  return calibration.check_model(here);
 }
 
 }  // namespace
@@ -30,9 +41,16 @@ AdaptiveKVCache::AdaptiveKVCache(std::unique_ptr<Impl> impl) : impl_(std::move(i
 AdaptiveKVCache::~AdaptiveKVCache() = default;
 const CacheConfig& AdaptiveKVCache::config() const { return impl_->config; }
 
-Result<std::unique_ptr<AdaptiveKVCache>> AdaptiveKVCache::create(const CacheConfig& config) {
+Result<std::unique_ptr<AdaptiveKVCache>> AdaptiveKVCache::create(const CacheConfig& config, CalibrationPtr calibration) {
   TIERKV_RETURN_IF_ERROR(validate(config));
+  if (!calibration && !config.calibration.empty()) {
+    TIERKV_ASSIGN_OR_RETURN(calibration, load_calibration(config.calibration));
+  }
   auto impl = std::make_unique<Impl>(config);
+  if (calibration) {
+    TIERKV_RETURN_IF_ERROR(check_calibration(*calibration, config));
+    impl->book.set_calibration(std::move(calibration));
+  }
   impl->env.head_dim = config.head_dim;
   impl->env.hot_bf16 = config.hot_type == "bf16";
   TIERKV_ASSIGN_OR_RETURN(impl->policy, policy::make_policy(config.eviction));
@@ -42,7 +60,7 @@ Result<std::unique_ptr<AdaptiveKVCache>> AdaptiveKVCache::create(const CacheConf
     }
   }
   TIERKV_RETURN_IF_ERROR(impl->resolve_plans());
-  const size_t block = largest_block(impl->plans, impl->env.lanes);
+  const size_t block = largest_block(impl->plans, config.num_kv_heads, impl->env.lanes);
   const size_t headroom = impl->policy ? 2 * block : 0;
   if (config.byte_budget && config.byte_budget < headroom + block) {
     return error(StatusCode::invalid_argument, "byte_budget = ", config.byte_budget, " is too small for one block: this configuration needs at least ",
@@ -67,13 +85,14 @@ Status AdaptiveKVCache::Impl::resolve_plans() {
     p.sinks = tiers.window ? 0 : tiers.sinks;  // a windowed layer's queries cannot see the first tokens anyway
     p.ring = tiers.window && tiers.hot >= tiers.window;
     TIERKV_ASSIGN_OR_RETURN(const quant::CodecPair warm, quant::parse_codec_pair(tiers.warm_codec));
-    TIERKV_ASSIGN_OR_RETURN(const quant::CodecPair archive, quant::parse_codec_pair(tiers.archive_codec));
+    const bool calibrated = book.calibration() && book.calibration()->klt;
+    TIERKV_ASSIGN_OR_RETURN(const quant::CodecPair archive, quant::parse_codec_pair(quant::resolve_auto(tiers.archive_codec, calibrated)));
     archive_pairs.push_back(archive);
     if (tiers.warm) {
       TIERKV_ASSIGN_OR_RETURN(p.warm_codec, book.get(warm, config.warm_block));
     }
     if (tiers.warm != kAll) {
-      TIERKV_ASSIGN_OR_RETURN(p.archive_codec, book.get(archive, config.archive_block));
+      TIERKV_RETURN_IF_ERROR(set_archive(l, archive, p));
     }
     if (p.sinks) {
       TIERKV_ASSIGN_OR_RETURN(p.sink_codec, book.get(raw_pair, p.sinks));
@@ -83,6 +102,58 @@ Status AdaptiveKVCache::Impl::resolve_plans() {
     plans.push_back(p);
   }
   return {};
+}
+
+Status AdaptiveKVCache::Impl::set_archive(uint32_t layer, const quant::CodecPair& pair, LayerPlan& p) {
+  p.archive_heads = nullptr;
+  if (!quant::needs_tables(pair)) {
+    TIERKV_ASSIGN_OR_RETURN(p.archive_codec, book.get(pair, config.archive_block));
+    return {};
+  }
+  std::vector<const cache::CodecEntry*>& heads = head_codecs.emplace_back();
+  for (uint32_t h = 0; h < config.num_kv_heads; ++h) {
+    auto entry = book.get(pair, config.archive_block, layer, h);
+    if (!entry.ok() && book.calibration() && entry.status().code() == StatusCode::failed_precondition && config.layer(layer).window != 0) {
+      // A windowed layer whose keys never are far from their queries: calibration has nothing to say about it.
+      TIERKV_ASSIGN_OR_RETURN(const quant::CodecPair plain, quant::parse_codec_pair(quant::resolve_auto("auto", false)));
+      entry = book.get(plain, config.archive_block);
+    }
+    if (!entry.ok()) return entry.status();
+    heads.push_back(*entry);
+  }
+  p.archive_heads = heads.data();
+  p.archive_codec = heads[0];
+  return {};
+}
+
+Status AdaptiveKVCache::set_calibration(CalibrationPtr calibration) {
+  if (!calibration) return error(StatusCode::invalid_argument, "set_calibration() needs a calibration");
+  TIERKV_RETURN_IF_ERROR(check_calibration(*calibration, impl_->config));
+  std::lock_guard lock(impl_->threshold_mutex);
+  const CalibrationPtr before = impl_->book.calibration();
+  impl_->book.set_calibration(std::move(calibration));
+  std::vector<LayerPlan> next = impl_->plans;
+  std::vector<quant::CodecPair> pairs = impl_->archive_pairs;
+  for (uint32_t l = 0; l < next.size(); ++l) {
+    if (!next[l].archive_codec) continue;
+    auto pair = quant::parse_codec_pair(quant::resolve_auto(impl_->config.layer(l).archive_codec, impl_->book.calibration()->klt != nullptr));
+    const Status status = pair.ok() ? impl_->set_archive(l, *pair, next[l]) : pair.status();
+    if (!status.ok()) {
+      impl_->book.set_calibration(before);
+      return status;
+    }
+    pairs[l] = *pair;
+  }
+  impl_->plans = std::move(next);
+  impl_->archive_pairs = std::move(pairs);
+  return {};
+}
+
+CalibrationPtr AdaptiveKVCache::calibration() const { return impl_->book.calibration(); }
+
+std::string AdaptiveKVCache::archive_codec(uint32_t layer) const {
+  const LayerPlan p = layer < impl_->config.num_layers ? impl_->plan(layer) : LayerPlan();
+  return p.archive_codec ? quant::to_string(p.archive_codec->pair) : std::string();
 }
 
 LayerPlan AdaptiveKVCache::Impl::plan(uint32_t layer) const {

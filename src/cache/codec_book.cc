@@ -4,17 +4,52 @@
 
 namespace tierkv::cache {
 
-Result<const CodecEntry*> CodecBook::get(const quant::CodecPair& pair, uint32_t tokens) {
+Result<const CodecEntry*> CodecBook::get(const quant::CodecPair& pair, uint32_t tokens, uint32_t layer, uint32_t head) {
   std::lock_guard lock(mutex_);
+  return find_or_make(pair, tokens, layer, head);
+}
+
+// REQUIRES: mutex_ held.
+Result<const CodecEntry*> CodecBook::find_or_make(const quant::CodecPair& pair, uint32_t tokens, uint32_t layer, uint32_t head) {
+  const bool own = quant::needs_tables(pair);
   for (const CodecEntry& entry : entries_) {
-    if (entry.pair == pair && entry.tokens == tokens) return &entry;
+    if (!(entry.pair == pair) || entry.tokens != tokens) continue;
+    if (!own || (entry.layer == layer && entry.head == head && entry.calibration == calibration_)) return &entry;
   }
   const quant::BlockShape shape{tokens, head_dim_};
-  CodecEntry entry{pair, tokens, nullptr, nullptr};
-  TIERKV_ASSIGN_OR_RETURN(entry.key, quant::make_codec(pair.key, quant::Side::key, shape));
-  TIERKV_ASSIGN_OR_RETURN(entry.value, quant::make_codec(pair.value, quant::Side::value, shape));
+  CodecEntry entry;
+  entry.pair = pair;
+  entry.tokens = tokens;
+  if (own) {
+    entry.calibration = calibration_;
+    entry.layer = layer;
+    entry.head = head;
+    TIERKV_ASSIGN_OR_RETURN(const quant::CodecPair plain, quant::parse_codec_pair(quant::resolve_auto("auto", false)));
+    TIERKV_ASSIGN_OR_RETURN(entry.fallback, find_or_make(plain, tokens, 0, 0));
+  }
+  const calib::HeadTables tables{calibration_, layer, head};
+  const calib::HeadTables* given = calibration_ ? &tables : nullptr;
+  TIERKV_ASSIGN_OR_RETURN(entry.key, quant::make_codec(pair.key, quant::Side::key, shape, given));
+  TIERKV_ASSIGN_OR_RETURN(entry.value, quant::make_codec(pair.value, quant::Side::value, shape, given));
   entries_.push_back(std::move(entry));
   return &entries_.back();
+}
+
+void CodecBook::set_calibration(CalibrationPtr calibration) {
+  std::lock_guard lock(mutex_);
+  calibration_ = std::move(calibration);
+}
+
+CalibrationPtr CodecBook::calibration() const {
+  std::lock_guard lock(mutex_);
+  return calibration_;
+}
+
+size_t CodecBook::table_bytes() const {
+  std::lock_guard lock(mutex_);
+  size_t total = calibration_ ? calibration_->bytes() : 0;
+  for (const CodecEntry& entry : entries_) total += entry.key->table_bytes() + entry.value->table_bytes();
+  return total;
 }
 
 }  // namespace tierkv::cache

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 
+#include "calib/calibration.h"
 #include "quant/registry.h"
 
 namespace tierkv::cache {
@@ -16,16 +17,31 @@ struct CodecEntry {
   uint32_t tokens = 0;  // rows of a block
   std::unique_ptr<quant::Codec> key;
   std::unique_ptr<quant::Codec> value;
+  // Codecs with calibrated tables belong to one KV head.
+  CalibrationPtr calibration;
+  uint32_t layer = 0, head = 0;
+  const CodecEntry* fallback = nullptr;  // for rows the calibrated codec refuses
 };
 
 class CodecBook {
  public:
   explicit CodecBook(uint32_t head_dim) : head_dim_(head_dim) {}
-  Result<const CodecEntry*> get(const quant::CodecPair& pair, uint32_t tokens);
+  // failed_precondition: the codecs need a calibration and there is none.
+  Result<const CodecEntry*> get(const quant::CodecPair& pair, uint32_t tokens, uint32_t layer, uint32_t head);
+  // For codecs that are the same for every head.
+  Result<const CodecEntry*> get(const quant::CodecPair& pair, uint32_t tokens) { return get(pair, tokens, 0, 0); }
+  // From here on entries are made with these tables; those there are keep theirs.
+  void set_calibration(CalibrationPtr calibration);
+  CalibrationPtr calibration() const;
+  // Of every entry, and of the calibration they were made from.
+  size_t table_bytes() const;
 
  private:
+  Result<const CodecEntry*> find_or_make(const quant::CodecPair& pair, uint32_t tokens, uint32_t layer, uint32_t head);
+
   const uint32_t head_dim_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
+  CalibrationPtr calibration_;
   std::deque<CodecEntry> entries_;
 };
 

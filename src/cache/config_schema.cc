@@ -96,7 +96,7 @@ std::vector<std::string> policy_names() {
 constexpr const char* kHotHelp = "newest tokens kept as 16-bit floats (the block being filled comes on top)";
 constexpr const char* kWarmHelp = "tokens after the hot ones kept in `warm_codec`; `all`: there is no archive";
 constexpr const char* kWarmCodecHelp = "codec of the warm tier; `key/value` gives the two sides different ones";
-constexpr const char* kArchiveCodecHelp = "codec of everything older";
+constexpr const char* kArchiveCodecHelp = "codec of everything older; `auto`: the best there is with and without a calibration";
 constexpr const char* kSinksHelp = "first tokens of a sequence kept as FP16 for ever";
 constexpr const char* kWindowHelp = "sliding-window attention: a query sees this many newest keys; 0 is full attention";
 
@@ -124,6 +124,7 @@ std::span<const Field<CacheConfig>> config_fields() {
       row<C, &C::warm_block>("", "warm_block", "", count(16, 256, 16), "tokens in a warm block"),
       row<C, &C::archive_block>("", "archive_block", "", count(16, 256, 16),
                                 "tokens in an archive block, a multiple of `warm_block`"),
+      row<C, &C::calibration>("", "calibration", "", text(4096), "a file of `tierkv calibrate` for this model; empty: none"),
       row<C, &C::max_seq_len>("", "max_seq_len", "max_len", count(0, kMaxTokens), "tokens kept per sequence; 0: no limit"),
       row<C, &C::byte_budget>("", "byte_budget", "budget", bytes(), "bytes of all sequences together; 0: no limit"),
       row<C, &C::window_slack>("", "window_slack", "", count(0, 65536),

@@ -59,6 +59,7 @@ archive_block = 64
 max_seq_len = 5000
 byte_budget = "2GiB"
 window_slack = 16
+calibration = "smol.tkc"
 quality_target = 0.9
 threads = 3
 
@@ -92,6 +93,7 @@ CacheConfig whole() {
   c.tiers = {96, kAll, "kivi4", "kivi3/kivi2", 6, 300};
   c.hot_type = "bf16";
   c.warm_block = 32, c.archive_block = 64, c.max_seq_len = 5000, c.byte_budget = 2ull << 30, c.window_slack = 16;
+  c.calibration = "smol.tkc";
   c.quality_target = 0.9, c.threads = 3;
   c.eviction = {"snapkv", 16, 8, 24, 5, 1000, 10.0};
   LayerOverride first;
@@ -406,7 +408,7 @@ TEST(Config, LaterOverridesWinAndTheRestIsInherited) {
   ASSERT_TRUE(
       apply_toml("[[layer]]\nlayers = \"0-3\"\nhot = 5\nsinks = 1\n[[layer]]\nlayers = 2\nhot = 6\narchive_codec = \"kivi2\"", c)
           .ok());
-  EXPECT_EQ(c.layer(0), (LayerConfig{5, 448, "rot4", "rot2", 1, 0}));
+  EXPECT_EQ(c.layer(0), (LayerConfig{5, 448, "rot4", "auto", 1, 0}));
   EXPECT_EQ(c.layer(2), (LayerConfig{6, 448, "rot4", "kivi2", 1, 0}));
   EXPECT_EQ(c.layer(4), c.tiers);
 }

@@ -144,6 +144,7 @@ class Checker {
   void check_codec(const std::string& name, uint32_t tokens, std::vector<std::string> keys) {
     const auto pair = quant::parse_codec_pair(name);
     if (!pair.ok()) return;  // check_fields() has said so
+    if (quant::needs_tables(*pair)) return;  // the calibration has a say; create() asks it
     const quant::BlockShape shape{tokens, c_.head_dim};
     for (const quant::Side side : {quant::Side::key, quant::Side::value}) {
       const auto codec = quant::make_codec(side == quant::Side::key ? pair.value().key : pair.value().value, side, shape);

@@ -11,6 +11,7 @@
 // while another is taken (the sequence map is read, a shared_ptr copied out, and the map let go).
 #pragma once
 
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -44,7 +45,8 @@ struct AdaptiveKVCache::Impl {
 
   mutable std::mutex threshold_mutex;
   std::vector<cache::LayerPlan> plans;             // one per layer; hot, warm and archive codec follow adaptation
-  std::vector<quant::CodecPair> archive_pairs;     // as configured
+  std::vector<quant::CodecPair> archive_pairs;     // as configured, "auto" resolved
+  std::deque<std::vector<const cache::CodecEntry*>> head_codecs;  // what LayerPlan::archive_heads point into; entries stay
   cache::QualityTracker quality;
 
   // --- helpers
@@ -53,6 +55,8 @@ struct AdaptiveKVCache::Impl {
   Status check_layer(uint32_t layer) const;
   cache::LayerPlan plan(uint32_t layer) const;
   Status resolve_plans();
+  // The archive's codecs of one layer. Heads that a calibration has no tables for get the uncalibrated codec.
+  Status set_archive(uint32_t layer, const quant::CodecPair& pair, cache::LayerPlan& plan);
   Status apply_thresholds(const std::vector<LayerThresholds>& wanted);
   std::vector<LayerThresholds> current_thresholds() const;
 

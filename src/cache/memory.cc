@@ -62,9 +62,11 @@ MemoryStats AdaptiveKVCache::memory_usage() const {
   uint64_t used = stats.bookkeeping_bytes;
   for (const TierMemory& tier : stats.tier) used += tier.bytes();
   stats.total_bytes = impl_->arena->mapped();
+  stats.table_bytes = impl_->book.table_bytes();
   // With calls on other sequences under way the walk and the arena are read a moment apart; otherwise this is exactly the arena's own figure.
   stats.free_bytes = stats.total_bytes > used ? stats.total_bytes - used : 0;
-  stats.peak_bytes = impl_->arena->peak();
+  stats.total_bytes += stats.table_bytes;
+  stats.peak_bytes = impl_->arena->peak() + stats.table_bytes;
   stats.budget_bytes = impl_->config.byte_budget;
   return stats;
 }

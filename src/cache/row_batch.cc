@@ -74,7 +74,7 @@ void RowBatch::add_tail(const StreamEnv& env, const Tail& tail, uint32_t count) 
 
 void RowBatch::add_live_rows(const StreamEnv& env, const BlockRef& ref, uint32_t layer, uint32_t head) {
   const size_t d = env.head_dim;
-  const quant::BlockContext ctx{layer, head, ref.first_position, ref.positions, nullptr};
+  const quant::BlockContext ctx{layer, head, ref.first_position, ref.positions};
   size_t at = rows();
   keys.resize((at + ref.rows) * d);
   values.resize((at + ref.rows) * d);
@@ -125,9 +125,10 @@ std::optional<BlockRef> seal(const StreamEnv& env, RowBatch& batch, const CodecE
   if (rows < codec.tokens) pad(batch, env, codec.tokens);
   if (ref.positions) std::copy(batch.positions.begin(), batch.positions.end(), ref.positions);
   if (ref.stats) std::copy(batch.stats.begin(), batch.stats.end(), ref.stats);
-  const quant::BlockContext ctx{layer, head, ref.first_position, ref.positions, nullptr};
+  const quant::BlockContext ctx{layer, head, ref.first_position, ref.positions};
   bool refused = false;
   ref.block = encode_block(env, batch, codec, tier, ctx, use, refused);
+  if (!ref.block && refused && codec.fallback) ref.block = encode_block(env, batch, *codec.fallback, tier, ctx, use, refused);
   if (!ref.block && refused) ref.block = encode_block(env, batch, raw, tier, ctx, use, refused);
   if (!ref.block) {
     release_ref_arrays(env, ref, codec.tokens);

@@ -94,8 +94,11 @@ bool build_stream(const Building& b, const SnapshotStream& from, HeadStream& s) 
 
 Result<std::shared_ptr<Sequence>> build_sequence(const StreamEnv& env, CodecBook& book, const int* lane_slot, const Snapshot& snapshot) {
   Building b{env, snapshot, LaneMap(snapshot.header.lane_mask, lane_slot, env.lanes), {}};
-  for (const CodecEntry* entry : snapshot.codecs) {
-    TIERKV_ASSIGN_OR_RETURN(b.codecs[entry], book.get(entry->pair, entry->tokens));
+  for (const SnapshotBlock& block : snapshot.blocks) {
+    for (const CodecEntry* entry : {block.codec, block.source}) {
+      if (!entry || b.codecs.contains(entry)) continue;
+      TIERKV_ASSIGN_OR_RETURN(b.codecs[entry], book.get(entry->pair, entry->tokens, entry->layer, entry->head));
+    }
   }
   std::shared_ptr<Sequence> sequence = Sequence::create(env, snapshot.header.layers, snapshot.header.kv_heads);
   if (!sequence) return sequence;
@@ -199,7 +202,7 @@ Status no_room(const Arena& arena, uint64_t needed) {
 Result<std::shared_ptr<cache::Sequence>> thaw(AdaptiveKVCache::Impl& impl, std::span<const std::byte> bytes) {
   TIERKV_ASSIGN_OR_RETURN(SnapshotHeader header, cache::read_header(bytes));
   TIERKV_RETURN_IF_ERROR(check_model(header, impl));
-  TIERKV_ASSIGN_OR_RETURN(Snapshot snapshot, cache::read_body(bytes, std::move(header)));
+  TIERKV_ASSIGN_OR_RETURN(Snapshot snapshot, cache::read_body(bytes, std::move(header), impl.book.calibration()));
   const std::vector<LayerPlan> plans = all_plans(impl);
   TIERKV_RETURN_IF_ERROR(check_layers(snapshot, plans, impl));
   for (cache::SnapshotLayer& layer : snapshot.layers) layer.window_queries %= impl.config.eviction.observation;
@@ -248,15 +251,16 @@ Result<SeqId> AdaptiveKVCache::load(const std::string& path) {
   });
 }
 
-Result<SnapshotInfo> inspect_snapshot(std::span<const std::byte> bytes) {
+Result<SnapshotInfo> inspect_snapshot(std::span<const std::byte> bytes, const CalibrationPtr& calibration) {
   return guarded("read", [&]() -> Result<SnapshotInfo> {
     TIERKV_ASSIGN_OR_RETURN(SnapshotHeader header, cache::read_header(bytes));
-    TIERKV_ASSIGN_OR_RETURN(const Snapshot snapshot, cache::read_body(bytes, std::move(header)));
+    TIERKV_ASSIGN_OR_RETURN(const Snapshot snapshot, cache::read_body(bytes, std::move(header), calibration));
     const SnapshotHeader& h = snapshot.header;
     SnapshotInfo info;
     info.version = h.version;
     info.min_reader = h.min_reader;
     info.model = h.model;
+    info.calibration = h.calibration;
     info.num_layers = h.layers;
     info.num_kv_heads = h.kv_heads;
     info.head_dim = h.head_dim;
@@ -281,10 +285,10 @@ Result<SnapshotInfo> inspect_snapshot(std::span<const std::byte> bytes) {
   });
 }
 
-Result<SnapshotInfo> inspect_snapshot(const std::string& path) {
+Result<SnapshotInfo> inspect_snapshot(const std::string& path, const CalibrationPtr& calibration) {
   return guarded("read", [&]() -> Result<SnapshotInfo> {
     TIERKV_ASSIGN_OR_RETURN(const std::vector<std::byte> bytes, read_file(path, kMaxFileBytes));
-    auto info = inspect_snapshot(std::span<const std::byte>(bytes));
+    auto info = inspect_snapshot(std::span<const std::byte>(bytes), calibration);
     if (!info.ok()) return in_file(path, info.status());
     return info;
   });

@@ -29,8 +29,8 @@ static_assert(std::endian::native == std::endian::little, "block bytes are littl
 namespace snapshot {
 
 inline constexpr unsigned char kMagic[8] = {0x89, 'T', 'K', 'V', '\r', '\n', 0x1A, '\n'};
-inline constexpr uint32_t kVersion = 1;    // what this build writes and the newest it knows
-inline constexpr uint32_t kMinReader = 1;  // the oldest reader for what this build writes
+inline constexpr uint32_t kVersion = 2;     // the newest that this build knows; files without calibrated codecs are written as version 1
+inline constexpr uint32_t kPlainVersion = 1;
 inline constexpr uint32_t kEndianTag = 0x01020304;
 
 inline constexpr size_t kHeaderBytes = 64;
@@ -65,6 +65,7 @@ struct SnapshotHeader {
   uint32_t lane_mask = 0;  // bit set of 1 << policy::Lane
   uint32_t codecs = 0;
   std::string model;
+  uint64_t calibration = 0;  // version 2: the id of the tables its codecs need
 };
 
 struct SnapshotLayer {
@@ -101,7 +102,7 @@ struct Snapshot {
   std::vector<SnapshotLayer> layers;
   std::vector<SnapshotStream> streams;  // [layer][kv head]
   std::vector<SnapshotBlock> blocks;
-  std::vector<const CodecEntry*> codecs;
+  std::vector<const CodecEntry*> codecs;  // as listed; of the first head that used it where every head has its own
   std::unique_ptr<CodecBook> book;
 };
 
@@ -118,7 +119,8 @@ struct SnapshotShape {
 // Magic, length, checksum and version, then the header's own fields.
 [[nodiscard]] Result<SnapshotHeader> read_header(std::span<const std::byte> bytes);
 // Everything after it. REQUIRES: read_header() accepted the same bytes, which outlive the result.
-[[nodiscard]] Result<Snapshot> read_body(std::span<const std::byte> bytes, SnapshotHeader header);
+// `calibration`: the cache's, or null; a file that needs another is refused.
+[[nodiscard]] Result<Snapshot> read_body(std::span<const std::byte> bytes, SnapshotHeader header, const CalibrationPtr& calibration);
 
 // Null when memory ran out. `book` is the cache's; lane_slot maps policy lanes to env's slots, -1 where not kept.
 [[nodiscard]] Result<std::shared_ptr<Sequence>> build_sequence(const StreamEnv& env, CodecBook& book, const int* lane_slot,

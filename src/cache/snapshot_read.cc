@@ -1,5 +1,6 @@
 // snapshot_read.cc — bytes to a checked picture of a sequence. Nothing here trusts a field because the checksum is right: checksums are
 // for accidents, and whatever passes must be something a stream could really hold.
+#include <cstdio>
 #include <cstring>
 
 #include "attn/attention.h"
@@ -90,6 +91,7 @@ class BodyReader {
   Status read() {
     (void)in_.take(header_.header_bytes);
     (void)in_.take_padded(header_.model.size());
+    if (header_.min_reader >= 2) (void)in_.u64();
     TIERKV_RETURN_IF_ERROR(read_codecs());
     TIERKV_RETURN_IF_ERROR(read_layers());
     for (layer_ = 0; layer_ < header_.layers; ++layer_) {
@@ -135,9 +137,20 @@ class BodyReader {
       for (const quant::CodecSpec& s : {key, value}) {
         if (!quant::find_codec_row(s.id)) return error(StatusCode::unsupported, "the snapshot uses codec ", s.id, ", which this build does not have");
       }
+      if (quant::needs_tables({key, value})) TIERKV_RETURN_IF_ERROR(check_tables());
       specs_.push_back({{key, value}, tokens});
     }
     return {};
+  }
+
+  Status check_tables() const {
+    const CalibrationPtr have = out_.book->calibration();
+    if (header_.min_reader < 2) return damaged("a codec that needs a calibration in a file that names none");
+    if (have && have->id() == header_.calibration) return {};
+    char id[17];
+    std::snprintf(id, sizeof id, "%016llx", static_cast<unsigned long long>(header_.calibration));
+    return error(StatusCode::failed_precondition, "the snapshot was made with calibration ", id, have ? " and this is " + have->id_text() : std::string(" and there is none here"),
+                 ": its keys cannot be read without it; load that calibration first");
   }
 
   Status read_layers() {
@@ -167,17 +180,20 @@ class BodyReader {
   Result<const CodecEntry*> codec(uint32_t index) {
     if (index > out_.codecs.size() || index >= specs_.size()) return bad_block("codec index ", index, " is out of order or out of range");
     if (index == out_.codecs.size()) {
-      auto entry = out_.book->get(specs_[index].pair, specs_[index].tokens);
+      auto entry = out_.book->get(specs_[index].pair, specs_[index].tokens, layer_, head_);
       if (!entry.ok()) {
         if (entry.status().code() == StatusCode::unsupported) return entry.status();
         return bad_block("codec ", index, ": ", entry.status().message());
       }
       for (const CodecEntry* other : out_.codecs) {
-        if (other == *entry) return bad_block("codec ", index, " is listed twice");
+        if (other->pair == (*entry)->pair && other->tokens == (*entry)->tokens) return bad_block("codec ", index, " is listed twice");
       }
       out_.codecs.push_back(*entry);
     }
-    return out_.codecs[index];
+    if (!out_.codecs[index]->calibration) return out_.codecs[index];
+    auto own = out_.book->get(specs_[index].pair, specs_[index].tokens, layer_, head_);
+    if (!own.ok()) return bad_block("codec ", index, ": ", own.status().message());
+    return own;
   }
 
   Status read_block_header(SnapshotBlock& b, bool& sparse) {
@@ -365,13 +381,19 @@ Result<SnapshotHeader> read_header(std::span<const std::byte> bytes) {
   if (h.lane_mask >> policy::kNumLanes) return error(StatusCode::unsupported, "the snapshot has eviction statistics this build does not know: mask ", h.lane_mask);
   if (model_bytes > content.size() - h.header_bytes) return damaged("a model name of ", model_bytes, " bytes");
   h.model.assign(reinterpret_cast<const char*>(content.data() + h.header_bytes), model_bytes);
+  if (h.min_reader >= 2) {
+    const uint64_t at = h.header_bytes + padded(model_bytes);
+    if (at + sizeof(uint64_t) > content.size()) return damaged("it ends before the calibration's id");
+    h.calibration = load_u64(content.data() + at);
+  }
   return h;
 }
 
-Result<Snapshot> read_body(std::span<const std::byte> bytes, SnapshotHeader header) {
+Result<Snapshot> read_body(std::span<const std::byte> bytes, SnapshotHeader header, const CalibrationPtr& calibration) {
   Snapshot out;
   out.header = std::move(header);
   out.book = std::make_unique<CodecBook>(out.header.head_dim);
+  if (calibration && calibration->model.head_dim == out.header.head_dim) out.book->set_calibration(calibration);
   TIERKV_RETURN_IF_ERROR(BodyReader(bytes.first(bytes.size() - kTrailerBytes), out).read());
   return out;
 }

@@ -1,4 +1,5 @@
 // snapshot_write.cc — a sequence to bytes. One walk does both jobs: the first counts, so that the second writes into exactly enough.
+#include <algorithm>
 #include <cstring>
 #include <new>
 #include <unordered_map>
@@ -46,15 +47,23 @@ class Writer {
 // Codecs in the order blocks first mention them.
 class CodecTable {
  public:
+  // Codecs that every head has its own of are one in the file: the place of a block says whose.
   void add(const CodecEntry* entry) {
-    if (entry && index_.emplace(entry, static_cast<uint32_t>(entries_.size())).second) entries_.push_back(entry);
+    if (!entry || index_.contains(entry)) return;
+    const auto same = [&](const CodecEntry* e) { return e->pair == entry->pair && e->tokens == entry->tokens; };
+    const auto at = entry->calibration ? std::find_if(entries_.begin(), entries_.end(), same) : entries_.end();
+    index_.emplace(entry, static_cast<uint32_t>(at - entries_.begin()));
+    if (at == entries_.end()) entries_.push_back(entry);
+    if (entry->calibration) calibration_ = entry->calibration;
   }
+  const CalibrationPtr& calibration() const { return calibration_; }
   uint32_t index(const CodecEntry* entry) const { return entry ? index_.at(entry) : kNoCodec; }
   const std::vector<const CodecEntry*>& entries() const { return entries_; }
 
  private:
   std::unordered_map<const CodecEntry*, uint32_t> index_;
   std::vector<const CodecEntry*> entries_;
+  CalibrationPtr calibration_;
 };
 
 struct Job {
@@ -75,8 +84,9 @@ void write_spec(Writer& w, const quant::CodecSpec& spec) {
 
 void write_header(Writer& w, const Job& job, uint64_t file_bytes) {
   w.bytes(kMagic, sizeof kMagic);
-  w.u32(kVersion);
-  w.u32(kMinReader);
+  const uint32_t version = job.codecs.calibration() ? kVersion : kPlainVersion;
+  w.u32(version);
+  w.u32(version);
   w.u32(kEndianTag);
   w.u32(kHeaderBytes);
   w.u64(file_bytes);
@@ -90,6 +100,7 @@ void write_header(Writer& w, const Job& job, uint64_t file_bytes) {
   w.u32(0);
   w.bytes(job.shape.model.data(), job.shape.model.size());
   w.align();
+  if (job.codecs.calibration()) w.u64(job.codecs.calibration()->id());
   for (const CodecEntry* entry : job.codecs.entries()) {
     write_spec(w, entry->pair.key);
     write_spec(w, entry->pair.value);
@@ -183,8 +194,12 @@ Result<std::vector<std::byte>> write_snapshot(const StreamEnv& env, const Sequen
           return error(StatusCode::data_loss, "layer ", l, ", KV head ", s.head, ": the ", tier_name(ref.block->tier), " block at position ",
                        ref.first_position, " changed in memory since it was made; nothing is saved");
         }
-        job.codecs.add(ref.block->codec);
-        job.codecs.add(ref.block->source);
+        for (const CodecEntry* entry : {ref.block->codec, ref.block->source}) {
+          if (entry && entry->calibration && job.codecs.calibration() && entry->calibration != job.codecs.calibration()) {
+            return error(StatusCode::unsupported, "the sequence has blocks of two calibrations, and a snapshot holds one");
+          }
+          job.codecs.add(entry);
+        }
       }
     }
   }

@@ -39,7 +39,7 @@ bool graduate(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, Arena:
     RowBatch& batch = scratch_batch();
     batch.add_tail(env, s.tail, block);
     const CodecEntry& raw = plan.warm ? *plan.raw_warm : *plan.raw_archive;
-    auto ref = seal(env, batch, *plan.first_codec(), raw, tier, nullptr, s.layer, s.head, use);
+    auto ref = seal(env, batch, *plan.first_codec(s.head), raw, tier, nullptr, s.layer, s.head, use);
     if (!ref || !push_block(env, s, *ref, use)) return false;
     s.tail.drop_front(block);
   }
@@ -63,7 +63,7 @@ bool demote(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, Arena::U
     }
     if (last == first) return true;  // a warm block larger than an archive block (an older configuration's): it stays
     if (batch.rows()) {
-      auto ref = seal(env, batch, *plan.archive_codec, *plan.raw_archive, Tier::archive, s.blocks[first].block->codec, s.layer, s.head, use);
+      auto ref = seal(env, batch, *plan.archive(s.head), *plan.raw_archive, Tier::archive, s.blocks[first].block->codec, s.layer, s.head, use);
       if (!ref) return false;
       release_ref(env, s.blocks[first]);
       s.blocks[first++] = *ref;
@@ -88,7 +88,7 @@ void kill_rows(BlockRef& ref, const uint8_t* keep) {
 bool merge_run(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, size_t first, size_t count) {
   if (first + count > s.blocks.size()) return false;
   const Tier tier = s.blocks[first].block->tier;
-  const CodecEntry* codec = tier == Tier::warm ? plan.warm_codec : plan.archive_codec;
+  const CodecEntry* codec = tier == Tier::warm ? plan.warm_codec : plan.archive(s.head);
   const CodecEntry* raw = tier == Tier::warm ? plan.raw_warm : plan.raw_archive;
   if (tier == Tier::sink || !codec) return false;
   uint64_t live = 0;
@@ -269,7 +269,7 @@ bool read_row(const StreamEnv& env, const HeadStream& s, uint32_t position, floa
   const size_t b = find_block(s, position);
   if (b < s.blocks.size()) {
     const BlockRef& ref = s.blocks[b];
-    const quant::BlockContext ctx{s.layer, s.head, ref.first_position, ref.positions, nullptr};
+    const quant::BlockContext ctx{s.layer, s.head, ref.first_position, ref.positions};
     for (uint32_t row = 0; row < ref.rows; ++row) {
       if (ref.position(row) != position) continue;
       if (key) ref.block->codec->key->decode(ref.block->keys(), ctx, row, 1, key);
@@ -293,7 +293,7 @@ void collect_views(const StreamEnv& env, HeadStream& s, const CodecEntry& hot_co
   for (const BlockRef& ref : s.blocks) {
     const CodecEntry& codec = *ref.block->codec;
     out.views.push_back({codec.key.get(), codec.value.get(), ref.block->keys(), ref.block->values(),
-                         {s.layer, s.head, ref.first_position, ref.positions, nullptr}, ref.rows});
+                         {s.layer, s.head, ref.first_position, ref.positions}, ref.rows});
     out.stats.push_back(ref.stats);
     out.tiers.push_back(ref.block->tier);
   }
@@ -307,7 +307,7 @@ void collect_views(const StreamEnv& env, HeadStream& s, const CodecEntry& hot_co
       const size_t bytes = static_cast<size_t>(n) * env.head_dim * sizeof(uint16_t);
       const auto as_span = [&](const uint16_t* p) { return std::span(reinterpret_cast<const std::byte*>(p + offset), bytes); };
       out.views.push_back({hot_codec.key.get(), hot_codec.value.get(), as_span(run.keys), as_span(run.values),
-                           {s.layer, s.head, run.first_position + i, run.positions ? run.positions + i : nullptr, nullptr}, n});
+                           {s.layer, s.head, run.first_position + i, run.positions ? run.positions + i : nullptr}, n});
       out.stats.push_back(env.lanes ? s.tail.stats_row(row) : nullptr);
       out.tiers.push_back(Tier::hot);
       row += n;

@@ -5,7 +5,7 @@
 //           not know only when something needs it. A file of another version, or with a bit flipped, is refused whole.
 // Identity: id() is the checksum at the end. Blocks and files that were encoded with the tables carry it; another calibration of the same
 //           model is another id, and never decodes them.
-// Threads:  immutable after load() or finish().
+// Threads:  immutable after load() or finish(), but for what it remembers of allocations, under a lock of its own.
 #pragma once
 
 #include <cstddef>
@@ -19,6 +19,7 @@
 
 #include "calib/klt.h"
 #include "calib/statistics.h"
+#include "tierkv/calibration.h"
 #include "tierkv/status.h"
 
 namespace tierkv::calib {
@@ -50,7 +51,10 @@ class Calibration {
 
   uint64_t id() const { return id_; }
   std::string id_text() const;  // sixteen hexadecimal digits
+  size_t bytes() const;         // that its tables take in memory
   const Turner& turner(uint32_t layer) const { return *turners_[turner_of_[layer]]; }
+  // Words of one head when keys get a mean of `bits` over the model. The whole model's are worked out once for every width asked for.
+  KltWords klt_words(double bits, uint32_t layer, uint32_t head) const;
   // Refuses when `other` is another model or has another shape.
   Status check_model(const ModelId& other) const;
 
@@ -58,6 +62,8 @@ class Calibration {
   uint64_t id_ = 0;
   std::vector<std::unique_ptr<Turner>> turners_;  // each different rotation once
   std::vector<size_t> turner_of_;
+  mutable std::mutex mutex_;
+  mutable std::map<double, std::vector<KltWords>> words_;  // by bits
 };
 
 // The tables of one KV head of one layer, as a codec is given them.

@@ -8,6 +8,7 @@
 #include <iterator>
 
 #include "llama/test_model.h"
+#include "quant/isa.h"
 
 namespace tierkv::llama {
 namespace {
@@ -80,6 +81,39 @@ void expect_parity(const std::string& file, size_t count, uint32_t step) {
   EXPECT_NEAR(ours.log_ppl, ours.log_ppl_reference, 0.01);
   testing::Test::RecordProperty("ppl_stock", std::to_string(std::exp(ours.log_ppl_reference)));
   testing::Test::RecordProperty("ppl_cache", std::to_string(std::exp(ours.log_ppl)));
+}
+
+// The kernels round queries and weights to bytes; plain C++ does not. On a compressed cache their predictions differ by less than libllama's own
+// two ways to compute attention do.
+TEST(RealModel, FastKernelsStayWithinTheParityFloor) {
+  const std::string file = "models/SmolLM2-135M-Instruct.Q4_1.gguf";
+  if (!std::ifstream(in_cache(file)) || !std::ifstream(in_cache("text/wiki.test.raw"))) GTEST_SKIP() << file << " is not downloaded";
+  if (quant::available_isas().size() < 2) GTEST_SKIP() << "this processor has plain C++ alone";
+  const ModelPtr model = load_model(in_cache(file));
+  ASSERT_NE(model, nullptr);
+  constexpr uint32_t kCount = 384, kStep = 64;
+  const std::vector<llama_token> tokens = text_tokens(model.get(), kCount);
+  const Comparison floor =
+      compare(stock_logits(model.get(), tokens, kStep, /*flash=*/true), stock_logits(model.get(), tokens, kStep, /*flash=*/false), tokens);
+  const std::string_view best = quant::active_isa();
+  const auto logits_with = [&](std::string_view isa, const char* kv) {
+    EXPECT_TRUE(quant::set_active_isa(isa));
+    CacheConfig config;
+    EXPECT_TRUE(apply_spec(kv, config).ok());
+    Hosted hosted;
+    const Status opened = hosted.open(model.get(), config, test_params(kStep), HostOptions());
+    EXPECT_TRUE(opened.ok()) << opened.to_string();
+    Logits logits = all_logits(hosted.context.get(), tokens, kStep,
+                               [&](const llama_batch& batch) { EXPECT_TRUE(hosted.host->decode(hosted.context.get(), batch).ok()); });
+    quant::set_active_isa(best);
+    return logits;
+  };
+  for (const char* kv : {"int8", "kivi4,hot=16,warm_block=64,archive_block=64", "balanced,hot=16,warm=64,archive_block=64"}) {
+    const Comparison fast = compare(logits_with("scalar", kv), logits_with(best, kv), tokens);
+    EXPECT_LT(fast.divergence, floor.divergence) << kv;
+    testing::Test::RecordProperty(std::string("divergence_") + std::string(kv).substr(0, 5), std::to_string(fast.divergence));
+    std::printf("%s: fast from reference kernels %.6f, floor %.6f\n", kv, fast.divergence, floor.divergence);
+  }
 }
 
 TEST(RealModel, SmolLM2HasParity) { expect_parity("models/SmolLM2-135M-Instruct.Q4_1.gguf", 384, 64); }

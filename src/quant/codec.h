@@ -37,16 +37,12 @@ struct BlockShape {
   bool operator==(const BlockShape&) const = default;
 };
 
-// Calibration tables of one (layer, KV head), owned by the cache; a codec that needs them refuses to work without.
-class CodecTables;
-
 // What a codec may need to know about a block beside its rows.
 struct BlockContext {
   uint32_t layer = 0;
   uint32_t kv_head = 0;
   uint32_t first_position = 0;          // of row 0
   const uint32_t* positions = nullptr;  // of each row when they are not consecutive, else null
-  const CodecTables* tables = nullptr;
 };
 
 // Scratch that grows to what the codecs of a thread need and is reused; nothing in it outlives a call, but for queries as bytes: whoever
@@ -114,6 +110,9 @@ class Codec {
   // Values: acc[i] += sum over t < rows of weights[i*stride + t] * row t. acc: count x head_dim, in frame().
   virtual void accumulate(std::span<const std::byte> in, const BlockContext& ctx, const float* weights, size_t stride,
                           uint32_t count, uint32_t rows, float* acc, Workspace& ws) const = 0;
+
+  // Memory of its own, calibrated tables of one head included.
+  virtual size_t table_bytes() const { return 0; }
 
   // For bytes from outside: every scale and mean finite, every code in range.
   virtual Status validate(std::span<const std::byte> in) const = 0;

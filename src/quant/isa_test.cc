@@ -164,6 +164,7 @@ TEST_P(IsaKernels, BlocksAndDecodedRowsAreTheSameBits) {
   for (const BlockShape shape : {BlockShape{64, 96}, BlockShape{128, 128}, BlockShape{48, 80}, BlockShape{16, 256}}) {
     const std::vector<std::vector<float>> cases = hard_rows(shape, rng);
     for (const CodecRow& row : codec_rows()) {
+      if (row.calibrated()) continue;  // klt_test.cc has them
       for (int bits = row.min_bits; bits <= std::min<int>(row.max_bits, kMaxCodeBits + 1); ++bits) {
         for (const uint16_t flags : {0, 1, 2, 4, 8, 10, 16, 17}) {
           for (const uint16_t group : {0, 32}) {

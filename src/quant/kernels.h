@@ -38,6 +38,11 @@ struct PackedSide {
   float middle = 0.0f;  // of the levels
 };
 
+// Words of 32 bits that hold 2-, 4- and 8-bit codes of one token (klt.h).
+struct WordCounts {
+  uint32_t words[3] = {0, 0, 0};
+};
+
 // A run of floats as step·integers.
 struct RoundedRow {
   float step;
@@ -90,6 +95,10 @@ struct Kernels {
                           const RoundedRow* terms, uint32_t count, uint32_t rows, float* out, size_t stride, const KernelScratch&);
   void (*scores_by_channel)(const PackedSide&, const std::byte* codes, const float* scales, const float* offsets, const float* queries,
                             uint32_t count, uint32_t rows, float* out, size_t stride, const KernelScratch&);
+  // out[i*stride + t] = base[i] + sum over components j of (code - middles[j])·factors[i*n + j], codes in the layout of klt.h. n: components to
+  // whole vectors, n % 16 == 0; bytes: 2·count·n of scratch.
+  void (*scores_by_word)(const WordCounts&, const std::byte* codes, const float* factors, const float* middles, const float* base,
+                         uint32_t count, uint32_t n, uint32_t rows, float* out, size_t stride, int8_t* bytes, const Ahead&);
   // acc[i*dim + c] += sum over t < rows of weights[i*stride + t]·(row t)[c]. Weights are not negative.
   void (*accumulate)(const PackedSide&, const std::byte* codes, const float* scales, const float* offsets, const float* weights,
                      size_t stride, uint32_t count, uint32_t rows, uint32_t dim, float* acc, const KernelScratch&);

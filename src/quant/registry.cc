@@ -17,6 +17,7 @@
 #include "quant/half.h"
 #include "quant/int8.h"
 #include "quant/kivi.h"
+#include "quant/klt.h"
 #include "quant/reference001.h"
 #include "quant/rot.h"
 #include "quant/rotated.h"
@@ -39,6 +40,7 @@ constexpr CodecRow kRows[] = {
     {6, "sym", "document 001: per token scale, symmetric, half-even rounding", 2, 8, kWrappers, false, make_sym},
     {7, "turbo", "TurboQuant-MSE: Hadamard, token norm, Lloyd-Max codebook", 2, 4, 0, false, make_turbo},
     {8, "rot", "Hadamard; keys centred, clipped, unbiased; values min/max with coded scales", 2, 8, 0, false, make_rot},
+    {9, "klt", "keys in a calibrated basis, bits where the model looks; values as rot2", 2, 16, 0, false, nullptr, make_klt, 4, "rot2"},
 };
 
 struct FlagName {
@@ -51,12 +53,25 @@ constexpr FlagName kFlagNames[] = {
     {CodecSpec::clip, "clip"},    {CodecSpec::center, "center"},
 };
 
+// 6 quarters are "1.5".
+std::string width_text(const CodecRow& row, int width) {
+  std::string text = std::to_string(width / row.parts);
+  const int rest = width % row.parts * 100 / row.parts;
+  if (rest != 0) text += rest % 10 == 0 ? "." + std::to_string(rest / 10) : "." + std::to_string(rest);
+  return text;
+}
+
+// "2..8", or nothing.
+std::string widths(const CodecRow& row) {
+  return row.max_bits == 0 ? std::string() : width_text(row, row.min_bits) + ".." + width_text(row, row.max_bits);
+}
+
 std::string all_names() {
   std::string names;
   for (const CodecRow& row : kRows) {
     if (!names.empty()) names += ", ";
     names += row.name;
-    if (row.max_bits != 0) names += std::to_string(row.min_bits) + ".." + std::to_string(row.max_bits);
+    names += widths(row);
   }
   return names;
 }
@@ -83,6 +98,21 @@ bool take_number(std::string_view& rest, uint32_t limit, uint32_t& value) {
   return true;
 }
 
+// A width in parts of a bit: "2", and for rows that have parts "1.5" or "1.25".
+bool take_width(std::string_view& rest, const CodecRow& row, uint32_t& width) {
+  uint32_t whole = 0, hundredths = 0;
+  if (!take_number(rest, 255u / row.parts, whole)) return false;
+  if (row.parts > 1 && rest.starts_with('.')) {
+    rest.remove_prefix(1);
+    const size_t digits = rest.size();
+    if (!take_number(rest, 99, hundredths) || digits - rest.size() > 2) return false;
+    if (digits - rest.size() == 1) hundredths *= 10;
+    if (hundredths * row.parts % 100 != 0) return false;
+  }
+  width = whole * row.parts + hundredths * row.parts / 100;
+  return width <= 255;
+}
+
 // The row whose name `text` starts with, the longest if several do.
 const CodecRow* row_of_text(std::string_view text) {
   const CodecRow* best = nullptr;
@@ -96,8 +126,8 @@ const CodecRow* row_of_text(std::string_view text) {
 // Everything make_codec() relies on that a spec from disk or from a caller may break.
 Status check_spec(const CodecSpec& spec, const CodecRow& row) {
   if (spec.bits < row.min_bits || spec.bits > row.max_bits) {
-    return error(StatusCode::invalid_argument, row.name, " at ", static_cast<int>(spec.bits), " bits does not exist; allowed: ",
-                 row.max_bits == 0 ? std::string("no width") : std::to_string(row.min_bits) + ".." + std::to_string(row.max_bits));
+    return error(StatusCode::invalid_argument, row.name, " at ", width_text(row, spec.bits), " bits does not exist; allowed: ",
+                 row.max_bits == 0 ? std::string("no width") : widths(row));
   }
   if ((spec.flags & ~row.allowed_flags) != 0) {
     return error(StatusCode::invalid_argument, row.name, " does not take ", flag_names(spec.flags & ~row.allowed_flags),
@@ -133,12 +163,11 @@ Result<CodecSpec> parse_codec(std::string_view text) {
   std::string_view rest = text.substr(std::string_view(row->name).size());
   uint32_t number = 0;
   if (!rest.empty() && rest[0] >= '0' && rest[0] <= '9') {
-    if (!take_number(rest, 255, number)) return bad_codec(text, "the width is not a number this codec has");
+    if (!take_width(rest, *row, number)) return bad_codec(text, "the width is not a number this codec has; allowed: " + widths(*row));
     spec.bits = static_cast<uint8_t>(number);
     if (row->max_bits == 0) return bad_codec(text, std::string(row->name) + " takes no width; allowed: " + all_names());
   } else if (row->max_bits != 0) {
-    return bad_codec(text, std::string(row->name) + " needs a width after its name; allowed: " + std::to_string(row->min_bits) +
-                               ".." + std::to_string(row->max_bits));
+    return bad_codec(text, std::string(row->name) + " needs a width after its name; allowed: " + widths(*row));
   }
   if (rest.starts_with("-g")) {
     rest.remove_prefix(2);
@@ -167,7 +196,7 @@ Result<CodecSpec> parse_codec(std::string_view text) {
 std::string to_string(const CodecSpec& spec) {
   const CodecRow* row = find_codec_row(spec.id);
   std::string text = row != nullptr ? std::string(row->name) : std::string("codec#").append(std::to_string(spec.id)).append("/");
-  if (spec.bits != 0) text += std::to_string(spec.bits);
+  if (spec.bits != 0) text += row != nullptr ? width_text(*row, spec.bits) : std::to_string(spec.bits);
   if (spec.group != 0) text += "-g" + std::to_string(spec.group);
   for (const FlagName& f : kFlagNames) {
     if ((spec.flags & f.flag) != 0) text.append("+").append(f.name);
@@ -175,12 +204,23 @@ std::string to_string(const CodecSpec& spec) {
   return text;
 }
 
+std::string_view resolve_auto(std::string_view name, bool calibrated) {
+  if (name == "auto") return calibrated ? "klt1.5/rot2" : "rot2";
+  if (name == "auto3") return calibrated ? "klt2/rot3" : "rot3";
+  return name;
+}
+
 Result<CodecPair> parse_codec_pair(std::string_view text) {
+  text = resolve_auto(text, false);
   const size_t slash = text.find('/');
   CodecPair pair;
   TIERKV_ASSIGN_OR_RETURN(pair.key, parse_codec(text.substr(0, slash)));
   if (slash == std::string_view::npos) {
+    const char* values = find_codec_row(pair.key.id)->values;
     pair.value = pair.key;
+    if (values != nullptr) {
+      TIERKV_ASSIGN_OR_RETURN(pair.value, parse_codec(values));
+    }
     return pair;
   }
   TIERKV_ASSIGN_OR_RETURN(pair.value, parse_codec(text.substr(slash + 1)));
@@ -188,14 +228,22 @@ Result<CodecPair> parse_codec_pair(std::string_view text) {
 }
 
 std::string to_string(const CodecPair& pair) {
+  const CodecRow* row = find_codec_row(pair.key.id);
+  if (row != nullptr && row->values != nullptr && to_string(pair.value) == row->values) return to_string(pair.key);
   return pair.key == pair.value ? to_string(pair.key) : to_string(pair.key) + "/" + to_string(pair.value);
 }
 
-Result<std::unique_ptr<Codec>> make_codec(const CodecSpec& spec, Side side, const BlockShape& shape) {
+Result<std::unique_ptr<Codec>> make_codec(const CodecSpec& spec, Side side, const BlockShape& shape, const calib::HeadTables* tables) {
   const CodecRow* row = find_codec_row(spec.id);
   if (row == nullptr) return error(StatusCode::unsupported, "codec ", spec.id, " is not in this build; it has: ", all_names());
   TIERKV_RETURN_IF_ERROR(check_spec(spec, *row));
   TIERKV_RETURN_IF_ERROR(check_shape(shape));
+  if (row->calibrated()) {
+    if (tables == nullptr) {
+      return error(StatusCode::failed_precondition, "codec ", row->name, " needs a calibration of the model: make one with `tierkv calibrate` and set calibration");
+    }
+    return row->make_calibrated(spec, side, shape, *tables);
+  }
   TIERKV_ASSIGN_OR_RETURN(std::unique_ptr<Codec> codec, row->make(spec, side, shape));
   // Rotation outermost: the means are taken in the rotated frame, which is the same thing, and scores() gets rotated queries.
   if ((spec.flags & CodecSpec::center) != 0 && side == Side::key) codec = center_codec(std::move(codec));
@@ -203,12 +251,22 @@ Result<std::unique_ptr<Codec>> make_codec(const CodecSpec& spec, Side side, cons
   return codec;
 }
 
+bool needs_tables(const CodecPair& pair) {
+  const CodecRow *key = find_codec_row(pair.key.id), *value = find_codec_row(pair.value.id);
+  return (key != nullptr && key->calibrated()) || (value != nullptr && value->calibrated());
+}
+
 CodecSpec with_bits(CodecSpec spec, int bits) {
   const CodecRow* row = find_codec_row(spec.id);
   if (row != nullptr && row->max_bits != 0) {
-    spec.bits = static_cast<uint8_t>(std::clamp<int>(bits, row->min_bits, row->max_bits));
+    spec.bits = static_cast<uint8_t>(std::clamp<int>(bits * row->parts, row->min_bits, row->max_bits));
   }
   return spec;
+}
+
+int whole_bits(const CodecSpec& spec) {
+  const CodecRow* row = find_codec_row(spec.id);
+  return row == nullptr ? spec.bits : (spec.bits + row->parts - 1) / row->parts;
 }
 
 }  // namespace tierkv::quant

@@ -1,10 +1,15 @@
 // registry.h — every codec there is: one row each. Tests, benchmarks, the command line and the C API iterate this table.
 //
-// Text form of a spec: NAME[BITS][-gGROUP][+modifier…], for example "fp16", "kivi2", "kivi4-g32", "kivi2-g64+s8+clip", "rot2".
-// Two of them with a slash, "rot3/rot2", give keys and values different codecs.
+// Text form of a spec: NAME[BITS][-gGROUP][+modifier…], for example "fp16", "kivi2", "kivi4-g32", "kivi2-g64+s8+clip", "rot2", "klt1.5".
+// Two of them with a slash, "rot3/rot2", give keys and values different codecs. A codec for keys alone takes its row's values: "klt1.5" is
+// "klt1.5/rot2".
 #pragma once
 
 #include "quant/codec.h"
+
+namespace tierkv::calib {
+struct HeadTables;
+}
 
 namespace tierkv::quant {
 
@@ -18,6 +23,12 @@ struct CodecRow {
   bool takes_group;
   // Makes the codec; refuses shapes and groups that do not fit with a message that says what does.
   Result<std::unique_ptr<Codec>> (*make)(const CodecSpec& spec, Side side, const BlockShape& shape);
+  // For a codec that works with the calibrated tables of one KV head; `make` is null then.
+  Result<std::unique_ptr<Codec>> (*make_calibrated)(const CodecSpec& spec, Side side, const BlockShape& shape, const calib::HeadTables& tables) = nullptr;
+  uint8_t parts = 1;              // widths count in this part of a bit: 4 for quarters
+  const char* values = nullptr;   // the values' codec of a row that only has keys
+
+  bool calibrated() const { return make_calibrated != nullptr; }
 };
 
 std::span<const CodecRow> codec_rows();
@@ -35,9 +46,18 @@ struct CodecPair {
 Result<CodecPair> parse_codec_pair(std::string_view text);
 std::string to_string(const CodecPair& pair);
 
-Result<std::unique_ptr<Codec>> make_codec(const CodecSpec& spec, Side side, const BlockShape& shape);
+// What the names "auto" and "auto3" stand for; any other name as it is. parse_codec_pair() takes them for the uncalibrated ones.
+std::string_view resolve_auto(std::string_view name, bool calibrated);
+
+// `tables`: of the KV head, for codecs that need them (failed_precondition without).
+Result<std::unique_ptr<Codec>> make_codec(const CodecSpec& spec, Side side, const BlockShape& shape, const calib::HeadTables* tables = nullptr);
+
+// Whether a block of these codecs is made with calibrated tables: then it belongs to one KV head of one layer.
+bool needs_tables(const CodecPair& pair);
 
 // The same codec at another width, clamped to what its row has; codecs of one width come back unchanged.
 CodecSpec with_bits(CodecSpec spec, int bits);
+// Its width in whole bits, rounded up; 0 where the row has one width.
+int whole_bits(const CodecSpec& spec);
 
 }  // namespace tierkv::quant

@@ -1,0 +1,122 @@
+#include "calib/calibration.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "calib/synthetic_statistics.h"
+
+namespace tierkv::calib {
+namespace {
+
+CalibrationPtr made() {
+  static const CalibrationPtr calibration = SyntheticModel({}).calibration().value();
+  return calibration;
+}
+
+TEST(Calibration, ComesBackFromItsBytes) {
+  const auto bytes = made()->serialize();
+  const auto back = Calibration::parse(bytes, "test");
+  ASSERT_TRUE(back.ok()) << back.status().message();
+  EXPECT_EQ((*back)->id(), made()->id());
+  EXPECT_EQ((*back)->model, made()->model);
+  EXPECT_EQ((*back)->rotations, made()->rotations);
+  EXPECT_EQ((*back)->serialize(), bytes);
+}
+
+TEST(Calibration, IsTheSameWhenMadeAgain) { EXPECT_EQ(SyntheticModel({}).calibration().value()->id(), made()->id()); }
+
+TEST(Calibration, RefusesEveryFlippedByteAndEveryCut) {
+  const auto bytes = made()->serialize();
+  for (size_t i = 0; i < bytes.size(); i += i < 512 ? 1 : 997) {
+    auto damaged = bytes;
+    damaged[i] ^= std::byte{0x10};
+    EXPECT_FALSE(Calibration::parse(damaged, "test").ok()) << "byte " << i;
+  }
+  for (size_t size = 0; size < bytes.size(); size += size < 512 ? 1 : 1009) {
+    EXPECT_FALSE(Calibration::parse(std::span(bytes).first(size), "test").ok()) << "cut to " << size;
+  }
+}
+
+TEST(Calibration, RefusesAnotherModel) {
+  ModelId other = made()->model;
+  EXPECT_TRUE(made()->check_model(other).ok());
+  other.fingerprint ^= 1;
+  EXPECT_EQ(made()->check_model(other).code(), StatusCode::invalid_argument);
+  other = made()->model;
+  other.head_dim = 128;
+  EXPECT_EQ(made()->check_model(other).code(), StatusCode::invalid_argument);
+}
+
+TEST(KltTables, AllocationSpendsWhatItIsGiven) {
+  const KltTables& tables = *made()->klt;
+  double last = std::numeric_limits<double>::infinity();
+  for (const double bits : {0.5, 1.0, 1.5, 2.0, 3.0, 4.0}) {
+    const auto words = tables.allocate(bits);
+    uint64_t total = 0;
+    double distortion = 0.0;
+    for (size_t h = 0; h < words.size(); ++h) {
+      total += words[h].total();
+      uint32_t j = 0;
+      for (int w = kKltWidths - 1; w >= 0; --w) {
+        for (uint32_t k = 0; k < words[h].components(static_cast<uint32_t>(w)); ++k, ++j) distortion += tables.heads[h].distortion[w][j];
+      }
+      for (; j < tables.head_dim; ++j) distortion += tables.heads[h].variance[j];
+    }
+    const double most = bits * tables.head_dim * static_cast<double>(words.size()) / 32.0;
+    EXPECT_LE(static_cast<double>(total), most);
+    EXPECT_GE(static_cast<double>(total), most - 4.0);
+    EXPECT_LT(distortion, last);
+    last = distortion;
+  }
+}
+
+TEST(KltTables, AnalysisAndSynthesisAreInverses) {
+  const KltHead& head = made()->klt->head(0, 0);
+  const uint32_t d = made()->klt->head_dim;
+  for (uint32_t i = 0; i < 8; ++i) {
+    for (uint32_t j = 0; j < d; ++j) {
+      double product = 0.0;
+      for (uint32_t c = 0; c < d; ++c) product += static_cast<double>(f16_to_f32(head.analysis[i * d + c])) * f16_to_f32(head.synthesis[j * d + c]);
+      EXPECT_NEAR(product, i == j ? 1.0 : 0.0, 0.05) << i << " " << j;
+    }
+  }
+}
+
+TEST(SolveKlt, RefusesStatisticsThatSayNothing) {
+  SyntheticModel model({});
+  Statistics s = model.statistics();
+  Statistics bad = s;
+  bad.pairs[1].key_block[5] = std::nan("");
+  EXPECT_FALSE(solve_klt(bad, nullptr).ok());
+  bad = s;
+  for (PairSums& p : bad.pairs) p.key_block.assign(p.key_block.size(), 0.0);
+  EXPECT_FALSE(solve_klt(bad, nullptr).ok());
+  bad = s;
+  bad.layers[0].keys.assign(bad.layers[0].keys.size(), 0x3C00);
+  bad.rotations.assign(bad.rotations.size(), {});
+  EXPECT_FALSE(solve_klt(bad, nullptr).ok());
+  bad = s;
+  bad.positions.resize(100);
+  EXPECT_FALSE(solve_klt(bad, nullptr).ok());
+}
+
+TEST(Turner, TurnsBackAndForth) {
+  SyntheticModel model({});
+  const Turner turner(model.rotation(), 64);
+  const auto x = model.noise(3 * 64);
+  std::vector<float> y(x.size());
+  for (const int64_t by : {1, 127, 128, 129, 8191, 1 << 20}) {
+    turner.turn(x.data(), 3, by, y.data());
+    for (uint32_t p = 0; p < 32; ++p) {
+      const double angle = model.rotation()[p].angle * static_cast<double>(by);
+      EXPECT_NEAR(y[p], x[p] * std::cos(angle) - x[p + 32] * std::sin(angle), 2e-5) << by;
+    }
+    turner.turn(y.data(), 3, -by, y.data());
+    for (size_t i = 0; i < x.size(); ++i) EXPECT_NEAR(y[i], x[i], 1e-5);
+  }
+}
+
+}  // namespace
+}  // namespace tierkv::calib

@@ -1,0 +1,350 @@
+#include "calib/klt.h"
+
+#include <Eigen/Dense>
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <queue>
+#include <thread>
+
+#include "base/f16.h"
+#include "base/status_macros.h"
+
+namespace tierkv::calib {
+namespace {
+
+using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+using Rows = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+constexpr double kMetricRidge = 1e-3;      // of the mean eigenvalue: directions no query looked at still cost something
+constexpr double kSpreadFloor = 1e-4;      // of the largest standard deviation: a direction without spread is not divided by nothing
+constexpr uint32_t kFitRows = 4096;        // rows the steps are fitted on
+constexpr uint32_t kLeastRows = 1024;
+constexpr float kGaussStep[kKltWidths] = {0.9957f, 0.3352f, 0.0308f};  // best for a normal component of unit spread
+constexpr int kLeastStep = -4, kMostStep = 12, kMostStep2 = 6;         // quarters of an octave around it
+
+uint16_t half(double x) { return f32_to_f16(static_cast<float>(std::clamp(x, -60000.0, 60000.0))); }
+
+// The sampled keys of one head in the frame of their blocks.
+Rows block_frame_rows(const Statistics& s, uint32_t layer, uint32_t head) {
+  const uint32_t d = s.model.head_dim, n = s.sampled();
+  const Turner turner(s.rotations[layer], d);
+  Rows rows(n, d);
+  for (uint32_t i = 0; i < n; ++i) {
+    const uint16_t* key = s.layers[layer].keys.data() + (static_cast<size_t>(i) * s.model.kv_heads + head) * d;
+    for (uint32_t c = 0; c < d; ++c) rows(i, c) = f16_to_f32(key[c]);
+    turner.turn(rows.row(i).data(), 1, -static_cast<int64_t>(block_start(s.positions[i], s.sinks, s.block)), rows.row(i).data());
+  }
+  return rows;
+}
+
+struct Basis {
+  Matrix analysis, synthesis;  // as KltHead has them, before rounding
+  Eigen::VectorXd variance;
+};
+
+Basis find_basis(const Matrix& covariance, const Matrix& sums) {
+  const Eigen::Index d = covariance.rows();
+  const double ridge = kMetricRidge * sums.trace() / static_cast<double>(d);
+  const Eigen::SelfAdjointEigenSolver<Matrix> metric(sums + ridge * Matrix::Identity(d, d));
+  const Eigen::VectorXd roots = metric.eigenvalues().cwiseMax(0.5 * ridge).cwiseSqrt();
+  const Matrix s = metric.eigenvectors() * roots.asDiagonal() * metric.eigenvectors().transpose();
+  const Matrix inverse = metric.eigenvectors() * roots.cwiseInverse().asDiagonal() * metric.eigenvectors().transpose();
+  const Eigen::SelfAdjointEigenSolver<Matrix> axes(s * covariance * s);
+  Basis basis;
+  basis.variance = axes.eigenvalues().reverse().cwiseMax(0.0);
+  const Matrix u = axes.eigenvectors().rowwise().reverse();
+  const double floor = kSpreadFloor * std::sqrt(basis.variance[0]);
+  const Eigen::VectorXd spread = basis.variance.cwiseSqrt().cwiseMax(floor);
+  basis.analysis = spread.cwiseInverse().asDiagonal() * (u.transpose() * s);
+  basis.synthesis = spread.asDiagonal() * (u.transpose() * inverse);
+  return basis;
+}
+
+struct Fit {
+  float step = 1.0f;
+  double squared = 0.0;  // mean squared error at it
+};
+
+// x: one component over its spread.
+Fit fit_step(const std::vector<float>& x, int width) {
+  const uint32_t bits = kKltBits[width];
+  const float low = -static_cast<float>(1u << (bits - 1)), high = -low - 1.0f;
+  Fit best;
+  double least = std::numeric_limits<double>::infinity();
+  for (int i = kLeastStep; i <= (bits == 2 ? kMostStep2 : kMostStep); ++i) {
+    const float step = kGaussStep[width] * std::exp2(0.25f * static_cast<float>(i));
+    const float inverse = 1.0f / step;
+    double fourth = 0.0, squared = 0.0;
+    for (size_t from = 0; from < x.size(); from += 1024) {
+      float sum4 = 0.0f, sum2 = 0.0f;
+      for (size_t k = from; k < std::min(x.size(), from + 1024); ++k) {
+        const float code = std::min(std::max(std::floor(x[k] * inverse), low), high);
+        const float error = x[k] - (code + 0.5f) * step, e2 = error * error;
+        sum2 += e2;
+        sum4 += e2 * e2;
+      }
+      fourth += sum4;
+      squared += sum2;
+    }
+    if (fourth < least) {
+      least = fourth;
+      best = {step, squared / static_cast<double>(x.size())};
+    }
+  }
+  return best;
+}
+
+Status check_head(const Statistics& s, uint32_t layer, uint32_t head) {
+  const PairSums& pairs = s.pair_sums(layer, head);
+  for (const double v : pairs.key_block) {
+    if (!std::isfinite(v)) {
+      return error(StatusCode::invalid_argument, "the statistics of layer ", layer, ", KV head ", head, " are not finite: the model gave NaN or infinity");
+    }
+  }
+  return {};
+}
+
+bool has_pairs(const Statistics& s, uint32_t layer, uint32_t head) {
+  const uint32_t d = s.model.head_dim;
+  const PairSums& pairs = s.pair_sums(layer, head);
+  if (pairs.key_block.size() != static_cast<size_t>(d) * d) return false;
+  double trace = 0.0;
+  for (uint32_t c = 0; c < d; ++c) trace += pairs.key_block[static_cast<size_t>(c) * d + c];
+  return trace > 0.0;
+}
+
+Result<KltHead> solve_head(const Statistics& s, uint32_t layer, uint32_t head) {
+  const uint32_t d = s.model.head_dim;
+  TIERKV_RETURN_IF_ERROR(check_head(s, layer, head));
+  KltHead out;
+  if (!has_pairs(s, layer, head)) return out;  // a layer that never reaches the archive
+  Rows rows = block_frame_rows(s, layer, head);
+  const Eigen::RowVectorXf mean = rows.colwise().mean();
+  rows.rowwise() -= mean;
+  const Matrix covariance = (rows.transpose() * rows).cast<double>() / static_cast<double>(rows.rows());
+  if (!covariance.allFinite() || covariance.trace() <= 0.0) {
+    return error(StatusCode::invalid_argument, "the keys of layer ", layer, ", KV head ", head,
+                 covariance.allFinite() ? " do not vary over the text: it cannot calibrate them" : " are not finite");
+  }
+  const Matrix sums = Eigen::Map<const Matrix>(s.pair_sums(layer, head).key_block.data(), d, d);
+  const Basis basis = find_basis(covariance, 0.5 * (sums + sums.transpose()));
+
+  out.mean.assign(mean.data(), mean.data() + d);
+  out.analysis.resize(static_cast<size_t>(d) * d);
+  out.synthesis.resize(static_cast<size_t>(d) * d);
+  Rows rounded(d, d);
+  for (uint32_t j = 0; j < d; ++j) {
+    for (uint32_t c = 0; c < d; ++c) {
+      out.analysis[static_cast<size_t>(j) * d + c] = half(basis.analysis(j, c));
+      out.synthesis[static_cast<size_t>(j) * d + c] = half(basis.synthesis(j, c));
+      rounded(j, c) = f16_to_f32(out.analysis[static_cast<size_t>(j) * d + c]);
+    }
+  }
+  const Eigen::Index stride = std::max<Eigen::Index>(1, rows.rows() / kFitRows);
+  const Eigen::Index fit_rows = rows.rows() / stride;
+  const Rows chosen = Eigen::Map<const Rows, 0, Eigen::OuterStride<>>(rows.data(), fit_rows, d, Eigen::OuterStride<>(stride * d));
+  const Rows components = rounded * chosen.transpose();
+  for (int w = 0; w < kKltWidths; ++w) {
+    out.step[w].resize(d);
+    out.distortion[w].resize(d);
+  }
+  out.variance.resize(d);
+  std::vector<float> x(static_cast<size_t>(fit_rows));
+  for (uint32_t j = 0; j < d; ++j) {
+    const double unit = std::max(basis.variance[j], std::pow(kSpreadFloor, 2) * basis.variance[0]);
+    std::copy_n(components.row(j).data(), fit_rows, x.data());
+    double power = 0.0;
+    for (const float v : x) power += static_cast<double>(v) * v;
+    out.variance[j] = static_cast<float>(unit * power / static_cast<double>(fit_rows));
+    for (int w = 0; w < kKltWidths; ++w) {
+      const Fit fit = fit_step(x, w);
+      out.step[w][j] = fit.step;
+      out.distortion[w][j] = static_cast<float>(unit * fit.squared);
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+Result<KltTables> solve_klt(const Statistics& s, const Progress& progress) {
+  if (s.sampled() < kLeastRows) {
+    return error(StatusCode::invalid_argument, "a calibration needs at least ", kLeastRows, " sampled tokens, these statistics have ", s.sampled());
+  }
+  KltTables tables;
+  tables.layers = s.model.layers;
+  tables.kv_heads = s.model.kv_heads;
+  tables.head_dim = s.model.head_dim;
+  const uint32_t heads = tables.layers * tables.kv_heads;
+  tables.heads.resize(heads);
+  std::vector<Status> problems(heads);
+  std::atomic<uint32_t> next{0}, done{0};
+  const auto work = [&](bool reports) {
+    for (uint32_t i = next++; i < heads; i = next++) {
+      auto solved = solve_head(s, i / s.model.kv_heads, i % s.model.kv_heads);
+      if (solved.ok()) tables.heads[i] = std::move(*solved);
+      else problems[i] = solved.status();
+      ++done;
+      if (reports && progress) progress(static_cast<double>(done) / heads);
+    }
+  };
+  std::vector<std::thread> others;
+  for (unsigned i = 1; i < std::min(heads, std::max(1u, std::thread::hardware_concurrency())); ++i) others.emplace_back(work, false);
+  work(true);
+  for (std::thread& t : others) t.join();
+  for (const Status& problem : problems) TIERKV_RETURN_IF_ERROR(problem);
+  if (std::all_of(tables.heads.begin(), tables.heads.end(), [](const KltHead& h) { return h.mean.empty(); })) {
+    return error(StatusCode::invalid_argument, "no layer saw a key ", s.distance, " tokens before its query: the windows of text are too short");
+  }
+  return tables;
+}
+
+// --- allocation
+
+namespace {
+
+// The least distortion with a given number of words, and how to reach it.
+struct Curve {
+  std::vector<double> distortion;
+  std::vector<KltWords> words;
+  std::vector<uint32_t> hull;  // word counts on the lower convex hull, ascending
+};
+
+Curve trace_curve(const KltHead& head, uint32_t d) {
+  // prefix[w][j]: distortion of the first j components at width w; [kKltWidths]: at no bits.
+  std::vector<double> prefix[kKltWidths + 1];
+  for (int w = 0; w <= kKltWidths; ++w) {
+    prefix[w].assign(d + 1, 0.0);
+    for (uint32_t j = 0; j < d; ++j) prefix[w][j + 1] = prefix[w][j] + (w < kKltWidths ? head.distortion[w][j] : head.variance[j]);
+  }
+  Curve curve;
+  curve.distortion.assign(d / 4 + 1, std::numeric_limits<double>::infinity());
+  curve.words.resize(d / 4 + 1);
+  for (uint32_t w8 = 0; 4 * w8 <= d; ++w8) {
+    for (uint32_t w4 = 0; 4 * w8 + 8 * w4 <= d; ++w4) {
+      for (uint32_t w2 = 0; 4 * w8 + 8 * w4 + 16 * w2 <= d; ++w2) {
+        const uint32_t a = 4 * w8, b = a + 8 * w4, c = b + 16 * w2, total = w8 + w4 + w2;
+        const double sum = prefix[2][a] + (prefix[1][b] - prefix[1][a]) + (prefix[0][c] - prefix[0][b]) + (prefix[3][d] - prefix[3][c]);
+        if (sum >= curve.distortion[total]) continue;
+        curve.distortion[total] = sum;
+        curve.words[total] = {{static_cast<uint16_t>(w2), static_cast<uint16_t>(w4), static_cast<uint16_t>(w8)}};
+      }
+    }
+  }
+  for (uint32_t n = 0; n < curve.distortion.size(); ++n) {
+    const auto slope = [&](uint32_t from, uint32_t to) { return (curve.distortion[from] - curve.distortion[to]) / (to - from); };
+    if (!curve.hull.empty() && curve.distortion[n] >= curve.distortion[curve.hull.back()]) continue;
+    while (curve.hull.size() >= 2 && slope(curve.hull.back(), n) >= slope(curve.hull[curve.hull.size() - 2], curve.hull.back())) curve.hull.pop_back();
+    curve.hull.push_back(n);
+  }
+  return curve;
+}
+
+struct Step {
+  double gain;  // distortion saved per word
+  uint32_t head;
+  uint32_t at;  // index on the head's hull
+  bool operator<(const Step& other) const { return gain != other.gain ? gain < other.gain : head > other.head; }
+};
+
+}  // namespace
+
+std::vector<KltWords> KltTables::allocate(double bits) const {
+  std::vector<Curve> curves;
+  uint64_t present = 0;
+  for (const KltHead& head : heads) {
+    curves.push_back(head.mean.empty() ? Curve() : trace_curve(head, head_dim));
+    present += !head.mean.empty();
+  }
+  auto left = static_cast<int64_t>(bits * head_dim * static_cast<double>(present) / 32.0);
+  std::priority_queue<Step> steps;
+  const auto offer = [&](uint32_t head, uint32_t at) {
+    const Curve& c = curves[head];
+    if (at + 1 >= c.hull.size()) return;
+    const uint32_t from = c.hull[at], to = c.hull[at + 1];
+    steps.push({(c.distortion[from] - c.distortion[to]) / (to - from), head, at});
+  };
+  std::vector<uint32_t> chosen(heads.size(), 0);  // index on the hull
+  for (uint32_t h = 0; h < heads.size(); ++h) offer(h, 0);
+  while (!steps.empty()) {
+    const Step step = steps.top();
+    steps.pop();
+    const Curve& c = curves[step.head];
+    const uint32_t cost = c.hull[step.at + 1] - c.hull[step.at];
+    if (cost > left) continue;  // a smaller step of another head may still fit
+    left -= cost;
+    chosen[step.head] = step.at + 1;
+    offer(step.head, step.at + 1);
+  }
+  std::vector<KltWords> result(heads.size());
+  for (uint32_t h = 0; h < heads.size(); ++h) {
+    if (!heads[h].mean.empty()) result[h] = curves[h].words[curves[h].hull[chosen[h]]];
+  }
+  return result;
+}
+
+// --- bytes
+
+void KltTables::write(ByteWriter& out) const {
+  for (const KltHead& head : heads) {
+    out.put(static_cast<uint8_t>(!head.mean.empty()));
+    if (head.mean.empty()) continue;
+    out.put_array(head.mean);
+    out.put_array(head.analysis);
+    out.put_array(head.synthesis);
+    for (int w = 0; w < kKltWidths; ++w) {
+      out.put_array(head.step[w]);
+      out.put_array(head.distortion[w]);
+    }
+    out.put_array(head.variance);
+  }
+}
+
+namespace {
+
+bool all_finite(const std::vector<float>& values) {
+  return std::all_of(values.begin(), values.end(), [](float v) { return std::isfinite(v); });
+}
+bool all_finite(const std::vector<uint16_t>& halves) {
+  return std::all_of(halves.begin(), halves.end(), [](uint16_t v) { return (v & 0x7C00u) != 0x7C00u; });
+}
+
+bool sane(const KltHead& head) {
+  bool ok = all_finite(head.mean) && all_finite(head.analysis) && all_finite(head.synthesis) && all_finite(head.variance);
+  for (int w = 0; w < kKltWidths; ++w) {
+    ok = ok && all_finite(head.step[w]) && all_finite(head.distortion[w]) &&
+         std::all_of(head.step[w].begin(), head.step[w].end(), [](float v) { return v > 0.0f; });
+  }
+  return ok;
+}
+
+}  // namespace
+
+Result<KltTables> KltTables::read(ByteReader& in, const ModelId& model) {
+  KltTables tables;
+  tables.layers = model.layers;
+  tables.kv_heads = model.kv_heads;
+  tables.head_dim = model.head_dim;
+  const uint64_t d = model.head_dim;
+  for (uint64_t i = 0; i < static_cast<uint64_t>(model.layers) * model.kv_heads && in.ok(); ++i) {
+    KltHead& head = tables.heads.emplace_back();
+    const uint8_t present = in.get<uint8_t>();
+    if (present > 1) return error(StatusCode::data_loss, "the basis of KV head ", i, " is marked ", static_cast<int>(present), ", which means nothing");
+    if (present == 0) continue;
+    head.mean = in.get_array<float>(d);
+    head.analysis = in.get_array<uint16_t>(d * d);
+    head.synthesis = in.get_array<uint16_t>(d * d);
+    for (int w = 0; w < kKltWidths; ++w) {
+      head.step[w] = in.get_array<float>(d);
+      head.distortion[w] = in.get_array<float>(d);
+    }
+    head.variance = in.get_array<float>(d);
+    if (in.ok() && !sane(head)) return error(StatusCode::data_loss, "the basis of KV head ", i, " holds numbers that are not finite or steps of zero");
+  }
+  if (!in.ok()) return error(StatusCode::data_loss, "the section of bases ends before its last head");
+  return tables;
+}
+
+}  // namespace tierkv::calib

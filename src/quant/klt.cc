@@ -1,0 +1,228 @@
+#include "quant/klt.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/f16.h"
+#include "base/status_macros.h"
+#include "calib/calibration.h"
+#include "quant/checks.h"
+#include "quant/isa.h"
+#include "quant/lanes.h"
+#include "quant/scratch.h"
+
+namespace tierkv::quant {
+namespace {
+
+constexpr uint32_t kNoPosition = 0xFFFFFFFFu;  // of a row that is not in use
+
+using calib::kKltBits;
+using calib::kKltWidths;
+
+class KltCodec final : public Codec {
+ public:
+  KltCodec(const CodecSpec& spec, const BlockShape& shape, const calib::HeadTables& tables, const calib::KltWords& words)
+      : Codec(spec, Side::key, shape, Frame::block), calibration_(tables.calibration), turner_(tables.calibration->turner(tables.layer)) {
+    tolerance_ = 2e-3;
+    for (int w = 0; w < kKltWidths; ++w) words_.words[w] = words.words[w];
+    bytes_ = static_cast<size_t>(words.total()) * shape.tokens * sizeof(uint32_t);
+    build(calibration_->klt->head(tables.layer, tables.head));
+  }
+
+  Status encode(const float* rows, const BlockContext& ctx, std::span<std::byte> out) const override {
+    TIERKV_RETURN_IF_ERROR(check_size(out.size(), bytes()));
+    TIERKV_RETURN_IF_ERROR(check_finite(rows, shape()));
+    const uint32_t d = shape().head_dim, tokens = shape().tokens;
+    if (ctx.positions) TIERKV_RETURN_IF_ERROR(check_span(ctx));
+    float* turned = at_least(block_scratch().rotated, static_cast<size_t>(tokens) * d);
+    turner_.turn(rows, tokens, -static_cast<int64_t>(ctx.first_position), turned);
+    std::memset(out.data(), 0, out.size());
+    float sums[256];
+    for (uint32_t t = 0; t < tokens; ++t) {
+      std::copy(shift_.begin(), shift_.end(), sums);
+      for (uint32_t c = 0; c < d; ++c) {
+        const float x = turned[static_cast<size_t>(t) * d + c];
+        const float* row = analysis_.data() + static_cast<size_t>(c) * padded_;
+        for (uint32_t j = 0; j < padded_; ++j) sums[j] += x * row[j];
+      }
+      std::byte* lane = out.data() + static_cast<size_t>(t / kTileLanes) * tile_bytes() + t % kTileLanes * sizeof(uint32_t);
+      for_each_code([&](uint32_t j, uint32_t bits, size_t word, uint32_t shift) {
+        const float most = static_cast<float>((1u << bits) - 1u);
+        const auto code = static_cast<uint32_t>(std::clamp(std::floor(sums[j]), 0.0f, most));
+        uint32_t packed;
+        std::memcpy(&packed, lane + word * kTileLanes * sizeof packed, sizeof packed);
+        packed |= code << shift;
+        std::memcpy(lane + word * kTileLanes * sizeof packed, &packed, sizeof packed);
+      });
+    }
+    return Status();
+  }
+
+  void decode(std::span<const std::byte> in, const BlockContext& ctx, uint32_t first, uint32_t count, float* out) const override {
+    const uint32_t d = shape().head_dim;
+    for (uint32_t i = 0; i < count; ++i) {
+      float* row = out + static_cast<size_t>(i) * d;
+      std::copy(mean_.begin(), mean_.end(), row);
+      for_each_code([&](uint32_t j, uint32_t bits, size_t word, uint32_t shift) {
+        const float level = static_cast<float>(code_at(in, first + i, bits, word, shift)) - middle_[j];
+        const uint16_t* part = rows_.data() + static_cast<size_t>(j) * d;
+        for (uint32_t c = 0; c < d; ++c) row[c] += level * f16_to_f32(part[c]);
+      });
+    }
+    turner_.turn(out, count, ctx.first_position, out);
+  }
+
+  void scores(std::span<const std::byte> in, const BlockContext& ctx, const float* queries, uint32_t count, uint32_t rows, float* out,
+              size_t stride, Workspace& ws) const override {
+    const uint32_t d = shape().head_dim;
+    float* turned = at_least(ws.a, static_cast<size_t>(count) * d);
+    float* factors = at_least(ws.b, static_cast<size_t>(count) * padded_ + 16 * d);
+    float* base = at_least(ws.c, 3 * static_cast<size_t>(count));
+    turner_.turn(queries, count, -static_cast<int64_t>(ctx.first_position), turned);
+    const Kernels* kernels = active_kernels();
+    for (uint32_t i = 0; i < count; ++i) base[i] = product(kernels, turned + static_cast<size_t>(i) * d, mean_.data(), d);
+    if (kernels) return fast_scores(*kernels, in, turned, count, rows, factors, base, out, stride, ws);
+
+    for (uint32_t i = 0; i < count; ++i) {
+      for (uint32_t j = 0; j < components_; ++j) {
+        double sum = 0.0;
+        for (uint32_t c = 0; c < d; ++c) sum += static_cast<double>(turned[static_cast<size_t>(i) * d + c]) * f16_to_f32(rows_[static_cast<size_t>(j) * d + c]);
+        factors[static_cast<size_t>(i) * padded_ + j] = static_cast<float>(sum);
+      }
+    }
+    for (uint32_t t = 0; t < rows; ++t) {
+      for (uint32_t i = 0; i < count; ++i) out[i * stride + t] = base[i];
+      for_each_code([&](uint32_t j, uint32_t bits, size_t word, uint32_t shift) {
+        const float level = static_cast<float>(code_at(in, t, bits, word, shift)) - middle_[j];
+        for (uint32_t i = 0; i < count; ++i) out[i * stride + t] += level * factors[static_cast<size_t>(i) * padded_ + j];
+      });
+    }
+  }
+
+  void accumulate(std::span<const std::byte> in, const BlockContext& ctx, const float* weights, size_t stride, uint32_t count, uint32_t rows,
+                  float* acc, Workspace& ws) const override {
+    const uint32_t d = shape().head_dim;
+    float* decoded = at_least(ws.a, static_cast<size_t>(rows) * d);
+    decode(in, ctx, 0, rows, decoded);
+    for (uint32_t i = 0; i < count; ++i) {
+      for (uint32_t t = 0; t < rows; ++t) {
+        for (uint32_t c = 0; c < d; ++c) acc[static_cast<size_t>(i) * d + c] += weights[i * stride + t] * decoded[static_cast<size_t>(t) * d + c];
+      }
+    }
+  }
+
+  size_t table_bytes() const override {
+    return sizeof *this + (mean_.size() + analysis_.size() + shift_.size() + middle_.size()) * sizeof(float) + rows_.size() * sizeof(uint16_t);
+  }
+
+  // Every pattern of bits is a code; the tables are what was checked, when they were loaded.
+  Status validate(std::span<const std::byte> in) const override { return check_size(in.size(), bytes()); }
+
+ private:
+  size_t tile_bytes() const { return static_cast<size_t>(words_.words[0] + words_.words[1] + words_.words[2]) * kTileLanes * sizeof(uint32_t); }
+
+  Status check_span(const BlockContext& ctx) const {
+    for (uint32_t t = 0; t < shape().tokens; ++t) {
+      const uint32_t at = ctx.positions[t];
+      if (at == kNoPosition || at - ctx.first_position < 2 * shape().tokens) continue;
+      return error(StatusCode::invalid_argument, "a key at position ", at, " is too far from the block's first, ", ctx.first_position, ", for its frame");
+    }
+    return {};
+  }
+
+  static float product(const Kernels* kernels, const float* a, const float* b, uint32_t n) {
+    if (kernels) return kernels->dot(a, b, n);
+    double sum = 0.0;
+    for (uint32_t i = 0; i < n; ++i) sum += static_cast<double>(a[i]) * b[i];
+    return static_cast<float>(sum);
+  }
+
+  // f(component, bits, word, shift) for every component, in the order they are packed: widest first.
+  template <class F>
+  void for_each_code(const F& f) const {
+    uint32_t j = 0;
+    size_t word = 0;
+    for (int w = kKltWidths - 1; w >= 0; --w) {
+      const uint32_t bits = kKltBits[w];
+      for (uint32_t n = 0; n < words_.words[w]; ++n, ++word) {
+        for (uint32_t k = 0; k < 32 / bits; ++k, ++j) f(j, bits, word, k % 4 * 8 + k / 4 * bits);
+      }
+    }
+  }
+
+  uint32_t code_at(std::span<const std::byte> in, uint32_t token, uint32_t bits, size_t word, uint32_t shift) const {
+    uint32_t packed;
+    std::memcpy(&packed, in.data() + token / kTileLanes * tile_bytes() + (word * kTileLanes + token % kTileLanes) * sizeof packed, sizeof packed);
+    return packed >> shift & ((1u << bits) - 1u);
+  }
+
+  void build(const calib::KltHead& head) {
+    const uint32_t d = shape().head_dim;
+    components_ = 0;
+    for (int w = 0; w < kKltWidths; ++w) components_ += words_.words[w] * (32 / kKltBits[w]);
+    padded_ = (components_ + 15) / 16 * 16;
+    mean_ = head.mean;
+    middle_.assign(padded_, 0.0f);
+    shift_.assign(padded_, 0.0f);
+    analysis_.assign(static_cast<size_t>(d) * padded_, 0.0f);
+    rows_.assign(static_cast<size_t>(padded_) * d, 0);
+    for_each_code([&](uint32_t j, uint32_t bits, size_t, uint32_t) {
+      const int w = bits == 2 ? 0 : bits == 4 ? 1 : 2;
+      const float step = head.step[w][j];
+      const float half_range = static_cast<float>(1u << (bits - 1));
+      middle_[j] = half_range - 0.5f;
+      double offset = half_range;
+      for (uint32_t c = 0; c < d; ++c) {
+        const float a = f16_to_f32(head.analysis[static_cast<size_t>(j) * d + c]) / step;
+        analysis_[static_cast<size_t>(c) * padded_ + j] = a;
+        offset -= static_cast<double>(a) * mean_[c];
+        rows_[static_cast<size_t>(j) * d + c] = f32_to_f16(f16_to_f32(head.synthesis[static_cast<size_t>(j) * d + c]) * step);
+      }
+      shift_[j] = static_cast<float>(offset);
+    });
+  }
+
+  void fast_scores(const Kernels& kernels, std::span<const std::byte> in, const float* turned, uint32_t count, uint32_t rows, float* factors,
+                   float* base, float* out, size_t stride, Workspace& ws) const {
+    const uint32_t d = shape().head_dim;
+    if (components_ == 0) {
+      for (uint32_t i = 0; i < count; ++i) std::fill_n(out + i * stride, rows, base[i]);
+      return;
+    }
+    float* scratch = factors + static_cast<size_t>(count) * padded_;
+    kernels.half_scores(rows_.data(), /*bf16=*/false, d, turned, count, padded_, factors, padded_, scratch, Ahead());
+    int8_t* bytes = at_least(ws.bytes, 2 * static_cast<size_t>(count) * padded_);
+    kernels.scores_by_word(words_, in.data(), factors, middle_.data(), base, count, padded_, rows, out, stride, bytes, ws.ahead);
+  }
+
+  std::shared_ptr<const calib::Calibration> calibration_;
+  const calib::Turner& turner_;
+  WordCounts words_;
+  uint32_t components_ = 0, padded_ = 0;  // in use; to whole vectors
+  std::vector<float> mean_;       // [d]
+  std::vector<float> analysis_;   // [d][padded]: in units of the step
+  std::vector<float> shift_;      // [padded]: what a code is beside that
+  std::vector<float> middle_;     // [padded]: of the codes
+  std::vector<uint16_t> rows_;    // fp16 [padded][d]: a step of each component
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Codec>> make_klt(const CodecSpec& spec, Side side, const BlockShape& shape, const calib::HeadTables& tables) {
+  if (side != Side::key) return error(StatusCode::invalid_argument, "klt codes keys alone; name another codec for the values, for example klt1.5/rot2");
+  const calib::Calibration& c = *tables.calibration;
+  if (!c.klt) return error(StatusCode::failed_precondition, "the calibration has no section of bases for klt: make it again with `tierkv calibrate`");
+  if (shape.head_dim != c.model.head_dim || tables.layer >= c.model.layers || tables.head >= c.model.kv_heads) {
+    return error(StatusCode::invalid_argument, "the calibration is of ", c.model.layers, " layers, ", c.model.kv_heads, " KV heads and head_dim ",
+                 c.model.head_dim, ", asked for layer ", tables.layer, ", KV head ", tables.head, ", head_dim ", shape.head_dim);
+  }
+  if (shape.tokens % kTileLanes != 0) return error(StatusCode::invalid_argument, "klt needs blocks of a multiple of 16 tokens, not ", shape.tokens);
+  if (c.klt->head(tables.layer, tables.head).mean.empty()) {
+    return error(StatusCode::failed_precondition, "layer ", tables.layer, " has no basis: calibration saw no key far enough from its query there");
+  }
+  const calib::KltWords words = c.klt_words(0.25 * spec.bits, tables.layer, tables.head);
+  return std::unique_ptr<Codec>(new KltCodec(spec, shape, tables, words));
+}
+
+}  // namespace tierkv::quant
