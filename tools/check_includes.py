@@ -13,15 +13,16 @@ import sys
 # Room -> the rooms below it that it may include, beside itself and the public headers.
 ALLOWED = {
     "base": set(),
-    "quant": {"base"},
+    "quant": {"base", "calib"},
     "tier": {"base"},
     "policy": {"base"},
+    "calib": {"base"},
     "profile": {"base"},
     "attn": {"base", "quant"},
     "cuda": {"base", "quant", "attn", "tier"},
-    "cache": {"base", "quant", "tier", "policy", "attn", "cuda", "profile"},
-    "capi": {"base", "quant", "tier", "policy", "attn", "cuda", "profile", "cache"},
-    "llama": {"base", "quant", "tier", "policy", "attn", "cuda", "profile", "cache"},
+    "cache": {"base", "quant", "tier", "policy", "attn", "cuda", "profile", "calib"},
+    "capi": {"base", "quant", "tier", "policy", "attn", "cuda", "profile", "calib", "cache"},
+    "llama": {"base", "quant", "tier", "policy", "attn", "cuda", "profile", "calib", "cache"},
 }
 # Folders outside src/ that live on the public headers alone.
 PUBLIC_ONLY = ("apps", "python")

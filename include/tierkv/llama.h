@@ -57,11 +57,13 @@ void tierkv_llama_free(tierkv_llama* kv);
 #ifdef __cplusplus
 }
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "tierkv/cache.h"
+#include "tierkv/rotation.h"
 
 namespace tierkv::llama {
 
@@ -79,6 +81,8 @@ struct ModelShape {
   std::vector<int32_t> cache_layers;  // libllama's number of each layer
   float scale = 0.0f;                 // what q.k is multiplied with, of the first layer
   float softcap = 0.0f;
+  std::vector<calib::Rotation> rotations;  // RoPE of each layer, empty where it has none
+  uint64_t fingerprint = 0;  // of the shape and of the weights that every quantization of a model leaves alone (its norms)
 
   // Writes the model's part of a configuration: its shape and its windows (as overrides).
   void apply(CacheConfig& config) const;
@@ -93,10 +97,27 @@ enum class Path {
   patch,      // turn the node into an operation of ours before it runs: no attention is computed twice, no graph is split
 };
 
+// What one layer did for consecutive tokens of one sequence. Rows are valid during the call.
+struct AttentionSeen {
+  uint32_t layer = 0;
+  int32_t seq = 0;           // libllama's number
+  uint32_t position = 0;     // of the first row
+  RowsView queries;          // f32, after RoPE
+  RowsView keys, values;     // f16, after RoPE
+  const float* out = nullptr;  // [tokens][heads][head_dim]
+  float scale = 0.0f;
+  float softcap = 0.0f;
+  const float* sinks = nullptr;  // a logit per query head, or null
+};
+
+// Called once for each layer, sequence and chunk, when its attention has been computed, by the thread that leads; the threads that compute wait.
+using AttentionObserver = std::function<void(const AttentionSeen&)>;
+
 struct HostOptions {
   uint32_t micro_batch = 0;  // tokens libllama sees at a time; 0: params.n_ubatch
   bool allow_patch = true;   // use Path::patch if its self-test passes
   bool self_test = true;     // compare both paths with stock attention on a few tokens, with a plain FP16 cache
+  AttentionObserver observer;  // sees everything that goes by (calibration); without one nothing is spent on it
 };
 
 // Where the time of decode() went, in seconds, since the host was made.

@@ -1,8 +1,7 @@
-// rotation.h — RoPE as the model has it: pairs of channels that turn by a fixed angle per position.
+// rotation.h — turning rows by any number of positions, as a model's RoPE would.
 //
-// However a model scales, mixes or orders its rotary channels, a key at position s is the key before RoPE with each pair turned by
-// s·angle (and perhaps lengthened by a constant, which changes nothing here). So R(-s0) applied to keys and queries alike leaves their
-// products unchanged for any s0, whatever rounding the angles suffered: a frame may be chosen per block.
+// R(-s0) applied to keys and queries alike leaves their products unchanged for any s0, whatever rounding the angles suffered: a frame may be
+// chosen per block.
 // Threads:  immutable after construction.
 #pragma once
 
@@ -10,16 +9,9 @@
 #include <memory>
 #include <vector>
 
+#include "tierkv/rotation.h"
+
 namespace tierkv::calib {
-
-struct RotatedPair {
-  uint16_t a = 0, b = 0;  // channels: (a, b) -> (a·cos - b·sin, a·sin + b·cos)
-  double angle = 0.0;     // radians per position
-  bool operator==(const RotatedPair&) const = default;
-};
-
-// Of one layer. Channels that are not named do not turn; no pairs at all: a layer without RoPE.
-using Rotation = std::vector<RotatedPair>;
 
 // A rotation with its sines at hand: positions are digits of base 128, one table a digit.
 class Turner {

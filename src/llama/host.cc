@@ -67,6 +67,7 @@ struct Host::Impl {
 
   ModelShape shape;
   AdaptiveKVCache& cache;
+  AttentionObserver observer;
   Path path = Path::overwrite;
   uint32_t micro_batch = 0;
   bool attached = true;
@@ -131,6 +132,10 @@ struct Host::Impl {
         append_ns.fetch_add(appended - start, std::memory_order_relaxed);
         attention_ns.fetch_add(attended - appended, std::memory_order_relaxed);
         in_cache += attended - start;
+        if (observer) {
+          observer({layer.index, item.rows->seq, run.position + done, slice(node.queries, row, count), slice(node.keys, row, count),
+                    slice(node.values, row, count), node.out + row * row_size, node.scale, node.softcap, node.sinks});
+        }
         done += count;
       }
     }
@@ -148,10 +153,10 @@ struct Host::Impl {
     }
   }
 
-  // The part of thread `ith` of `nth`. With a sequence or more for every thread they go their own ways; with fewer, the first
-  // thread goes through the sequences and the others help it with each.
+  // The part of thread `ith` of `nth`. With a sequence or more for every thread they go their own ways; with fewer, or with an observer, the
+  // first thread goes through the sequences and the others help it with each.
   void serve_part(const Layer& layer, const AttentionNode& node, int ith, int nth, int64_t& in_cache) {
-    if (nth == 1 || work.size() >= static_cast<size_t>(nth)) {
+    if (nth == 1 || (work.size() >= static_cast<size_t>(nth) && !observer)) {
       serve_some(layer, node, static_cast<size_t>(ith), static_cast<size_t>(nth), nth == 1 ? nullptr : &inline_executor, in_cache);
     } else if (ith == 0) {
       crew.lead([&] { serve_some(layer, node, 0, 1, &crew_executor, in_cache); });
@@ -345,6 +350,7 @@ Result<std::unique_ptr<Host>> Host::attach(llama_context_params& params, const M
   }
   const uint32_t asked = options.micro_batch != 0 ? options.micro_batch : params.n_ubatch;
   impl->micro_batch = std::clamp<uint32_t>(asked, 1, 4096);
+  impl->observer = options.observer;
   impl->sequences.resize(std::max<uint32_t>(params.n_seq_max, 1));
   impl->layers.resize(shape.layers);
   for (uint32_t i = 0; i < shape.layers; ++i) {

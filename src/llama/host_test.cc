@@ -1,4 +1,6 @@
 // Tests of the host on tiny models: the cache's attention in libllama's graph gives libllama's own logits.
+#include <map>
+
 #include "llama/test_model.h"
 
 namespace tierkv::llama {
@@ -42,6 +44,84 @@ INSTANTIATE_TEST_SUITE_P(Tiny, Parity,
                                          Case{"phi3", Path::overwrite}, Case{"phi3", Path::patch}, Case{"gemma2", Path::overwrite},
                                          Case{"gemma2", Path::patch}, Case{"gemma3", Path::overwrite}, Case{"gemma3", Path::patch},
                                          Case{"gpt-oss", Path::overwrite}, Case{"gpt-oss", Path::patch}));
+
+// What an observer was shown of one layer and sequence.
+struct Watched {
+  std::vector<float> queries, keys, values, out;
+  float scale = 0.0f;
+  uint32_t rows = 0;
+};
+
+class Observer : public testing::TestWithParam<Path> {};
+
+TEST_P(Observer, SeesTheAttentionThatWasComputed) {
+  constexpr uint32_t kSequences = 3;
+  constexpr int kHeads = 4, kKvHeads = 2, kDim = 32;
+  std::map<std::pair<uint32_t, int32_t>, Watched> watched;
+  HostOptions options;
+  options.allow_patch = GetParam() == Path::patch;
+  options.observer = [&](const AttentionSeen& seen) {
+    Watched& of = watched[{seen.layer, seen.seq}];
+    EXPECT_EQ(seen.position, of.rows);
+    EXPECT_EQ(seen.queries.type, DType::f32);
+    EXPECT_EQ(seen.keys.type, DType::f16);
+    const auto half = [](const RowsView& rows, uint32_t t, int h, int c) {
+      return ggml_fp16_to_fp32(static_cast<const uint16_t*>(rows.data)[t * rows.token_stride + h * rows.head_stride + c]);
+    };
+    for (uint32_t t = 0; t < seen.queries.tokens; ++t) {
+      for (int i = 0; i < kHeads * kDim; ++i) {
+        of.queries.push_back(static_cast<const float*>(seen.queries.data)[t * seen.queries.token_stride + i / kDim * seen.queries.head_stride + i % kDim]);
+        of.out.push_back(seen.out[t * kHeads * kDim + static_cast<uint32_t>(i)]);
+      }
+      for (int i = 0; i < kKvHeads * kDim; ++i) {
+        of.keys.push_back(half(seen.keys, t, i / kDim, i % kDim));
+        of.values.push_back(half(seen.values, t, i / kDim, i % kDim));
+      }
+    }
+    of.rows += seen.queries.tokens;
+    of.scale = seen.scale;
+  };
+  const ModelPtr model = load_tiny("llama");
+  llama_context_params params = test_params(32);
+  params.n_seq_max = kSequences;
+  params.n_threads = params.n_threads_batch = 2;
+  Hosted hosted;
+  ASSERT_TRUE(hosted.open(model.get(), fp16_config(), params, options).ok());
+  EXPECT_EQ(hosted.host->path(), GetParam());
+  TestBatch batch(20 * kSequences);
+  for (llama_pos t = 0; t < 20; ++t) {
+    for (int32_t s = 0; s < static_cast<int32_t>(kSequences); ++s) batch.add(some_tokens(20, 5 + static_cast<uint32_t>(s))[static_cast<size_t>(t)], t, s, false);
+  }
+  batch.batch.logits[batch.batch.n_tokens - 1] = true;
+  ASSERT_TRUE(hosted.host->decode(hosted.context.get(), batch.batch).ok());
+  ASSERT_EQ(watched.size(), 3 * kSequences);
+  for (const auto& [which, of] : watched) {
+    ASSERT_EQ(of.rows, 20u);
+    double worst = 0.0, size = 0.0;
+    for (int t = 0; t < 20; ++t) {
+      for (int h = 0; h < kHeads; ++h) {
+        std::vector<double> p, sum(kDim, 0.0);
+        double total = 0.0;
+        for (int s = 0; s <= t; ++s) {
+          double score = 0.0;
+          for (int c = 0; c < kDim; ++c) score += of.queries[(t * kHeads + h) * kDim + c] * of.keys[(s * kKvHeads + h / 2) * kDim + c];
+          total += std::exp(score * of.scale);
+          p.push_back(std::exp(score * of.scale));
+        }
+        for (int s = 0; s <= t; ++s) {
+          for (int c = 0; c < kDim; ++c) sum[c] += p[s] / total * of.values[(s * kKvHeads + h / 2) * kDim + c];
+        }
+        for (int c = 0; c < kDim; ++c) {
+          worst = std::max(worst, std::fabs(sum[c] - of.out[(t * kHeads + h) * kDim + c]));
+          size = std::max(size, std::fabs(sum[c]));
+        }
+      }
+    }
+    EXPECT_LT(worst, 1e-4 * size) << "layer " << which.first << ", sequence " << which.second;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Paths, Observer, testing::Values(Path::overwrite, Path::patch));
 
 class HostTest : public testing::Test {
  protected:

@@ -4,17 +4,25 @@
 // go to two sequences (within one, positions may not jump), then B's sequence is copied into A's, and token C follows at 2*window.
 // The mask of C then tells the layers apart: full attention shows A and B, a sliding window only B, chunked attention (refused)
 // neither.
+//
+// RoPE is what the last such node before a layer's attention says (rope.h). The fingerprint is of the shape and of every one-dimensional f32
+// weight that a node reads: quantizing a model leaves them alone, and training it does not.
 #include <ggml-backend.h>
 #include <llama.h>
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
+#include "base/bytes.h"
+#include "base/checksum.h"
 #include "base/f16.h"
 #include "base/status_macros.h"
 #include "llama/node.h"
+#include "llama/rope.h"
 #include "tierkv/llama.h"
 
 namespace tierkv::llama {
@@ -48,6 +56,7 @@ struct Seen {
   AttentionNode node;
   bool shows_a = false;
   bool shows_b = false;
+  std::optional<RopeNode> rope;
 };
 
 struct Probe {
@@ -55,6 +64,9 @@ struct Probe {
   Status status;
   bool short_rope_factors = false;
   bool other_attention = false;  // softmax attention that is not a fused node
+  std::optional<RopeNode> rope;   // the last since the attention before
+  int64_t rope_channels = 0;      // of a head that it was given
+  std::map<std::string, const ggml_tensor*> weights;  // one-dimensional, f32, in host memory
 };
 
 bool mask_shows(const ggml_tensor* mask, int64_t cell) {
@@ -63,13 +75,28 @@ bool mask_shows(const ggml_tensor* mask, int64_t cell) {
   return std::isfinite(f16_to_f32(value));
 }
 
+void note_weights(const ggml_tensor* node, Probe& probe) {
+  for (const ggml_tensor* source : node->src) {
+    if (source == nullptr || source->op != GGML_OP_NONE || source->type != GGML_TYPE_F32 || ggml_n_dims(source) != 1) continue;
+    const ggml_backend_buffer_t buffer = source->buffer;
+    if (buffer == nullptr || ggml_backend_buffer_get_usage(buffer) != GGML_BACKEND_BUFFER_USAGE_WEIGHTS) continue;
+    if (ggml_backend_buffer_is_host(buffer)) probe.weights.emplace(ggml_get_name(source), source);
+  }
+}
+
+void note_rope(const ggml_tensor* node, Probe& probe) {
+  probe.rope = read_rope(node);
+  probe.rope_channels = node->ne[0];
+  if (node->src[2] == nullptr) return;
+  const std::string name = ggml_get_name(node->src[2]);
+  probe.short_rope_factors |= name.find("rope_factors_") != std::string::npos;
+}
+
 bool on_node(ggml_tensor* node, bool ask, void* user) {
   auto& probe = *static_cast<Probe*>(user);
   if (ask) {
-    if (node->op == GGML_OP_ROPE && node->src[2] != nullptr) {
-      const std::string name = ggml_get_name(node->src[2]);
-      probe.short_rope_factors |= name.find("rope_factors_") != std::string::npos;
-    }
+    note_weights(node, probe);
+    if (node->op == GGML_OP_ROPE) note_rope(node, probe);
     probe.other_attention |= node->op == GGML_OP_SOFT_MAX && std::string(ggml_get_name(node)).rfind("kq_soft_max", 0) == 0;
     return node->op == GGML_OP_FLASH_ATTN_EXT;
   }
@@ -78,7 +105,10 @@ bool on_node(ggml_tensor* node, bool ask, void* user) {
     probe.status = read.status();
     return false;
   }
-  Seen seen{read.value(), true, true};
+  Seen seen{read.value(), true, true, std::nullopt};
+  // A part of a head, turned on its own and put together again: which part is not known, and no frame is still a frame.
+  if (probe.rope && probe.rope_channels == seen.node.keys.head_dim) seen.rope = probe.rope;
+  probe.rope.reset();
   if (seen.node.mask != nullptr && seen.node.mask->type == GGML_TYPE_F16) {
     seen.shows_a = mask_shows(seen.node.mask, 0);
     seen.shows_b = mask_shows(seen.node.mask, 1);
@@ -146,6 +176,36 @@ Status check_node(const ModelShape& shape, const Seen& seen) {
   return {};
 }
 
+// A layer whose RoPE is no rotation of pairs gets none: any frame is a right one, and the cache's own attention needs none.
+std::vector<calib::Rotation> find_rotations(const Probe& probe, uint32_t head_dim) {
+  std::vector<std::pair<RopeNode, calib::Rotation>> known;
+  std::vector<calib::Rotation> rotations;
+  for (const Seen& seen : probe.seen) {
+    calib::Rotation& rotation = rotations.emplace_back();
+    if (!seen.rope) continue;
+    const auto same = std::find_if(known.begin(), known.end(), [&](const auto& entry) { return entry.first == *seen.rope; });
+    if (same != known.end()) {
+      rotation = same->second;
+    } else if (auto found = rotation_of(*seen.rope, head_dim); found.ok()) {
+      rotation = found.value();
+      known.emplace_back(*seen.rope, rotation);
+    }
+  }
+  return rotations;
+}
+
+uint64_t fingerprint_of(const Probe& probe, const ModelShape& shape) {
+  ByteWriter bytes;
+  bytes.put_text(shape.architecture);
+  bytes.put_text(meta(shape.model, "general.name"));
+  for (const uint32_t number : {shape.layers, shape.heads, shape.kv_heads, shape.head_dim}) bytes.put(number);
+  for (const auto& [name, weight] : probe.weights) {
+    bytes.put_text(name);
+    bytes.put_bytes({static_cast<const std::byte*>(weight->data), ggml_nbytes(weight)});
+  }
+  return checksum(bytes.bytes());
+}
+
 }  // namespace
 
 void ModelShape::apply(CacheConfig& config) const {
@@ -198,6 +258,8 @@ Result<ModelShape> inspect(llama_model* model) {
     shape.window.push_back(window != 0 && !seen.shows_a ? window : 0);
   }
   shape.layers = static_cast<uint32_t>(shape.cache_layers.size());
+  shape.rotations = find_rotations(probe, shape.head_dim);
+  shape.fingerprint = fingerprint_of(probe, shape);
   shape.context = static_cast<uint32_t>(std::max(0, llama_model_n_ctx_train(model)));
   if (probe.short_rope_factors) {
     // LongRoPE: libllama picks the factors by the context's size, which the host keeps small: the short ones, for short contexts.

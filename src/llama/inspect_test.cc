@@ -1,4 +1,7 @@
 // Tests of inspect(): what it finds in models that are served, and why it refuses the others.
+#include <cmath>
+#include <cstdio>
+
 #include "llama/test_model.h"
 
 namespace tierkv::llama {
@@ -36,6 +39,45 @@ TEST(Inspect, FullAttentionHasNoWindows) {
     ASSERT_TRUE(shape.ok()) << shape.status().to_string();
     EXPECT_EQ(shape->window, std::vector<uint32_t>(3, 0)) << kind;
   }
+}
+
+TEST(Inspect, FindsRopeInTheModelsOrder) {
+  const ModelPtr llama = load_tiny("llama"), qwen2 = load_tiny("qwen2"), gemma3 = load_tiny("gemma3");
+  const auto interleaved = inspect(llama.get()), halves = inspect(qwen2.get()), two = inspect(gemma3.get());
+  ASSERT_TRUE(interleaved.ok() && halves.ok() && two.ok());
+  ASSERT_EQ(interleaved->rotations.size(), 3u);
+  const auto expect_pair = [](const calib::RotatedPair& pair, int a, int b, int p, uint32_t pairs) {
+    const double angle = std::pow(10000.0, -static_cast<double>(p) / pairs);
+    EXPECT_EQ(pair.a, a);
+    EXPECT_EQ(pair.b, b);
+    EXPECT_NEAR(pair.angle, angle, 1e-5 * angle);
+  };
+  for (int p = 0; p < 16; ++p) {
+    expect_pair(interleaved->rotations[2][p], 2 * p, 2 * p + 1, p, 16);
+    expect_pair(halves->rotations[2][p], p, p + 32, p, 32);
+  }
+  // Sliding layers of Gemma 3 turn faster than the global one.
+  ASSERT_EQ(two->rotations.size(), 7u);
+  EXPECT_EQ(two->rotations[0].size(), 128u);
+  EXPECT_EQ(two->rotations[0], two->rotations[4]);
+}
+
+TEST(Inspect, FingerprintIsOfTheModelNotOfItsQuantization) {
+  const ModelPtr llama = load_tiny("llama"), again = load_tiny("llama"), qwen2 = load_tiny("qwen2");
+  const uint64_t fingerprint = inspect(llama.get())->fingerprint;
+  EXPECT_NE(fingerprint, 0u);
+  EXPECT_EQ(inspect(again.get())->fingerprint, fingerprint);
+  EXPECT_NE(inspect(qwen2.get())->fingerprint, fingerprint);
+  const std::string path = testing::TempDir() + "/tierkv_inspect_q8_0.gguf";
+  llama_model_quantize_params params = llama_model_quantize_default_params();
+  params.ftype = LLAMA_FTYPE_MOSTLY_Q8_0;
+  params.nthread = 1;
+  ASSERT_EQ(llama_model_quantize((std::string(TIERKV_TINY_MODELS) + "/llama.gguf").c_str(), path.c_str(), &params), 0u);
+  const ModelPtr quantized = load_model(path);
+  std::remove(path.c_str());
+  ASSERT_NE(quantized, nullptr);
+  EXPECT_NE(llama_model_size(quantized.get()), llama_model_size(llama.get()));
+  EXPECT_EQ(inspect(quantized.get())->fingerprint, fingerprint);
 }
 
 TEST(Inspect, RefusesByName) {

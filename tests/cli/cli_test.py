@@ -77,7 +77,7 @@ class Command(unittest.TestCase):
 
 class HelpTest(Command):
     def test_every_command_explains_itself_with_examples(self):
-        commands = ["demo", "chat", "generate", "plan", "ppl", "recall", "bench", "report", "snapshot", "fetch"]
+        commands = ["demo", "chat", "generate", "plan", "ppl", "recall", "calibrate", "bench", "report", "snapshot", "fetch"]
         top = self.good("--help").stdout
         for command in commands:
             self.assertIn(f"\n  {command}", top)
@@ -91,7 +91,7 @@ class HelpTest(Command):
     def test_completion_scripts_know_commands_and_options(self):
         for shell in ("bash", "zsh", "fish"):
             script = self.good("completion", shell).stdout
-            for word in ("snapshot", "generate", "ppl", "recall", "bench", "report", "balanced", "temp"):
+            for word in ("snapshot", "generate", "ppl", "recall", "calibrate", "bench", "report", "balanced", "temp"):
                 self.assertIn(word, script)
             if which := shutil.which(shell):
                 self.assertEqual(subprocess.run([which, "-n"], input=script, text=True).returncode, 0, shell)
@@ -470,6 +470,61 @@ class BadInputTest(Command):
         self.assertEqual(done.returncode, 2)
         self.assertEqual(len(done.stderr.strip().splitlines()), 1)
         self.assertFalse(self.good_json("fetch")["things"][0]["here"])
+
+
+class CalibrateTest(Command):
+    def setUp(self):
+        super().setUp()
+        # Bytes of every kind: each is a token of the tiny vocabulary.
+        letters = [chr(33 + (i * i * 7 + i * 31 + (i >> 5)) % 94) for i in range(6000)]
+        self.text.write_text("".join(letters))
+
+    def calibrate(self, *arguments):
+        return ["calibrate", "-m", self.model(), "-f", self.text, "--tokens", 2400, "--window", 1200, "--sample", 1024, "--every", 32, "-q", *arguments]
+
+    def test_writes_a_file_and_says_what_is_in_it(self):
+        value = self.good_json(*self.calibrate("-o", "m.tkc"))
+        self.assertEqual(value["tokens"], 2400)
+        self.assertEqual(value["sampled"], 1024)
+        self.assertEqual(value["bytes"], (self.folder / "m.tkc").stat().st_size)
+        self.assertEqual(len(value["key_bits_by_layer"]), 3)
+        self.assertLessEqual(sum(value["key_bits_by_layer"]) / 3, 1.5)
+        self.assertEqual((value["layers_without_residual"], value["layers_without_projection"]), (0, 0))
+        again = self.good_json(*self.calibrate("-o", "again.tkc", "-t", 1))
+        self.assertEqual(again["fingerprint"], value["fingerprint"])
+        text = self.good(*self.calibrate("-o", "m.tkc")).stdout
+        self.assertIn(value["fingerprint"], text)
+
+    def test_without_o_it_goes_where_the_archive_looks(self):
+        value = self.good_json(*self.calibrate())
+        self.assertEqual(Path(value["file"]), self.folder / "cache" / "calibration" / f"{value['fingerprint']}.tkc")
+        self.assertTrue(Path(value["file"]).is_file())
+
+    def test_texts_are_mixed(self):
+        other = self.folder / "other.txt"
+        other.write_text("".join(chr(97 + (i * 11 + i // 7) % 26) for i in range(3000)))
+        value = self.good_json(*self.calibrate("-f", other, "-o", "m.tkc"))
+        self.assertEqual((value["windows"], len(value["texts"])), (2, 2))
+
+    def test_bad_input_leaves_nothing(self):
+        self.bad(*self.calibrate("-o", "no/such/m.tkc"), saying="no/such")
+        self.bad("calibrate", "-m", self.model(), saying="tierkv fetch wikitext2")
+        self.bad("calibrate", "-m", self.model(), "-f", "nowhere.txt", saying="nowhere.txt")
+        self.text.write_text("too short")
+        self.bad(*self.calibrate(), saying="2048")
+        self.text.write_text("a" * 5000)
+        self.bad(*self.calibrate(), saying="repeats")
+        self.assertEqual([path.name for path in (self.folder / "cache").rglob("*") if path.is_file()], [])
+
+    def test_interrupted_leaves_nothing(self):
+        self.text.write_text(self.text.read_text() * 40)
+        command = [BIN, "calibrate", "-m", str(self.model()), "-f", "text.txt", "-o", "m.tkc", "--tokens", "200000", "--every", "1"]
+        running = subprocess.Popen(command, cwd=self.folder, env=self.environment, stderr=subprocess.PIPE)
+        time.sleep(1.5)
+        running.send_signal(signal.SIGINT)
+        _, said = running.communicate(timeout=60)
+        self.assertEqual((running.returncode, said), (130, b"tierkv: interrupted\n"))
+        self.assertEqual(self.files(), ["text.txt"])
 
 
 class TerminalTest(Command):

@@ -1,0 +1,69 @@
+#include "tierkv/calibrate.h"
+
+#include <chrono>
+#include <memory>
+
+#include "base/status_macros.h"
+#include "calib/calibration.h"
+#include "calib/klt.h"
+#include "llama/collect.h"
+#include "tierkv/c.h"
+
+namespace tierkv::llama {
+namespace {
+
+constexpr double kShownBits = 1.5;  // of the summary by layer
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+std::vector<double> bits_by_layer(const calib::KltTables& tables) {
+  std::vector<double> bits(tables.layers, 0.0);
+  const std::vector<calib::KltWords> words = tables.allocate(kShownBits);
+  for (size_t i = 0; i < words.size(); ++i) {
+    bits[i / tables.kv_heads] += 32.0 * words[i].total() / (static_cast<double>(tables.head_dim) * tables.kv_heads);
+  }
+  return bits;
+}
+
+}  // namespace
+
+Result<CalibrateReport> calibrate(const ModelShape& shape, const std::vector<std::vector<int32_t>>& texts, const std::string& path,
+                                  const CalibrateOptions& options) {
+  const double start = now();
+  TIERKV_ASSIGN_OR_RETURN(const std::vector<TokenList> windows, calibration_windows(texts, shape.context, options));
+  TIERKV_ASSIGN_OR_RETURN(const Collected collected, collect(shape, windows, options));
+  const double read = now();
+  TIERKV_ASSIGN_OR_RETURN(calib::KltTables tables, calib::solve_klt(collected.statistics, [&](double done) {
+    if (options.progress) options.progress({"solving", static_cast<uint64_t>(1000.0 * done), 1000});
+  }));
+  if (options.cancelled && options.cancelled()) return error(StatusCode::failed_precondition, "calibration was stopped");
+
+  calib::Calibration calibration;
+  calibration.model = collected.statistics.model;
+  calibration.origin = {options.text_name, collected.statistics.tokens, std::string("tierkv ") + tierkv_version()};
+  calibration.block = collected.statistics.block;
+  calibration.sinks = collected.statistics.sinks;
+  calibration.distance = collected.statistics.distance;
+  calibration.rotations = collected.statistics.rotations;
+  CalibrateReport report;
+  report.key_bits = bits_by_layer(tables);
+  calibration.klt = std::make_shared<const calib::KltTables>(std::move(tables));
+  TIERKV_RETURN_IF_ERROR(calibration.finish());
+  report.bytes = calibration.serialize().size();
+  TIERKV_RETURN_IF_ERROR(calibration.save(path));
+
+  report.fingerprint = shape.fingerprint;
+  report.id = calibration.id_text();
+  report.tokens = collected.statistics.tokens;
+  report.sampled = collected.statistics.sampled();
+  report.windows = windows.size();
+  report.pairs = collected.pairs;
+  report.without_residual = collected.without_residual;
+  report.without_projection = collected.without_projection;
+  report.seconds = now() - start;
+  report.watching_seconds = collected.watching_seconds;
+  report.solving_seconds = now() - read;
+  return report;
+}
+
+}  // namespace tierkv::llama
