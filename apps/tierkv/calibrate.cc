@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "calibrations.h"
 #include "commands.h"
 #include "eval_common.h"
 #include "gguf_file.h"
@@ -111,7 +112,7 @@ int run(Request& request) {
   std::optional<Folder> folder;
   if (request.output.empty()) {
     folder.emplace(fs::path(cache_folder()) / "calibration");
-    request.output = cache_folder() + "/calibration/" + hex(shape.fingerprint) + ".tkc";
+    request.output = calibration_path(shape);
   }
   std::vector<Tokens> tokens;
   for (const std::string& text : texts) tokens.push_back(engine.tokenize(text, false));
