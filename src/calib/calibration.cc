@@ -181,10 +181,10 @@ size_t Calibration::bytes() const {
   return total;
 }
 
-KltWords Calibration::klt_words(double bits, uint32_t layer, uint32_t head) const {
+KltChoice Calibration::klt_choice(double bits, bool joint, uint32_t layer, uint32_t head) const {
   std::lock_guard lock(mutex_);
-  auto [at, fresh] = words_.try_emplace(bits);
-  if (fresh) at->second = klt->allocate(bits);
+  auto [at, fresh] = choices_.try_emplace({bits, joint});
+  if (fresh) at->second = klt->allocate(bits, joint);
   return at->second[static_cast<size_t>(layer) * model.kv_heads + head];
 }
 

@@ -53,8 +53,8 @@ class Calibration {
   std::string id_text() const;  // sixteen hexadecimal digits
   size_t bytes() const;         // that its tables take in memory
   const Turner& turner(uint32_t layer) const { return *turners_[turner_of_[layer]]; }
-  // Words of one head when keys get a mean of `bits` over the model. The whole model's are worked out once for every width asked for.
-  KltWords klt_words(double bits, uint32_t layer, uint32_t head) const;
+  // What one head gets (KltTables::allocate). The whole model's are worked out once for every width asked for.
+  KltChoice klt_choice(double bits, bool joint, uint32_t layer, uint32_t head) const;
   // Refuses when `other` is another model or has another shape.
   Status check_model(const ModelId& other) const;
 
@@ -63,7 +63,7 @@ class Calibration {
   std::vector<std::unique_ptr<Turner>> turners_;  // each different rotation once
   std::vector<size_t> turner_of_;
   mutable std::mutex mutex_;
-  mutable std::map<double, std::vector<KltWords>> words_;  // by bits
+  mutable std::map<std::pair<double, bool>, std::vector<KltChoice>> choices_;  // by bits, and whether joint
 };
 
 // The tables of one KV head of one layer, as a codec is given them.

@@ -53,7 +53,9 @@ TEST(KltTables, AllocationSpendsWhatItIsGiven) {
   const KltTables& tables = *made()->klt;
   double last = std::numeric_limits<double>::infinity();
   for (const double bits : {0.5, 1.0, 1.5, 2.0, 3.0, 4.0}) {
-    const auto words = tables.allocate(bits);
+    const auto choices = tables.allocate(bits, false);
+    std::vector<KltWords> words;
+    for (const KltChoice& c : choices) words.push_back(c.keys);
     uint64_t total = 0;
     double distortion = 0.0;
     for (size_t h = 0; h < words.size(); ++h) {
@@ -69,6 +71,24 @@ TEST(KltTables, AllocationSpendsWhatItIsGiven) {
     EXPECT_GE(static_cast<double>(total), most - 4.0);
     EXPECT_LT(distortion, last);
     last = distortion;
+  }
+}
+
+TEST(KltTables, ValuesShareTheBudgetWhenAsked) {
+  const KltTables& tables = *made()->klt;
+  for (const double bits : {1.0, 2.0, 4.0}) {
+    uint64_t alone = 0, joint = 0;
+    for (const KltChoice& c : tables.allocate(bits, false)) {
+      alone += c.keys.total();
+      EXPECT_EQ(c.value_bits, 2);
+    }
+    for (const KltChoice& c : tables.allocate(bits, true)) {
+      joint += c.keys.total() + (c.value_bits - 2u) * tables.head_dim / 32;
+      EXPECT_GE(c.value_bits, 2);
+      EXPECT_LE(c.value_bits, 4);
+    }
+    EXPECT_LE(joint, static_cast<uint64_t>(bits * tables.head_dim * static_cast<double>(tables.heads.size()) / 32.0));
+    EXPECT_LE(alone, static_cast<uint64_t>(bits * tables.head_dim * static_cast<double>(tables.heads.size()) / 32.0));
   }
 }
 

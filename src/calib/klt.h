@@ -8,6 +8,8 @@
 //           may get, chosen on the sample to minimise the mean fourth power of the error (tails matter).
 // Widths:   0, 2, 4 or 8 bits, in 32-bit words of one width per token (16, 8 or 4 components). allocate() gives every head the words
 //           that lower the sum of measured distortions over all layers the most.
+// Values:   stay rotated with a step per token (quant/rot.h, `mid`), which no static basis beat; but how many bits they get is a choice like
+//           the others: 2, and 3 or 4 for heads whose output reaches the residual stream. An error there is in the same units.
 // Threads:  immutable once made.
 #pragma once
 
@@ -32,6 +34,7 @@ struct KltHead {
   std::vector<float> step[kKltWidths];        // [d], of components over their standard deviation
   std::vector<float> distortion[kKltWidths];  // [d], measured, in units that compare across heads and layers
   std::vector<float> variance;                // [d], the distortion of no bits at all
+  std::vector<float> value_distortion;        // of values at 2, 3 and 4 bits
 };
 
 // How many words of each width a head has: its first 4·words[2] components have 8 bits, the next 8·words[1] 4, the next 16·words[0] 2.
@@ -42,13 +45,19 @@ struct KltWords {
   bool operator==(const KltWords&) const = default;
 };
 
+struct KltChoice {
+  KltWords keys;
+  uint8_t value_bits = 2;
+};
+
 struct KltTables {
   uint32_t layers = 0, kv_heads = 0, head_dim = 0;
   std::vector<KltHead> heads;  // [layer][kv head]
 
   const KltHead& head(uint32_t layer, uint32_t h) const { return heads[static_cast<size_t>(layer) * kv_heads + h]; }
-  // Widths for a mean of `bits` per key value over all heads, [layer][kv head]. Never more than asked, and less by a word at most.
-  std::vector<KltWords> allocate(double bits) const;
+  // Widths for all heads, [layer][kv head]: `bits` is the mean per key value, of which values may take what goes beyond their 2 bits when
+  // `joint`. Never more than asked, and less by a few words at most.
+  std::vector<KltChoice> allocate(double bits, bool joint) const;
 
   void write(ByteWriter& out) const;
   static Result<KltTables> read(ByteReader& in, const ModelId& model);

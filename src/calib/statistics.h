@@ -25,7 +25,7 @@ struct ModelId {
 };
 
 // Sums over pairs of a query t and a key s that lies at least `distance` before it, of what an error in that key or value would do to the
-// residual stream: w = p²·|W_O(v_s - o_t)|²/|h_t|² for keys, p²/|h_t|² for values. Matrices are row-major, head_dim x head_dim,
+// residual stream: w = p²·|W_O(v_s - o_t)|²·scale²/|h_t|² for keys (scale: of the scores), p²/|h_t|² for values. Matrices are row-major, head_dim x head_dim,
 // summed over the query heads that share the KV head.
 struct PairSums {
   std::vector<double> key_block;  // w·q q', q in the frame of the key's block: R(-block_start(s)) applied to the query after RoPE

@@ -18,9 +18,9 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 
 std::vector<double> bits_by_layer(const calib::KltTables& tables) {
   std::vector<double> bits(tables.layers, 0.0);
-  const std::vector<calib::KltWords> words = tables.allocate(kShownBits);
-  for (size_t i = 0; i < words.size(); ++i) {
-    bits[i / tables.kv_heads] += 32.0 * words[i].total() / (static_cast<double>(tables.head_dim) * tables.kv_heads);
+  const std::vector<calib::KltChoice> choices = tables.allocate(kShownBits, /*joint=*/false);
+  for (size_t i = 0; i < choices.size(); ++i) {
+    bits[i / tables.kv_heads] += 32.0 * choices[i].keys.total() / (static_cast<double>(tables.head_dim) * tables.kv_heads);
   }
   return bits;
 }

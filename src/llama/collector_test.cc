@@ -210,7 +210,7 @@ TEST_F(CollectorTest, SumsAreThoseOfTheFormulas) {
             ++count;
             for (uint32_t s = options_.sinks; s + options_.distance <= t; ++s) {
               if (p[s] == 0.0) continue;
-              const double residual = of.squares[t], errors = p[s] * p[s] * moved(of, layer, t, s, h) / residual;
+              const double residual = of.squares[t], errors = p[s] * p[s] * moved(of, layer, t, s, h) / residual * kScale * kScale;
               add_product(block, errors, turned(shape_.rotations[layer], of.query(t, h), -static_cast<double>(calib::block_start(s, 3, 16))));
               add_product(single, errors, turned(shape_.rotations[layer], of.query(t, h), -static_cast<double>(s)));
               for (uint32_t a = 0; a < kDim * kDim; ++a) value[a] += p[s] * p[s] / residual * weights_[layer].gram[h * kDim * kDim + a];

@@ -195,7 +195,7 @@ void PairTask::add_head(const SeenQuery& query, uint32_t i, uint32_t first, uint
     const float p2 = p[s] * p[s] * square;
     const float moved = lengths[s] - 2.0f * dots[s] + own;
     mass[s] += p2;
-    w[s] = p2 * (moved > 0.0f ? moved : 0.0f) * inverse;
+    w[s] = p2 * (moved > 0.0f ? moved : 0.0f) * inverse * query.scale * query.scale;
   }
   value[i] += sum_of(count, [p](uint32_t s) { return p[s] * p[s]; }) * square * inverse;
   const float* q = q_.data() + static_cast<size_t>(i) * dim;

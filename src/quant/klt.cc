@@ -10,6 +10,7 @@
 #include "quant/checks.h"
 #include "quant/isa.h"
 #include "quant/lanes.h"
+#include "quant/rot.h"
 #include "quant/scratch.h"
 
 namespace tierkv::quant {
@@ -207,10 +208,7 @@ class KltCodec final : public Codec {
   std::vector<uint16_t> rows_;    // fp16 [padded][d]: a step of each component
 };
 
-}  // namespace
-
-Result<std::unique_ptr<Codec>> make_klt(const CodecSpec& spec, Side side, const BlockShape& shape, const calib::HeadTables& tables) {
-  if (side != Side::key) return error(StatusCode::invalid_argument, "klt codes keys alone; name another codec for the values, for example klt1.5/rot2");
+Status check_tables(const BlockShape& shape, const calib::HeadTables& tables) {
   const calib::Calibration& c = *tables.calibration;
   if (!c.klt) return error(StatusCode::failed_precondition, "the calibration has no section of bases for klt: make it again with `tierkv calibrate`");
   if (shape.head_dim != c.model.head_dim || tables.layer >= c.model.layers || tables.head >= c.model.kv_heads) {
@@ -221,8 +219,25 @@ Result<std::unique_ptr<Codec>> make_klt(const CodecSpec& spec, Side side, const 
   if (c.klt->head(tables.layer, tables.head).mean.empty()) {
     return error(StatusCode::failed_precondition, "layer ", tables.layer, " has no basis: calibration saw no key far enough from its query there");
   }
-  const calib::KltWords words = c.klt_words(0.25 * spec.bits, tables.layer, tables.head);
-  return std::unique_ptr<Codec>(new KltCodec(spec, shape, tables, words));
+  return {};
+}
+
+constexpr uint16_t kMidId = 12;  // registry row of the values
+
+}  // namespace
+
+Result<std::unique_ptr<Codec>> make_klt(const CodecSpec& spec, Side side, const BlockShape& shape, const calib::HeadTables& tables) {
+  TIERKV_RETURN_IF_ERROR(check_tables(shape, tables));
+  const calib::KltChoice choice = tables.calibration->klt_choice(0.25 * spec.bits, /*joint=*/true, tables.layer, tables.head);
+  if (side == Side::value) return make_mid({kMidId, choice.value_bits, 0, 0, 0}, side, shape);
+  return std::unique_ptr<Codec>(new KltCodec(spec, shape, tables, choice.keys));
+}
+
+Result<std::unique_ptr<Codec>> make_kltk(const CodecSpec& spec, Side side, const BlockShape& shape, const calib::HeadTables& tables) {
+  if (side != Side::key) return error(StatusCode::invalid_argument, "kltk codes keys alone; name another codec for the values, for example kltk1.5/mid2");
+  TIERKV_RETURN_IF_ERROR(check_tables(shape, tables));
+  const calib::KltChoice choice = tables.calibration->klt_choice(0.25 * spec.bits, /*joint=*/false, tables.layer, tables.head);
+  return std::unique_ptr<Codec>(new KltCodec(spec, shape, tables, choice.keys));
 }
 
 }  // namespace tierkv::quant

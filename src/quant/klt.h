@@ -17,7 +17,9 @@ struct HeadTables;
 
 namespace tierkv::quant {
 
-// Keys only. REQUIRES: shape.tokens % 16 == 0.
+// `klt`: bits are shared between keys and values (calib::KltTables::allocate), values are `mid` of 2, 3 or 4 bits, head by head.
+// `kltk`: keys alone; another codec takes the values. REQUIRES: shape.tokens % 16 == 0.
 Result<std::unique_ptr<Codec>> make_klt(const CodecSpec& spec, Side side, const BlockShape& shape, const calib::HeadTables& tables);
+Result<std::unique_ptr<Codec>> make_kltk(const CodecSpec& spec, Side side, const BlockShape& shape, const calib::HeadTables& tables);
 
 }  // namespace tierkv::quant

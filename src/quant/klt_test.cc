@@ -56,7 +56,7 @@ std::vector<float> decoded(const Codec& codec, std::span<const std::byte> bytes,
 TEST(Klt, MoreBitsMeanLessError) {
   Made made({});
   double last = 10.0;
-  for (const char* text : {"klt0.5", "klt1", "klt2", "klt4"}) {
+  for (const char* text : {"kltk0.5", "kltk1", "kltk2", "kltk4"}) {
     const auto codec = made.codec(text, 1, 1);
     const BlockContext ctx{1, 1, 4 + 5 * 128, nullptr};
     const auto rows = made.keys(1, 1, ctx.first_position, 128);
@@ -71,7 +71,7 @@ TEST(Klt, MoreBitsMeanLessError) {
 
 TEST(Klt, TheFrameOfABlockMakesPositionsAlike) {
   Made made({});
-  const auto codec = made.codec("klt2", 0, 0);
+  const auto codec = made.codec("kltk2", 0, 0);
   for (const uint32_t first : {4u, 4u + 128 * 7, 4u + 128 * 500, 1000003u}) {
     const BlockContext ctx{0, 0, first, nullptr};
     const auto rows = made.keys(0, 0, first, 128);
@@ -96,7 +96,7 @@ TEST_P(KltScores, AreThoseOfDecodedRows) {
   const double scalar = GetParam() == "scalar" ? 0.05 : 1.0;
   for (const uint32_t d : {32u, 64u, 96u, 128u}) {
     Made made({2, 4, 2, d, 1024, d, d != 96});
-    for (const char* text : {"klt0.5", "klt1.25", "klt1.5", "klt2.5", "klt4"}) {
+    for (const char* text : {"kltk0.5", "klt1.25", "kltk1.5", "kltk2.5", "kltk4"}) {
       const auto codec = made.codec(text, 1, 0);
       const BlockContext ctx{1, 0, 4 + 3 * 128, nullptr};
       const auto rows = made.keys(1, 0, ctx.first_position, 128);
@@ -127,7 +127,7 @@ TEST_P(KltScores, AreThoseOfDecodedRows) {
 
 TEST(Klt, ScatteredPositionsKeepTheirProducts) {
   Made made({});
-  const auto codec = made.codec("klt4", 0, 1, 16);
+  const auto codec = made.codec("kltk4", 0, 1, 16);
   std::vector<uint32_t> positions;
   std::vector<float> rows;
   for (uint32_t i = 0; i < 16; ++i) {
@@ -146,8 +146,8 @@ TEST(Klt, ScatteredPositionsKeepTheirProducts) {
 TEST(Klt, TextNamesQuartersOfABit) {
   EXPECT_EQ(to_string(parse_codec("klt1.25").value()), "klt1.25");
   EXPECT_EQ(to_string(parse_codec("klt2").value()), "klt2");
-  EXPECT_EQ(to_string(parse_codec_pair("klt1.5").value()), "klt1.5");
-  EXPECT_EQ(to_string(parse_codec_pair("klt1.5/rot3").value()), "klt1.5/rot3");
+  EXPECT_EQ(to_string(parse_codec_pair("kltk1.5").value()), "kltk1.5");
+  EXPECT_EQ(to_string(parse_codec_pair("kltk1.5/rot3").value()), "kltk1.5/rot3");
   for (const char* bad : {"klt", "klt1.3", "klt9", "klt1.", "klt1.500", "klt0.25", "rot2.5"}) EXPECT_FALSE(parse_codec(bad).ok()) << bad;
 }
 

@@ -40,7 +40,9 @@ constexpr CodecRow kRows[] = {
     {6, "sym", "document 001: per token scale, symmetric, half-even rounding", 2, 8, kWrappers, false, make_sym},
     {7, "turbo", "TurboQuant-MSE: Hadamard, token norm, Lloyd-Max codebook", 2, 4, 0, false, make_turbo},
     {8, "rot", "Hadamard; keys centred, clipped, unbiased; values min/max with coded scales", 2, 8, 0, false, make_rot},
-    {9, "klt", "keys in a calibrated basis, bits where the model looks; values as rot2", 2, 16, 0, false, nullptr, make_klt, 4, "rot2"},
+    {12, "mid", "Hadamard; one fitted step a token, clipped, unbiased: the best values at 2 and 3 bits", 2, 8, 0, false, make_mid},
+    {9, "klt", "keys in a calibrated basis, rotated values; bits of both where the model looks", 2, 16, 0, false, nullptr, make_klt, 4},
+    {13, "kltk", "klt for keys alone: every value has the bits of its own codec", 2, 16, 0, false, nullptr, make_kltk, 4, "mid2"},
 };
 
 struct FlagName {
@@ -205,8 +207,8 @@ std::string to_string(const CodecSpec& spec) {
 }
 
 std::string_view resolve_auto(std::string_view name, bool calibrated) {
-  if (name == "auto") return calibrated ? "klt1.5/rot2" : "rot2";
-  if (name == "auto3") return calibrated ? "klt2/rot3" : "rot3";
+  if (name == "auto") return calibrated ? "klt1.75" : "rot2";
+  if (name == "auto3") return calibrated ? "klt2.5" : "rot3";
   return name;
 }
 

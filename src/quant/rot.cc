@@ -7,17 +7,37 @@
 
 namespace tierkv::quant {
 
+namespace {
+
+// A symmetric grid around zero with one fitted step a token: clipped where that lowers the error, and scaled so that what clipping takes from
+// large values is given back on average.
+Recipe midrise(uint8_t bits, uint32_t head_dim) {
+  Recipe recipe;
+  recipe.bits = bits;
+  recipe.group = head_dim;
+  recipe.rotated = true;
+  recipe.fit = FitKind::midrise;
+  recipe.meta = MetaKind::log8_scale;
+  recipe.zero = 0.5f * static_cast<float>((1u << bits) - 1u);
+  recipe.keep_fit_codes = bits <= 4;
+  return recipe;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Codec>> make_mid(const CodecSpec& spec, Side side, const BlockShape& shape) {
+  TIERKV_ASSIGN_OR_RETURN(std::unique_ptr<Codec> codec, make_affine(spec, side, shape, midrise(spec.bits, shape.head_dim)));
+  return rotate_codec(std::move(codec));
+}
+
 Result<std::unique_ptr<Codec>> make_rot(const CodecSpec& spec, Side side, const BlockShape& shape) {
   Recipe recipe;
-  recipe.bits = spec.bits;
-  recipe.group = shape.head_dim;
-  recipe.rotated = true;
   if (side == Side::key) {
-    recipe.fit = FitKind::midrise;
-    recipe.meta = MetaKind::log8_scale;
-    recipe.zero = 0.5f * static_cast<float>((1u << spec.bits) - 1u);
-    recipe.keep_fit_codes = spec.bits <= 4;
+    recipe = midrise(spec.bits, shape.head_dim);
   } else {
+    recipe.bits = spec.bits;
+    recipe.group = shape.head_dim;
+    recipe.rotated = true;
     recipe.fit = FitKind::range;
     recipe.meta = spec.bits < 4 ? MetaKind::log4_pair : MetaKind::log8_pair;
     // Nearest, not covering: with 4-bit metadata covering costs 2 % more attention error on Gaussian rows of one length and half as
