@@ -73,7 +73,7 @@ double distance(const std::vector<float>& a, const std::vector<float>& b) {
 constexpr const char* kKlt = "hot=32,warm=128,archive=kltk4/fp16";
 
 TEST(Calibrated, AutoIsKltWithTablesAndRotWithout) {
-  EXPECT_EQ(Filled("balanced", tables()).cache->archive_codec(0), "klt1.75");
+  EXPECT_EQ(Filled("balanced", tables()).cache->archive_codec(0), "klt1.875");
   EXPECT_EQ(Filled("balanced", nullptr).cache->archive_codec(0), "rot2");
   EXPECT_EQ(Filled("quality", tables()).cache->archive_codec(1), "klt2.5");
 }
@@ -128,7 +128,7 @@ TEST(Calibrated, TablesMayArriveLate) {
   Filled f("hot=32,warm=128,archive=auto", nullptr);
   f.append(600);
   ASSERT_TRUE(f.cache->set_calibration(tables()).ok());
-  EXPECT_EQ(f.cache->archive_codec(0), "klt1.75");
+  EXPECT_EQ(f.cache->archive_codec(0), "klt1.875");
   f.append(600);
   const auto frozen = f.cache->freeze(f.seq);
   ASSERT_TRUE(frozen.ok());
@@ -137,7 +137,7 @@ TEST(Calibrated, TablesMayArriveLate) {
   std::string codecs;
   for (const std::string& c : info->codecs) codecs += c + " ";
   EXPECT_NE(codecs.find("rot2 x128"), std::string::npos) << codecs;
-  EXPECT_NE(codecs.find("klt1.75 x128"), std::string::npos) << codecs;
+  EXPECT_NE(codecs.find("klt1.875 x128"), std::string::npos) << codecs;
 }
 
 TEST(Calibrated, EvictedSequencesStayReadable) {

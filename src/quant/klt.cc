@@ -228,7 +228,7 @@ constexpr uint16_t kMidId = 12;  // registry row of the values
 
 Result<std::unique_ptr<Codec>> make_klt(const CodecSpec& spec, Side side, const BlockShape& shape, const calib::HeadTables& tables) {
   TIERKV_RETURN_IF_ERROR(check_tables(shape, tables));
-  const calib::KltChoice choice = tables.calibration->klt_choice(0.25 * spec.bits, /*joint=*/true, tables.layer, tables.head);
+  const calib::KltChoice choice = tables.calibration->klt_choice(0.125 * spec.bits, /*joint=*/true, tables.layer, tables.head);
   if (side == Side::value) return make_mid({kMidId, choice.value_bits, 0, 0, 0}, side, shape);
   return std::unique_ptr<Codec>(new KltCodec(spec, shape, tables, choice.keys));
 }
@@ -236,7 +236,7 @@ Result<std::unique_ptr<Codec>> make_klt(const CodecSpec& spec, Side side, const 
 Result<std::unique_ptr<Codec>> make_kltk(const CodecSpec& spec, Side side, const BlockShape& shape, const calib::HeadTables& tables) {
   if (side != Side::key) return error(StatusCode::invalid_argument, "kltk codes keys alone; name another codec for the values, for example kltk1.5/mid2");
   TIERKV_RETURN_IF_ERROR(check_tables(shape, tables));
-  const calib::KltChoice choice = tables.calibration->klt_choice(0.25 * spec.bits, /*joint=*/false, tables.layer, tables.head);
+  const calib::KltChoice choice = tables.calibration->klt_choice(0.125 * spec.bits, /*joint=*/false, tables.layer, tables.head);
   return std::unique_ptr<Codec>(new KltCodec(spec, shape, tables, choice.keys));
 }
 

@@ -143,12 +143,13 @@ TEST(Klt, ScatteredPositionsKeepTheirProducts) {
   EXPECT_FALSE(codec->encode(rows.data(), ctx, bytes).ok());
 }
 
-TEST(Klt, TextNamesQuartersOfABit) {
+TEST(Klt, TextNamesEighthsOfABit) {
+  EXPECT_EQ(to_string(parse_codec("klt1.875").value()), "klt1.875");
   EXPECT_EQ(to_string(parse_codec("klt1.25").value()), "klt1.25");
   EXPECT_EQ(to_string(parse_codec("klt2").value()), "klt2");
   EXPECT_EQ(to_string(parse_codec_pair("kltk1.5").value()), "kltk1.5");
   EXPECT_EQ(to_string(parse_codec_pair("kltk1.5/rot3").value()), "kltk1.5/rot3");
-  for (const char* bad : {"klt", "klt1.3", "klt9", "klt1.", "klt1.500", "klt0.25", "rot2.5"}) EXPECT_FALSE(parse_codec(bad).ok()) << bad;
+  for (const char* bad : {"klt", "klt1.3", "klt9", "klt1.", "klt1.5000", "klt0.25", "rot2.5"}) EXPECT_FALSE(parse_codec(bad).ok()) << bad;
 }
 
 TEST(Klt, SaysWhatIsMissing) {

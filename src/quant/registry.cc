@@ -41,8 +41,8 @@ constexpr CodecRow kRows[] = {
     {7, "turbo", "TurboQuant-MSE: Hadamard, token norm, Lloyd-Max codebook", 2, 4, 0, false, make_turbo},
     {8, "rot", "Hadamard; keys centred, clipped, unbiased; values min/max with coded scales", 2, 8, 0, false, make_rot},
     {12, "mid", "Hadamard; one fitted step a token, clipped, unbiased: the best values at 2 and 3 bits", 2, 8, 0, false, make_mid},
-    {9, "klt", "keys in a calibrated basis, rotated values; bits of both where the model looks", 2, 16, 0, false, nullptr, make_klt, 4},
-    {13, "kltk", "klt for keys alone: every value has the bits of its own codec", 2, 16, 0, false, nullptr, make_kltk, 4, "mid2"},
+    {9, "klt", "keys in a calibrated basis, rotated values; bits of both where the model looks", 4, 32, 0, false, nullptr, make_klt, 8},
+    {13, "kltk", "klt for keys alone: every value has the bits of its own codec", 4, 32, 0, false, nullptr, make_kltk, 8, "mid2"},
 };
 
 struct FlagName {
@@ -55,12 +55,14 @@ constexpr FlagName kFlagNames[] = {
     {CodecSpec::clip, "clip"},    {CodecSpec::center, "center"},
 };
 
-// 6 quarters are "1.5".
+// 12 eighths are "1.5".
 std::string width_text(const CodecRow& row, int width) {
   std::string text = std::to_string(width / row.parts);
-  const int rest = width % row.parts * 100 / row.parts;
-  if (rest != 0) text += rest % 10 == 0 ? "." + std::to_string(rest / 10) : "." + std::to_string(rest);
-  return text;
+  int rest = width % row.parts * 1000 / row.parts;
+  if (rest == 0) return text;
+  std::string digits = std::to_string(1000 + rest).substr(1);
+  while (digits.back() == '0') digits.pop_back();
+  return text + "." + digits;
 }
 
 // "2..8", or nothing.
@@ -100,18 +102,18 @@ bool take_number(std::string_view& rest, uint32_t limit, uint32_t& value) {
   return true;
 }
 
-// A width in parts of a bit: "2", and for rows that have parts "1.5" or "1.25".
+// A width in parts of a bit: "2", and for rows that have parts "1.5" or "1.875".
 bool take_width(std::string_view& rest, const CodecRow& row, uint32_t& width) {
-  uint32_t whole = 0, hundredths = 0;
+  uint32_t whole = 0, thousandths = 0;
   if (!take_number(rest, 255u / row.parts, whole)) return false;
   if (row.parts > 1 && rest.starts_with('.')) {
     rest.remove_prefix(1);
-    const size_t digits = rest.size();
-    if (!take_number(rest, 99, hundredths) || digits - rest.size() > 2) return false;
-    if (digits - rest.size() == 1) hundredths *= 10;
-    if (hundredths * row.parts % 100 != 0) return false;
+    const size_t before = rest.size();
+    if (!take_number(rest, 999, thousandths)) return false;
+    for (size_t digits = before - rest.size(); digits < 3; ++digits) thousandths *= 10;
+    if (before - rest.size() > 3 || thousandths * row.parts % 1000 != 0) return false;
   }
-  width = whole * row.parts + hundredths * row.parts / 100;
+  width = whole * row.parts + thousandths * row.parts / 1000;
   return width <= 255;
 }
 
@@ -207,7 +209,7 @@ std::string to_string(const CodecSpec& spec) {
 }
 
 std::string_view resolve_auto(std::string_view name, bool calibrated) {
-  if (name == "auto") return calibrated ? "klt1.75" : "rot2";
+  if (name == "auto") return calibrated ? "klt1.875" : "rot2";
   if (name == "auto3") return calibrated ? "klt2.5" : "rot3";
   return name;
 }

@@ -1,6 +1,6 @@
 // registry.h — every codec there is: one row each. Tests, benchmarks, the command line and the C API iterate this table.
 //
-// Text form of a spec: NAME[BITS][-gGROUP][+modifier…], for example "fp16", "kivi2", "kivi4-g32", "kivi2-g64+s8+clip", "rot2", "klt1.5".
+// Text form of a spec: NAME[BITS][-gGROUP][+modifier…], for example "fp16", "kivi2", "kivi4-g32", "kivi2-g64+s8+clip", "rot2", "klt1.875".
 // Two of them with a slash, "rot3/rot2", give keys and values different codecs. A codec for keys alone takes its row's values: "kltk1.5" is
 // "kltk1.5/mid2".
 #pragma once
@@ -25,7 +25,7 @@ struct CodecRow {
   Result<std::unique_ptr<Codec>> (*make)(const CodecSpec& spec, Side side, const BlockShape& shape);
   // For a codec that works with the calibrated tables of one KV head; `make` is null then.
   Result<std::unique_ptr<Codec>> (*make_calibrated)(const CodecSpec& spec, Side side, const BlockShape& shape, const calib::HeadTables& tables) = nullptr;
-  uint8_t parts = 1;              // widths count in this part of a bit: 4 for quarters
+  uint8_t parts = 1;              // widths count in this part of a bit: 8 for eighths
   const char* values = nullptr;   // the values' codec of a row that only has keys
 
   bool calibrated() const { return make_calibrated != nullptr; }
