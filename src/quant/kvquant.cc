@@ -56,7 +56,7 @@ class KvquantCodec final : public Codec {
                    : (spec.flags & CodecSpec::scale4) != 0 ? MetaKind::log4_pair
                                                            : MetaKind::f16_pair;
       meta_.entries = shape.tokens;
-      meta_.levels = 2;  // a range: its lower end and how far the upper one is
+      meta_.levels = 3;  // a range: its lower end and how far its middle and its upper end are
     }
     bytes_ = sparse_at() + static_cast<size_t>(outliers_) * 2 * sizeof(uint16_t);
   }
@@ -118,6 +118,8 @@ class KvquantCodec final : public Codec {
     });
   }
 
+  size_t table_bytes() const override { return (key_levels_.size() + key_edges_.size()) * sizeof(float); }
+
   Status validate(std::span<const std::byte> in) const override {
     TIERKV_RETURN_IF_ERROR(check_size(in.size(), bytes()));
     if (meta_.entries != 0) TIERKV_RETURN_IF_ERROR(validate_meta(meta_, in.data() + lanes_.bytes()));
@@ -136,7 +138,7 @@ class KvquantCodec final : public Codec {
 
  private:
   struct Ranges {
-    const float* span = nullptr;  // how far the upper end is from the lower
+    const float* half = nullptr;
     const float* low = nullptr;
   };
 
@@ -210,7 +212,7 @@ class KvquantCodec final : public Codec {
     float* grids = at_least(scratch.grids, 2 * static_cast<size_t>(tokens));
     decode_meta(meta_, meta, grids, grids + tokens);
     for (uint32_t t = 0; t < tokens; ++t) {
-      const float half = 0.5f * grids[t], middle = grids[tokens + t] + half, inverse = half > 1e-30f ? 1.0f / half : 0.0f;
+      const float half = grids[t], middle = grids[tokens + t] + half, inverse = half > 1e-30f ? 1.0f / half : 0.0f;
       for (size_t i = static_cast<size_t>(t) * d; i < static_cast<size_t>(t + 1) * d; ++i) {
         codes[i] = static_cast<uint16_t>(book_.code((x[i] - middle) * inverse));
       }
@@ -245,7 +247,7 @@ class KvquantCodec final : public Codec {
         const float* at = key_levels_.data();
         for (uint32_t c = 0; c < d; ++c, at += levels) row[c] = at[static_cast<int32_t>(codes[static_cast<size_t>(c) * kTileLanes])];
       } else {
-        const float half = 0.5f * ranges.span[first + r], middle = ranges.low[first + r] + half;
+        const float half = ranges.half[first + r], middle = ranges.low[first + r] + half;
         float table[16];
         for (uint32_t i = 0; i < levels; ++i) table[i] = middle + half * book_.levels[i];
         for (uint32_t c = 0; c < d; ++c) row[c] = table[static_cast<int32_t>(codes[static_cast<size_t>(c) * kTileLanes])];

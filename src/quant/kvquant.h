@@ -6,7 +6,7 @@
 // Outliers: fp16, 1 % of the values of a *block*, not of each row: at head_dim 64 a row's 1 % is no whole number, and rows differ in
 //           how many they need. Keys: where the codes are off the most, in the metric of calibration. Values: where leaving them out
 //           narrows their tokens' ranges the most.
-// Layout:   [codes, lanes.h, lane = token, depth = channel][values: range of each token, meta.h, two levels]
+// Layout:   [codes, lanes.h, lane = token, depth = channel][values: range of each token, meta.h, three levels]
 //           [u16 index of each outlier, token·head_dim + channel, ascending][f16 value of each outlier]
 //           At 128 x 64: bits + 0.32 for keys (ranges are the model's), bits + 0.82 for values, +0.60 with +s8, +0.48 with +s4.
 // Error:    half the distance of two levels for what lies in its range; what lies outside and is not among the outliers becomes the

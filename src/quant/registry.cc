@@ -18,9 +18,11 @@
 #include "quant/int8.h"
 #include "quant/kivi.h"
 #include "quant/klt.h"
+#include "quant/kvquant.h"
 #include "quant/reference001.h"
 #include "quant/rot.h"
 #include "quant/rotated.h"
+#include "quant/squat.h"
 #include "quant/turbo.h"
 
 namespace tierkv::quant {
@@ -41,6 +43,8 @@ constexpr CodecRow kRows[] = {
     {7, "turbo", "TurboQuant-MSE: Hadamard, token norm, Lloyd-Max codebook", 2, 4, 0, false, make_turbo},
     {8, "rot", "Hadamard; keys centred, clipped, unbiased; values min/max with coded scales", 2, 8, 0, false, make_rot},
     {9, "klt", "keys in a calibrated basis, bits where the model looks; values as rot2", 2, 16, 0, false, nullptr, make_klt, 4, "rot2"},
+    {10, "kvquant", "KVQuant: keys before RoPE, learnt codebooks, 1 % of the values as fp16", 2, 4, CodecSpec::scale8 | CodecSpec::scale4, false, nullptr, make_kvquant},
+    {11, "squat", "SQuat: kivi with the errors of keys kept out of the queries' subspace", 2, 4, CodecSpec::clip, true, nullptr, make_squat},
 };
 
 struct FlagName {

@@ -48,6 +48,8 @@ class SquatCodec final : public Codec {
     inner_->accumulate(in, ctx, weights, stride, count, rows, acc, ws);
   }
 
+  size_t table_bytes() const override { return 2 * sizeof(float) * feedback_.rank() * shape().head_dim; }
+
   Status validate(std::span<const std::byte> in) const override { return inner_->validate(in); }
 
  private:

@@ -22,6 +22,20 @@ struct Made {
   calib::Statistics statistics;
   CalibrationPtr calibration;
   explicit Made(const calib::SquatOptions& options) : statistics(SyntheticModel({1, 4, 2, kDim, 384, 21, true}).statistics()) {
+    // Queries along eight directions, and a little of everything.
+    SyntheticModel random({1, 1, 1, 32, 1, 22, false});
+    for (calib::PairSums& sums : statistics.pairs) {
+      const std::vector<float> directions = random.noise(8 * kDim);
+      sums.queries.assign(kDim * kDim, 0.0);
+      for (uint32_t a = 0; a < kDim; ++a) {
+        sums.queries[a * kDim + a] = 0.1 * static_cast<double>(sums.query_count);
+        for (uint32_t b = 0; b < kDim; ++b) {
+          for (uint32_t k = 0; k < 8; ++k) {
+            sums.queries[a * kDim + b] += static_cast<double>(sums.query_count) * directions[k * kDim + a] * directions[k * kDim + b];
+          }
+        }
+      }
+    }
     auto c = calib::kvquant_and_squat(statistics, options);
     EXPECT_TRUE(c.ok()) << c.status().message();
     calibration = *c;
