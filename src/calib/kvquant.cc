@@ -26,8 +26,7 @@ Status check_sizes(const Statistics& s) {
   }
   bool fits = s.layers.size() == m.layers && s.rotations.size() == m.layers && s.pairs.size() == heads;
   for (size_t l = 0; fits && l < s.layers.size(); ++l) {
-    fits = s.layers[l].keys.size() == values && s.layers[l].values.size() == values &&
-           s.layers[l].weight.size() == static_cast<size_t>(s.sampled()) * m.kv_heads;
+    fits = s.layers[l].keys.size() == values && s.layers[l].values.size() == values;
   }
   const size_t square = static_cast<size_t>(m.head_dim) * m.head_dim;
   const auto square_or_none = [&](const std::vector<double>& sums) { return sums.empty() || sums.size() == square; };
@@ -57,22 +56,6 @@ Result<std::vector<double>> channel_costs(const Statistics& s, uint32_t layer, K
   const double mean = total / static_cast<double>(costs.size());
   for (double& cost : costs) cost = mean > 0.0 ? cost / mean + 1e-3 : 1.0;
   return costs;
-}
-
-// What later queries made of each token, [sampled][kv head], 1 on average.
-Result<std::vector<double>> token_weights(const Statistics& s, uint32_t layer) {
-  const std::vector<float>& weight = s.layers[layer].weight;
-  double total = 0.0;
-  for (size_t i = 0; i < weight.size(); ++i) {
-    if (!(weight[i] >= 0.0f && std::isfinite(weight[i]))) {
-      return error(StatusCode::invalid_argument, "layer ", layer, ": the weight of sampled token ", i / s.model.kv_heads, " is ", weight[i]);
-    }
-    total += weight[i];
-  }
-  const double mean = total / static_cast<double>(weight.size());
-  std::vector<double> weights(weight.size());
-  for (size_t i = 0; i < weight.size(); ++i) weights[i] = mean > 0.0 ? weight[i] / mean + 1e-3 : 1.0;
-  return weights;
 }
 
 // One head's rows of the sample as floats; keys are turned back to where they were before RoPE.
@@ -163,19 +146,17 @@ class Histogram {
   std::vector<Bin> bins_ = std::vector<Bin>(kBins);
 };
 
-void add_keys(const std::vector<float>& rows, const KvquantHead& head, const double* token_weight, size_t stride, const double* costs,
-              Histogram& histogram) {
+void add_keys(const std::vector<float>& rows, const KvquantHead& head, const double* costs, Histogram& histogram) {
   const size_t d = head.low.size();
   for (size_t i = 0; i < rows.size(); ++i) {
     const size_t c = i % d;
     const double half = 0.5 * (static_cast<double>(head.high[c]) - head.low[c]), x = rows[i];
     if (!(half > 0.0) || x < head.low[c] || x > head.high[c]) continue;
-    histogram.add((x - head.low[c]) / half - 1.0, token_weight[i / d * stride] * costs[c] * half * half);
+    histogram.add((x - head.low[c]) / half - 1.0, costs[c] * half * half);
   }
 }
 
-void add_values(const std::vector<float>& rows, uint32_t d, uint32_t block, const double* token_weight, size_t stride, const double* costs,
-                Histogram& histogram) {
+void add_values(const std::vector<float>& rows, uint32_t d, uint32_t block, const double* costs, Histogram& histogram) {
   const size_t n = rows.size() / d;
   std::vector<uint8_t> taken;
   for (size_t first = 0; first < n; first += block) {  // as blocks will see them
@@ -194,7 +175,7 @@ void add_values(const std::vector<float>& rows, uint32_t d, uint32_t block, cons
       }
       const double half = 0.5 * (high - low);
       for (uint32_t c = 0; half > 0.0 && c < d; ++c) {
-        if (!out[c]) histogram.add((row[c] - low) / half - 1.0, token_weight[(first + t) * stride] * costs[c] * half * half);
+        if (!out[c]) histogram.add((row[c] - low) / half - 1.0, costs[c] * half * half);
       }
     }
   }
@@ -203,7 +184,6 @@ void add_values(const std::vector<float>& rows, uint32_t d, uint32_t block, cons
 Status solve_layer(const Statistics& s, uint32_t layer, KvquantTables& tables) {
   const uint32_t d = s.model.head_dim, heads = s.model.kv_heads;
   const Turner turner(s.rotations[layer], d);
-  TIERKV_ASSIGN_OR_RETURN(const std::vector<double> weights, token_weights(s, layer));
   std::vector<float> rows;
   for (const KvquantTensor tensor : {KvquantTensor::keys, KvquantTensor::values}) {
     TIERKV_ASSIGN_OR_RETURN(const std::vector<double> costs, channel_costs(s, layer, tensor));
@@ -212,7 +192,7 @@ Status solve_layer(const Statistics& s, uint32_t layer, KvquantTables& tables) {
       TIERKV_RETURN_IF_ERROR(load_rows(s, layer, h, tensor, turner, rows));
       const double* cost = costs.data() + static_cast<size_t>(h) * d;
       if (tensor == KvquantTensor::values) {
-        add_values(rows, d, std::min(s.block, 256u), weights.data() + h, heads, cost, histogram);
+        add_values(rows, d, std::min(s.block, 256u), cost, histogram);
         continue;
       }
       KvquantHead& head = tables.heads[static_cast<size_t>(layer) * heads + h];
@@ -220,7 +200,7 @@ Status solve_layer(const Statistics& s, uint32_t layer, KvquantTables& tables) {
       double mean = 0.0;
       for (uint32_t c = 0; c < d; ++c) mean += cost[c] / d;
       for (uint32_t c = 0; c < d; ++c) head.weight.push_back(static_cast<float>(cost[c] / mean));
-      add_keys(rows, head, weights.data() + h, heads, cost, histogram);
+      add_keys(rows, head, cost, histogram);
     }
     for (uint32_t bits = kKvquantMinBits; bits <= kKvquantMaxBits; ++bits) tables.codebooks.push_back(histogram.fit(bits));
   }

@@ -78,13 +78,12 @@ TEST(Kvquant, RangesAreThoseBeforeRope) {
   }
 }
 
-// Sample values by a rule of the token and its number.
+// Sample values by a rule of their number.
 template <class Fn>
 Statistics with_values(Fn&& fn) {
   Statistics s = statistics();
-  const size_t row = static_cast<size_t>(s.model.kv_heads) * s.model.head_dim;
   for (LayerSample& sample : s.layers) {
-    for (size_t i = 0; i < sample.values.size(); ++i) sample.values[i] = f32_to_f16(fn(i / row));
+    for (size_t i = 0; i < sample.values.size(); ++i) sample.values[i] = f32_to_f16(fn(i));
   }
   return s;
 }
@@ -117,13 +116,14 @@ TEST(Kvquant, CodebooksBeatAUniformGridOnLaplacianValues) {
   }
 }
 
-TEST(Kvquant, CodebooksServeTheTokensThatWereAttended) {
+TEST(Kvquant, CodebooksServeTheChannelsThatMatter) {
   std::mt19937 rng(12);
   std::uniform_real_distribution<float> flat(-1.0f, 1.0f);
-  Statistics s = with_values([&](size_t token) { return token % 2 == 0 ? flat(rng) : laplacian(rng); });
-  const auto widest_gap = [&](size_t attended) {  // outermost against the one in the middle
-    for (LayerSample& sample : s.layers) {
-      for (size_t i = 0; i < sample.weight.size(); ++i) sample.weight[i] = i / s.model.kv_heads % 2 == attended ? 1.0f : 0.0f;
+  Statistics s = with_values([&](size_t i) { return i % 2 == 0 ? flat(rng) : 0.2f * laplacian(rng); });
+  const auto widest_gap = [&](uint32_t looked_at) {  // outermost against the one in the middle
+    for (PairSums& sums : s.pairs) {
+      sums.value.assign(32 * 32, 0.0);
+      for (uint32_t c = looked_at; c < 32; c += 2) sums.value[c * 32 + c] = 1.0;
     }
     const KvquantTables t = solve_kvquant(s, nullptr).value();
     const std::vector<float>& levels = t.codebook(0, KvquantTensor::values, 3).levels;
@@ -135,8 +135,7 @@ TEST(Kvquant, CodebooksServeTheTokensThatWereAttended) {
 
 TEST(Kvquant, TwoBitLevelsKeepMeanAndVariance) {
   Statistics s = statistics();
-  for (PairSums& sums : s.pairs) sums = {};  // all channels and tokens alike
-  s.layers[0].weight.assign(s.layers[0].weight.size(), 0.0f);
+  for (PairSums& sums : s.pairs) sums = {};  // all channels alike
   const KvquantTables t = solve_kvquant(s, nullptr).value();
   const KvquantCodebook& book = t.codebook(0, KvquantTensor::keys, 2);
   double weight = 0, in = 0, in2 = 0, out = 0, out2 = 0;
@@ -234,8 +233,6 @@ TEST(Kvquant, StatisticsThatSayNothingAreRefused) {
   };
   refused([](Statistics& s) { s.layers[1].keys[77] = 0x7E00; });    // NaN
   refused([](Statistics& s) { s.layers[0].values[9] = 0xFC00; });   // -infinity
-  refused([](Statistics& s) { s.layers[0].weight[2] = std::nanf(""); });
-  refused([](Statistics& s) { s.layers[0].weight[2] = -1.0f; });
   refused([](Statistics& s) { s.pairs[3].key_plain[0] = std::nan(""); });
   refused([](Statistics& s) { s.pairs[0].value[33] = -1.0; });
   refused([](Statistics& s) { s.pairs.pop_back(); });
@@ -247,7 +244,6 @@ TEST(Kvquant, StatisticsThatSayNothingAreRefused) {
 TEST(Kvquant, ALayerWithoutPairsStillHasTables) {
   Statistics s = statistics();
   for (uint32_t h = 0; h < 2; ++h) s.pairs[h] = {};
-  s.layers[0].weight.assign(s.layers[0].weight.size(), 0.0f);
   const auto t = solve_kvquant(s, nullptr);
   ASSERT_TRUE(t.ok()) << t.status().message();
   EXPECT_EQ(t->head(0, 0).low, tables().head(0, 0).low);

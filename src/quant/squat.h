@@ -19,6 +19,8 @@ struct HeadTables;
 
 namespace tierkv::quant {
 
+// The paper has 64 of 128 channels. With halves nothing is gained here (errors as queries see them: 1.00 of kivi's, against 0.69 with
+// single channels): what channels of one half could answer for is in that same half.
 inline constexpr uint32_t kSquatStep = 1;
 
 // failed_precondition: a calibration without SQuat tables.
