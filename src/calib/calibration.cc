@@ -19,9 +19,13 @@ constexpr uint64_t kMostBytes = uint64_t{4} << 30;
 constexpr uint32_t kMostText = 4096;
 constexpr uint32_t kMostLayers = 4096, kMostHeads = 1024, kMostDim = 256;
 
-constexpr char kKltTag[] = "KLT1";
+constexpr char kKltTag[] = "KLT1", kKvquantTag[] = "KVQT", kSquatTag[] = "SQUA";
 
-void put_section(ByteWriter& out, const char* tag, ByteWriter& section) {
+template <class Tables>
+void put_section(ByteWriter& out, const char* tag, const std::shared_ptr<const Tables>& tables) {
+  if (!tables) return;
+  ByteWriter section;
+  tables->write(section);
   out.put_bytes(std::as_bytes(std::span(tag, 4)));
   out.put(static_cast<uint64_t>(section.bytes().size()));
   out.put(checksum(section.bytes()));
@@ -64,14 +68,20 @@ Status get_rotations(ByteReader& in, const std::string& name, Calibration& c) {
   return {};
 }
 
+template <class Tables>
+Status get_tables(ByteReader& in, const std::string& name, const char* what, const ModelId& model, std::shared_ptr<const Tables>& tables) {
+  auto read = Tables::read(in, model);
+  if (!read.ok()) return damaged(name, read.status().message());
+  if (!in.at_end()) return damaged(name, std::string("the section of ") + what + " is longer than its heads");
+  tables = std::make_shared<Tables>(std::move(*read));
+  return {};
+}
+
 Status get_section(std::span<const std::byte> tag, std::span<const std::byte> bytes, const std::string& name, Calibration& c) {
   ByteReader in(bytes);
-  if (std::memcmp(tag.data(), kKltTag, 4) == 0) {
-    auto tables = KltTables::read(in, c.model);
-    if (!tables.ok()) return damaged(name, tables.status().message());
-    if (!in.at_end()) return damaged(name, "the section of bases is longer than its heads");
-    c.klt = std::make_shared<KltTables>(std::move(*tables));
-  }
+  if (std::memcmp(tag.data(), kKltTag, 4) == 0) return get_tables(in, name, "bases", c.model, c.klt);
+  if (std::memcmp(tag.data(), kKvquantTag, 4) == 0) return get_tables(in, name, "codebooks", c.model, c.kvquant);
+  if (std::memcmp(tag.data(), kSquatTag, 4) == 0) return get_tables(in, name, "query directions", c.model, c.squat);
   return {};  // a section of a newer version: whoever needs one will say what is missing
 }
 
@@ -96,11 +106,9 @@ std::vector<std::byte> Calibration::serialize() const {
   out.put(origin.tokens);
   out.put_text(origin.made_by);
   put_rotations(out, rotations);
-  if (klt) {
-    ByteWriter section;
-    klt->write(section);
-    put_section(out, kKltTag, section);
-  }
+  put_section(out, kKltTag, klt);
+  put_section(out, kKvquantTag, kvquant);
+  put_section(out, kSquatTag, squat);
   out.put(checksum(out.bytes()));
   return std::move(out.bytes());
 }
@@ -178,6 +186,11 @@ size_t Calibration::bytes() const {
       if (!head.mean.empty()) total += sizeof(KltHead) + 2 * d * d * sizeof(uint16_t) + (2 + 2 * kKltWidths) * d * sizeof(float);
     }
   }
+  if (kvquant) {
+    for (const KvquantHead& head : kvquant->heads) total += sizeof head + 3 * head.low.size() * sizeof(float);
+    for (const KvquantCodebook& book : kvquant->codebooks) total += sizeof book + (book.levels.size() + book.edges.size()) * sizeof(float);
+  }
+  if (squat) total += squat->directions.size() * sizeof(float);
   return total;
 }
 
@@ -226,6 +239,8 @@ CalibrationInfo describe(const calib::Calibration& c) {
   info.text = c.origin.text;
   info.tokens = c.origin.tokens;
   if (c.klt) info.codecs.push_back("klt");
+  if (c.kvquant) info.codecs.push_back("kvquant");
+  if (c.squat) info.codecs.push_back("squat");
   return info;
 }
 

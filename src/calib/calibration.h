@@ -18,6 +18,8 @@
 #include <vector>
 
 #include "calib/klt.h"
+#include "calib/kvquant.h"
+#include "calib/squat.h"
 #include "calib/statistics.h"
 #include "tierkv/calibration.h"
 #include "tierkv/status.h"
@@ -43,6 +45,8 @@ class Calibration {
 
   // Sections; null where the file has none.
   std::shared_ptr<const KltTables> klt;
+  std::shared_ptr<const KvquantTables> kvquant;
+  std::shared_ptr<const SquatTables> squat;
 
   // Makes the sections' derived parts and the id. Call once, when everything above is set. REQUIRES: one rotation per layer.
   Status finish();

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "calib/synthetic_statistics.h"
+#include "calib/synthetic_tables.h"
 
 namespace tierkv::calib {
 namespace {
@@ -36,6 +36,22 @@ TEST(Calibration, RefusesEveryFlippedByteAndEveryCut) {
   }
   for (size_t size = 0; size < bytes.size(); size += size < 512 ? 1 : 1009) {
     EXPECT_FALSE(Calibration::parse(std::span(bytes).first(size), "test").ok()) << "cut to " << size;
+  }
+}
+
+TEST(Calibration, KeepsTheTablesOfKvquantAndSquat) {
+  const auto made = kvquant_and_squat(SyntheticModel({1, 4, 2, 32, 300, 9, true}).statistics());
+  ASSERT_TRUE(made.ok()) << made.status().message();
+  const auto bytes = (*made)->serialize();
+  const auto back = Calibration::parse(bytes, "test");
+  ASSERT_TRUE(back.ok()) << back.status().message();
+  EXPECT_EQ((*back)->id(), (*made)->id());
+  EXPECT_EQ((*back)->serialize(), bytes);
+  EXPECT_EQ(describe(**back).codecs, (std::vector<std::string>{"kvquant", "squat"}));
+  for (size_t i = 0; i < bytes.size(); i += 499) {
+    auto damaged = bytes;
+    damaged[i] ^= std::byte{0x04};
+    EXPECT_FALSE(Calibration::parse(damaged, "test").ok()) << "byte " << i;
   }
 }
 

@@ -25,6 +25,26 @@ std::vector<double> bits_by_layer(const calib::KltTables& tables) {
   return bits;
 }
 
+// The tables of every codec that has some.
+Status solve(const calib::Statistics& statistics, const CalibrateOptions& options, calib::Calibration& calibration) {
+  // Each part of the work reports its own 0..1; klt takes most of the time.
+  const auto part = [&](double from, double to) -> calib::Progress {
+    return [&options, from, to](double done) {
+      if (options.progress) options.progress({"solving", static_cast<uint64_t>(1000.0 * (from + (to - from) * done)), 1000});
+    };
+  };
+  const auto stopped = [&] { return options.cancelled && options.cancelled(); };
+  TIERKV_ASSIGN_OR_RETURN(calib::KltTables klt, calib::solve_klt(statistics, part(0.0, 0.8)));
+  calibration.klt = std::make_shared<const calib::KltTables>(std::move(klt));
+  if (stopped()) return error(StatusCode::failed_precondition, "calibration was stopped");
+  TIERKV_ASSIGN_OR_RETURN(calib::KvquantTables kvquant, calib::solve_kvquant(statistics, part(0.8, 0.95)));
+  calibration.kvquant = std::make_shared<const calib::KvquantTables>(std::move(kvquant));
+  TIERKV_ASSIGN_OR_RETURN(calib::SquatTables squat, calib::solve_squat(statistics, part(0.95, 1.0)));
+  calibration.squat = std::make_shared<const calib::SquatTables>(std::move(squat));
+  if (stopped()) return error(StatusCode::failed_precondition, "calibration was stopped");
+  return Status();
+}
+
 }  // namespace
 
 Result<CalibrateReport> calibrate(const ModelShape& shape, const std::vector<std::vector<int32_t>>& texts, const std::string& path,
@@ -33,12 +53,9 @@ Result<CalibrateReport> calibrate(const ModelShape& shape, const std::vector<std
   TIERKV_ASSIGN_OR_RETURN(const std::vector<TokenList> windows, calibration_windows(texts, shape.context, options));
   TIERKV_ASSIGN_OR_RETURN(const Collected collected, collect(shape, windows, options));
   const double read = now();
-  TIERKV_ASSIGN_OR_RETURN(calib::KltTables tables, calib::solve_klt(collected.statistics, [&](double done) {
-    if (options.progress) options.progress({"solving", static_cast<uint64_t>(1000.0 * done), 1000});
-  }));
-  if (options.cancelled && options.cancelled()) return error(StatusCode::failed_precondition, "calibration was stopped");
-
   calib::Calibration calibration;
+  TIERKV_RETURN_IF_ERROR(solve(collected.statistics, options, calibration));
+
   calibration.model = collected.statistics.model;
   calibration.origin = {options.text_name, collected.statistics.tokens, std::string("tierkv ") + tierkv_version()};
   calibration.block = collected.statistics.block;
@@ -46,8 +63,7 @@ Result<CalibrateReport> calibrate(const ModelShape& shape, const std::vector<std
   calibration.distance = collected.statistics.distance;
   calibration.rotations = collected.statistics.rotations;
   CalibrateReport report;
-  report.key_bits = bits_by_layer(tables);
-  calibration.klt = std::make_shared<const calib::KltTables>(std::move(tables));
+  report.key_bits = bits_by_layer(*calibration.klt);
   TIERKV_RETURN_IF_ERROR(calibration.finish());
   report.bytes = calibration.serialize().size();
   TIERKV_RETURN_IF_ERROR(calibration.save(path));

@@ -18,9 +18,11 @@
 #include "quant/int8.h"
 #include "quant/kivi.h"
 #include "quant/klt.h"
+#include "quant/kvquant.h"
 #include "quant/reference001.h"
 #include "quant/rot.h"
 #include "quant/rotated.h"
+#include "quant/squat.h"
 #include "quant/turbo.h"
 
 namespace tierkv::quant {
@@ -40,8 +42,10 @@ constexpr CodecRow kRows[] = {
     {6, "sym", "document 001: per token scale, symmetric, half-even rounding", 2, 8, kWrappers, false, make_sym},
     {7, "turbo", "TurboQuant-MSE: Hadamard, token norm, Lloyd-Max codebook", 2, 4, 0, false, make_turbo},
     {8, "rot", "Hadamard; keys centred, clipped, unbiased; values min/max with coded scales", 2, 8, 0, false, make_rot},
-    {12, "mid", "Hadamard; one fitted step a token, clipped, unbiased: the best values at 2 and 3 bits", 2, 8, 0, false, make_mid},
     {9, "klt", "keys in a calibrated basis, rotated values; bits of both where the model looks", 4, 32, 0, false, nullptr, make_klt, 8},
+    {10, "kvquant", "KVQuant: keys before RoPE, learnt codebooks, 1 % of the values as fp16", 2, 4, CodecSpec::scale8 | CodecSpec::scale4, false, nullptr, make_kvquant},
+    {11, "squat", "SQuat: kivi with the errors of keys kept out of the queries' subspace", 2, 4, CodecSpec::clip, true, nullptr, make_squat},
+    {12, "mid", "Hadamard; one fitted step a token, clipped, unbiased: the best values at 2 bits", 2, 8, 0, false, make_mid},
     {13, "kltk", "klt for keys alone: every value has the bits of its own codec", 4, 32, 0, false, nullptr, make_kltk, 8, "mid2"},
 };
 

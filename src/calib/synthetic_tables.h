@@ -1,0 +1,28 @@
+// synthetic_tables.h — the tables of KVQuant and SQuat of a synthetic model, for tests.
+#pragma once
+
+#include "calib/kvquant.h"
+#include "calib/squat.h"
+#include "calib/synthetic_statistics.h"
+
+namespace tierkv::calib {
+
+inline Result<CalibrationPtr> kvquant_and_squat(const Statistics& s, const SquatOptions& options = {}) {
+  auto c = std::make_shared<Calibration>();
+  c->model = s.model;
+  c->block = s.block;
+  c->sinks = s.sinks;
+  c->distance = s.distance;
+  c->origin = {"synthetic", s.tokens, "test"};
+  c->rotations = s.rotations;
+  auto kvquant = solve_kvquant(s, nullptr);
+  if (!kvquant.ok()) return kvquant.status();
+  c->kvquant = std::make_shared<KvquantTables>(std::move(*kvquant));
+  auto squat = solve_squat(s, nullptr, options);
+  if (!squat.ok()) return squat.status();
+  c->squat = std::make_shared<SquatTables>(std::move(*squat));
+  if (Status status = c->finish(); !status.ok()) return status;
+  return CalibrationPtr(std::move(c));
+}
+
+}  // namespace tierkv::calib
