@@ -1,11 +1,13 @@
 #include "calibrations.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <span>
 
 #include "common.h"
 #include "gguf_file.h"
 #include "terminal.h"
+#include "tierkv/calibrate.h"
 
 #ifdef TIERKV_SHIPPED_CALIBRATION
 // The calibration of the default model, as `tierkv calibrate` wrote it (data/calibration/README.md).
@@ -63,6 +65,50 @@ CalibrationPtr find_calibration(const CacheConfig& config, const llama::ModelSha
     return calibration;
   }
   return shipped() && check_fit(*shipped(), id).ok() ? shipped() : nullptr;
+}
+
+void self_calibrate(Engine& engine, const std::vector<int32_t>& prompt, const std::string& kv, bool quiet) {
+  const llama::ModelShape& shape = engine.shape();
+  if (find_calibration(engine.config(kv), shape)) return;
+  if (prompt.size() < kSelfCalibrationTokens) {
+    if (!quiet) {
+      remark(format("--self-calibrate: the prompt has %zu tokens, and calibration needs %zu: the archive stays uncalibrated\n", prompt.size(),
+                    kSelfCalibrationTokens));
+    }
+    return;
+  }
+  const std::string path = calibration_path(shape);
+  std::error_code ignored;
+  std::filesystem::create_directories(std::filesystem::path(path).parent_path(), ignored);
+  Progress progress("calibrating from the prompt", 1000, quiet);
+  llama::CalibrateOptions options;
+  options.tokens = std::min<uint64_t>(prompt.size(), 16384);
+  options.threads = engine.threads();
+  options.model_file = engine.path();
+  options.text_name = "a prompt";
+  options.progress = [&](const llama::CalibrateProgress& p) { progress.update(p.total != 0 ? 1000 * p.done / p.total : 0); };
+  options.cancelled = [] { return interrupted(); };
+  const auto report = llama::calibrate(shape, {prompt}, path, options);
+  progress.finish();
+  if (interrupted()) throw Interrupted();
+  if (!report.ok()) {
+    remark("--self-calibrate: " + report.status().message() + ": the archive stays uncalibrated\n");
+  } else if (!quiet) {
+    remark(dim(format("calibrated from %llu tokens of the prompt in %.0f s, kept as %s\n", static_cast<unsigned long long>(report->tokens),
+                      report->seconds, path.c_str())));
+  }
+}
+
+void remark_uncalibrated(Engine& engine, Session& session) {
+  AdaptiveKVCache* cache = session.cache();
+  if (!cache || cache->calibration()) return;
+  const CacheConfig& config = cache->config();
+  for (uint32_t l = 0; l < config.num_layers; ++l) {
+    if (cache->archive_codec(l).empty() || !config.layer(l).archive_codec.starts_with("auto")) continue;
+    remark(dim("no calibration of this model: the archive is " + cache->archive_codec(l) + "; `tierkv calibrate -m " + engine.path() +
+               "` makes it smaller and better\n"));
+    return;
+  }
 }
 
 }  // namespace tierkv::cli

@@ -8,7 +8,9 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
+#include "engine.h"
 #include "tierkv/calibration.h"
 #include "tierkv/config.h"
 #include "tierkv/llama.h"
@@ -20,5 +22,15 @@ std::string calibration_path(const llama::ModelShape& shape);
 
 // Null when there is none. Throws Failure for one that was named and does not fit, and for one that is damaged.
 CalibrationPtr find_calibration(const CacheConfig& config, const llama::ModelShape& shape);
+
+// The least prompt that calibrates a model by itself.
+inline constexpr size_t kSelfCalibrationTokens = 4096;
+
+// --self-calibrate: reads the prompt once more, before anything else, to calibrate a model that has no calibration, and keeps the result for the
+// next time. Does nothing when there is one; says so when the prompt is too short.
+void self_calibrate(Engine& engine, const std::vector<int32_t>& prompt, const std::string& kv, bool quiet);
+
+// One sentence when `auto` had to make do without a calibration.
+void remark_uncalibrated(Engine& engine, Session& session);
 
 }  // namespace tierkv::cli

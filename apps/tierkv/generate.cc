@@ -1,6 +1,7 @@
 // generate.cc — `tierkv generate`: continues a prompt, token by token, with one cache setting or several in turn.
 #include <nlohmann/json.hpp>
 
+#include "calibrations.h"
 #include "commands.h"
 #include "engine.h"
 #include "generation.h"
@@ -25,7 +26,7 @@ struct Request {
   SamplerOptions sampler;
   std::string prompt, file;
   uint32_t tokens = 128, ctx = 0, tiers_every = 64;
-  bool chat = false, tiers = false, ignore_end = false, echo = false;
+  bool self_calibrate = false, chat = false, tiers = false, ignore_end = false, echo = false;
 };
 
 std::string prompt_of(Request& request, const Engine& engine) {
@@ -45,6 +46,7 @@ nlohmann::json run_one(Request& request, Engine& engine, const std::string& kv, 
   SessionOptions session_options;
   session_options.ctx = request.ctx;
   const auto session = engine.open_session(kv, session_options);
+  if (!options.quiet) remark_uncalibrated(engine, *session);
   if (prompt.size() >= session->limit()) {
     bad_input("the prompt has " + human_count(prompt.size()) + " tokens, which leaves no room in a context of " +
               human_count(session->limit()));
@@ -89,6 +91,7 @@ int run(Request& request) {
   Engine engine(options);
   engine.check_context(request.ctx);
   const Tokens prompt = engine.tokenize(prompt_of(request, engine), true, request.chat);
+  if (request.self_calibrate) self_calibrate(engine, prompt, options.kv.front(), options.quiet);
   nlohmann::json results = nlohmann::json::array();
   for (const std::string& kv : options.kv) {
     results.push_back(run_one(request, engine, kv, prompt));
@@ -113,6 +116,8 @@ void add_generate(CLI::App& app, Action& action) {
       ->capture_default_str();
   command->add_option("-c,--ctx", request->ctx, "the context's length (default: the model's)")->type_name("N");
   command->add_flag("--chat", request->chat, "the text is a user's message: use the model's chat template");
+  command->add_flag("--self-calibrate", request->self_calibrate,
+                    "a model without a calibration gets one from the prompt first, if that has 4096 tokens or more");
   command->add_flag("--tiers", request->tiers, "say what the tiers hold as it goes");
   command->add_option("--tiers-every", request->tiers_every, "tokens between two such lines")
       ->check(CLI::Range(1u, 1u << 20))
