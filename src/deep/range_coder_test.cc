@@ -37,8 +37,14 @@ TEST(RangeCoder, ComesNearTheEntropy) {
     RangeEncoder out;
     Bit model;
     const int n = 200000;
-    for (int i = 0; i < n; ++i) out.put(model, std::bernoulli_distribution(p)(rng));
-    const double entropy = -(p * std::log2(p) + (1 - p) * std::log2(1 - p));
+    int ones = 0;
+    for (int i = 0; i < n; ++i) {
+      const bool bit = std::bernoulli_distribution(p)(rng);
+      ones += bit;
+      out.put(model, bit);
+    }
+    const double real = static_cast<double>(ones) / n;
+    const double entropy = -(real * std::log2(real) + (1 - real) * std::log2(1 - real));
     EXPECT_LT(8.0 * static_cast<double>(out.finish().size()), 1.03 * n * entropy + 200) << p;
   }
 }
