@@ -19,7 +19,8 @@ using RowMatrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::R
 using Vector = Eigen::VectorXd;
 
 constexpr double kMetricRidge = 1e-3;   // of the mean eigenvalue
-constexpr double kPredictRidge = 1e-4;  // of a source's own variance
+constexpr double kPredictRidge = 1e-3;  // of a source's own variance
+constexpr double kTrainBits = 0.8;      // a value: where predictions are fitted
 constexpr double kWeightRidge = 1e-2;
 constexpr double kUnits = 128.0;        // of a source, in its standard deviation
 constexpr uint32_t kLeastRows = 1024;
@@ -213,51 +214,136 @@ void fit_weight(const Statistics& s, const DeepTables& tables, const Centred& x,
   out.weight[0] = static_cast<float>(constant);
 }
 
-Result<DeepLayer> solve_layer(const Statistics& s, const DeepTables& tables, const std::vector<uint32_t>& coded, size_t index) {
-  const uint32_t dim = tables.dim();
-  const auto n = static_cast<Eigen::Index>(dim);
-  DeepLayer out;
-  out.layer = coded[index];
-  out.sources = static_cast<uint32_t>(std::min<size_t>(index, 2));
+// --- sums over the sample, in parts that do not depend on the number of threads
 
-  const Centred x = centred(s, out.layer);
-  Rows all(x.rows.rows(), n * (1 + out.sources));
-  all.leftCols(n) = x.rows;
-  for (uint32_t source = 0; source < out.sources; ++source) all.middleCols(n * (1 + source), n) = centred(s, coded[index - 1 - source]).rows;
-  Eigen::MatrixXf sums = Eigen::MatrixXf::Zero(all.cols(), all.cols());
-  sums.selfadjointView<Eigen::Lower>().rankUpdate(all.transpose(), 1.0f / static_cast<float>(all.rows()));
+constexpr Eigen::Index kParts = 8;
+
+template <class Body>
+void for_parts(Eigen::Index rows, Body&& body) {
+  std::atomic<Eigen::Index> next{0};
+  const auto work = [&] {
+    for (Eigen::Index part = next++; part < kParts; part = next++) {
+      const Eigen::Index from = rows * part / kParts, to = rows * (part + 1) / kParts;
+      if (to > from) body(part, from, to - from);
+    }
+  };
+  std::vector<std::thread> others;
+  for (Eigen::Index i = 1; i < std::min<Eigen::Index>(kParts, std::max(1u, std::thread::hardware_concurrency())); ++i) others.emplace_back(work);
+  work();
+  for (std::thread& t : others) t.join();
+}
+
+// a'b over the rows.
+Matrix products(const Rows& a, const Rows& b) {
+  std::vector<Eigen::MatrixXf> parts(kParts, Eigen::MatrixXf::Zero(a.cols(), b.cols()));
+  for_parts(a.rows(), [&](Eigen::Index part, Eigen::Index from, Eigen::Index count) {
+    parts[static_cast<size_t>(part)].noalias() = a.middleRows(from, count).transpose() * b.middleRows(from, count);
+  });
+  Matrix sum = parts[0].cast<double>();
+  for (size_t i = 1; i < parts.size(); ++i) sum += parts[i].cast<double>();
+  return sum / static_cast<double>(a.rows());
+}
+
+// What does not depend on other layers.
+Result<DeepLayer> solve_alone(const Statistics& s, const DeepTables& tables, uint32_t layer, Roots& roots) {
+  const auto n = static_cast<Eigen::Index>(tables.dim());
+  DeepLayer out;
+  out.layer = layer;
+  const Centred x = centred(s, layer);
+  Eigen::MatrixXf sums = Eigen::MatrixXf::Zero(n, n);
+  sums.selfadjointView<Eigen::Lower>().rankUpdate(x.rows.transpose(), 1.0f / static_cast<float>(x.rows.rows()));
   const Matrix covariance = Eigen::MatrixXf(sums.selfadjointView<Eigen::Lower>()).cast<double>();
-  if (!covariance.allFinite() || covariance.topLeftCorner(n, n).trace() <= 0.0) {
-    return error(StatusCode::invalid_argument, "the keys and values of layer ", out.layer,
+  if (!covariance.allFinite() || covariance.trace() <= 0.0) {
+    return error(StatusCode::invalid_argument, "the keys and values of layer ", layer,
                  covariance.allFinite() ? " do not vary over the text: it cannot calibrate them" : " are not finite");
   }
   out.mean.assign(x.mean.data(), x.mean.data() + n);
   const Vector variance = covariance.diagonal();
   const double floor = 1e-8 * variance.mean() + 1e-20;
   for (Eigen::Index c = 0; c < n; ++c) out.unit.push_back(static_cast<float>(std::sqrt(std::max(variance[c], floor)) / kUnits));
-
-  const Roots roots = find_roots(s, out.layer);
+  roots = find_roots(s, layer);
   for (const Matrix& m : roots.metric) {
     for (Eigen::Index a = 0; a < m.rows(); ++a) {
       for (Eigen::Index b = 0; b < m.cols(); ++b) out.metric.push_back(static_cast<float>(m(a, b)));
     }
   }
-  const Matrix own = covariance.topLeftCorner(n, n);
-  out.basis[kDeepPlain] = find_basis(own, roots);
-  if (out.sources) {
-    const Eigen::Index inputs = n * out.sources;
-    Matrix gram = covariance.bottomRightCorner(inputs, inputs);
-    const Matrix cross = covariance.bottomLeftCorner(inputs, n);
-    Matrix ridged = gram;
-    for (Eigen::Index c = 0; c < inputs; ++c) ridged(c, c) += kPredictRidge * std::max(gram(c, c), floor);
-    const Vector units = (gram.diagonal().cwiseMax(floor).cwiseSqrt() / kUnits).eval();
-    const Matrix b = round_prediction(ridged.llt().solve(cross), units, out);
-    const Matrix through = cross.transpose() * b;
-    Matrix left = own - through - through.transpose() + b.transpose() * gram * b;
-    out.basis[kDeepPredicted] = find_basis(0.5 * (left + left.transpose()), roots);
-  }
+  out.basis[kDeepPlain] = find_basis(covariance, roots);
   fit_weight(s, tables, x, out);
   return out;
+}
+
+// Bits of a Laplace component of spread r steps, quantized with the archive's dead zone.
+double bits_of(double r) {
+  const double some = std::exp(-std::sqrt(2.0) * 0.6 / r), more = std::exp(-std::sqrt(2.0) / r);
+  const auto entropy = [](double p) { return p <= 1e-12 || p >= 1.0 - 1e-12 ? 0.0 : -p * std::log2(p) - (1.0 - p) * std::log2(1.0 - p); };
+  return entropy(some) + some * (1.0 + (more < 1.0 - 1e-9 ? entropy(more) / (1.0 - more) : 0.0));
+}
+
+// The step at which the plain bases take kTrainBits a value: about where archives work.
+double training_step(const DeepTables& tables) {
+  double low = -40.0, high = 40.0;  // log2
+  for (int i = 0; i < 40; ++i) {
+    const double middle = 0.5 * (low + high);
+    double bits = 0.0, count = 0.0;
+    for (const DeepLayer& layer : tables.coded) {
+      for (const int16_t spread : layer.basis[kDeepPlain].spread) bits += bits_of(std::exp2(spread / 256.0 - middle)), count += 1.0;
+    }
+    (bits / count > kTrainBits ? low : high) = middle;
+  }
+  return std::exp2(0.5 * (low + high));
+}
+
+Rows expanded(const DeepBasis& basis, Eigen::Index n) {
+  Rows rows(n, n);
+  for (Eigen::Index j = 0; j < n; ++j) {
+    for (Eigen::Index c = 0; c < n; ++c) rows(j, c) = std::ldexp(f16_to_f32(basis.rows[static_cast<size_t>(j * n + c)]), basis.exponent[static_cast<size_t>(j)]);
+  }
+  return rows;
+}
+
+// What a decoder would have of the rows at `step`: rows <- the nearest point of the grid, in the basis.
+void quantize_rows(const DeepLayer& layer, int which, float step, uint32_t head_dim, Rows& rows) {
+  const Eigen::Index n = rows.cols(), d = head_dim;
+  const Rows back = expanded(layer.basis[which], n);
+  Rows forth(n, n);  // [dim][component], as deep/transform.cc has it
+  for (Eigen::Index part = 0; part < n / d; ++part) {
+    const Eigen::Map<const Rows> metric(layer.metric.data() + part * d * d, d, d);
+    forth.middleRows(part * d, d).noalias() = metric * back.middleCols(part * d, d).transpose();
+  }
+  for_parts(rows.rows(), [&](Eigen::Index, Eigen::Index from, Eigen::Index count) {
+    Rows components = rows.middleRows(from, count) * forth;
+    components = components.unaryExpr([step](float c) {
+      const float level = std::floor(std::fabs(c) / step + 0.4f);
+      return c < 0.0f ? -level * step : level * step;
+    });
+    rows.middleRows(from, count).noalias() = components * back;
+  });
+}
+
+// Predicts a layer from what the decoder has of those before it. `sources`: [sampled][sources·dim] of them; on return `rows`, the true rows less their
+// mean, are what the decoder would have of this layer.
+void solve_prediction(const DeepTables& tables, const Roots& roots, const Rows& sources, const std::vector<const DeepLayer*>& from, float step, DeepLayer& out,
+                      Rows& rows) {
+  const Eigen::Index n = rows.cols();
+  out.sources = static_cast<uint32_t>(from.size());
+  const Matrix gram = products(sources, sources);
+  const Matrix cross = products(sources, rows);
+  Matrix ridged = gram;
+  Vector units(gram.rows());
+  for (Eigen::Index c = 0; c < gram.rows(); ++c) {
+    units[c] = static_cast<double>(from[static_cast<size_t>(c / n)]->unit[static_cast<size_t>(c % n)]);
+    ridged(c, c) += kPredictRidge * std::max(gram(c, c), std::pow(kUnits * units[c], 2));
+  }
+  const Matrix b = round_prediction(ridged.llt().solve(cross), units, out);
+  const Eigen::MatrixXf matrix = b.cast<float>();
+  Rows predicted(rows.rows(), n);
+  for_parts(rows.rows(), [&](Eigen::Index, Eigen::Index at, Eigen::Index count) {
+    predicted.middleRows(at, count).noalias() = sources.middleRows(at, count) * matrix;
+  });
+  rows -= predicted;
+  out.basis[kDeepPredicted] = find_basis(products(rows, rows), roots);
+  quantize_rows(out, kDeepPredicted, step, tables.head_dim, rows);
+  rows += predicted;
 }
 
 // Layers that some query reads from afar; the others slide and never reach an archive.
@@ -291,7 +377,7 @@ Status check_finite(const Statistics& s) {
 }
 
 // One unit for all layers: brings the mean variance of a component to 1, so that steps are near 1 whatever the model.
-void normalise(DeepTables& tables) {
+void normalise(DeepTables& tables, std::vector<Roots>& roots) {
   double log_sum = 0.0;
   size_t count = 0;
   for (const DeepLayer& layer : tables.coded) {
@@ -305,6 +391,31 @@ void normalise(DeepTables& tables) {
     }
     for (float& m : layer.metric) m = std::ldexp(m, -2 * shift);
   }
+  for (Roots& r : roots) {
+    for (Matrix& m : r.root) m *= std::ldexp(1.0, -shift);
+    for (Matrix& m : r.inverse) m *= std::ldexp(1.0, shift);
+  }
+}
+
+// Every layer by itself, in threads.
+Status solve_each_alone(const Statistics& s, const std::vector<uint32_t>& coded, DeepTables& tables, std::vector<Roots>& roots, const Progress& progress) {
+  std::vector<Status> problems(coded.size());
+  std::atomic<size_t> next{0}, done{0};
+  const auto work = [&](bool reports) {
+    for (size_t i = next++; i < coded.size(); i = next++) {
+      auto solved = solve_alone(s, tables, coded[i], roots[i]);
+      if (solved.ok()) tables.coded[i] = std::move(*solved);
+      else problems[i] = solved.status();
+      ++done;
+      if (reports && progress) progress(0.3 * static_cast<double>(done) / static_cast<double>(coded.size()));
+    }
+  };
+  std::vector<std::thread> others;
+  for (size_t i = 1; i < std::min<size_t>(coded.size(), std::max(1u, std::thread::hardware_concurrency())); ++i) others.emplace_back(work, false);
+  work(true);
+  for (std::thread& t : others) t.join();
+  for (const Status& problem : problems) TIERKV_RETURN_IF_ERROR(problem);
+  return {};
 }
 
 }  // namespace
@@ -333,23 +444,27 @@ Result<DeepTables> solve_deep(const Statistics& s, const Progress& progress) {
     return error(StatusCode::invalid_argument, "no layer saw a key ", s.distance, " tokens before its query: the windows of text are too short");
   }
   tables.coded.resize(coded.size());
-  std::vector<Status> problems(coded.size());
-  std::atomic<size_t> next{0}, done{0};
-  const auto work = [&](bool reports) {
-    for (size_t i = next++; i < coded.size(); i = next++) {
-      auto solved = solve_layer(s, tables, coded, i);
-      if (solved.ok()) tables.coded[i] = std::move(*solved);
-      else problems[i] = solved.status();
-      ++done;
-      if (reports && progress) progress(static_cast<double>(done) / static_cast<double>(coded.size()));
+  std::vector<Roots> roots(coded.size());
+  TIERKV_RETURN_IF_ERROR(solve_each_alone(s, coded, tables, roots, progress));
+  normalise(tables, roots);
+  // One after the other, as a decoder does: a layer is predicted from what is left of those before it at an ordinary step, not from what they were.
+  const float step = static_cast<float>(training_step(tables));
+  const auto n = static_cast<Eigen::Index>(tables.dim());
+  Rows sources(static_cast<Eigen::Index>(s.sampled()), 2 * n);
+  for (size_t i = 0; i < coded.size(); ++i) {
+    Rows rows = centred(s, coded[i]).rows;
+    if (i == 0) {
+      quantize_rows(tables.coded[i], kDeepPlain, step, tables.head_dim, rows);
+    } else {
+      std::vector<const DeepLayer*> from = {&tables.coded[i - 1]};
+      if (i > 1) from.push_back(&tables.coded[i - 2]);
+      const Rows used = sources.leftCols(n * static_cast<Eigen::Index>(from.size()));
+      solve_prediction(tables, roots[i], used, from, step, tables.coded[i], rows);
     }
-  };
-  std::vector<std::thread> others;
-  for (size_t i = 1; i < std::min<size_t>(coded.size(), std::max(1u, std::thread::hardware_concurrency())); ++i) others.emplace_back(work, false);
-  work(true);
-  for (std::thread& t : others) t.join();
-  for (const Status& problem : problems) TIERKV_RETURN_IF_ERROR(problem);
-  normalise(tables);
+    sources.rightCols(n) = sources.leftCols(n).eval();
+    sources.leftCols(n) = rows;
+    if (progress) progress(0.3 + 0.7 * static_cast<double>(i + 1) / static_cast<double>(coded.size()));
+  }
   return tables;
 }
 
