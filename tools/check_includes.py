@@ -14,13 +14,14 @@ import sys
 ALLOWED = {
     "base": set(),
     "quant": {"base", "calib"},
+    "deep": {"base", "calib", "quant"},
     "tier": {"base"},
     "policy": {"base"},
     "calib": {"base"},
     "profile": {"base"},
     "attn": {"base", "quant"},
     "cuda": {"base", "quant", "attn", "tier"},
-    "cache": {"base", "quant", "tier", "policy", "attn", "cuda", "profile", "calib"},
+    "cache": {"base", "quant", "tier", "policy", "attn", "cuda", "profile", "calib", "deep"},
     "capi": {"base", "quant", "tier", "policy", "attn", "cuda", "profile", "calib", "cache"},
     "llama": {"base", "quant", "tier", "policy", "attn", "cuda", "profile", "calib", "cache"},
 }

@@ -144,6 +144,7 @@ void add_calibrate(CLI::App& app, Action& action) {
   const auto [command, request] =
       add_command<Request>(app, action, "calibrate", "Learn from a text what a model's keys look like, for calibrated archives", kFooter, run);
   llama::CalibrateOptions& calibrate = request->calibrate;
+  command->add_flag("--deep", calibrate.deep, "with tables for deep archives (`snapshot save --deep`), about 40 MB for a small model");
   command->add_option("-f,--file", request->files, "a text; may be repeated (default: WikiText-2 validation, as `tierkv fetch wikitext2` leaves it)")
       ->type_name("FILE")
       ->expected(1)

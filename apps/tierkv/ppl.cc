@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
+#include "deep_eval.h"
 #include "eval_common.h"
 #include "eval_stats.h"
 #include "terminal.h"
@@ -36,11 +37,17 @@ struct Request {
   uint32_t ctx = 0, chunk = 32;
   uint64_t tokens = 16384, from = 0;
   int64_t skip = -1;
+  std::vector<double> deep, deep_quality;
+  std::string deep_kv = "fp16,sinks=4";
+  uint32_t deep_every = 512, deep_recent = 512;
 };
 
 struct Setting {
   SettingSpec spec;
   std::unique_ptr<Session> session;
+  std::unique_ptr<DeepPacker> deep;  // or null
+  std::string deep_label;
+  std::string label() const { return deep ? deep_label : spec.label(); }
   PairedScores scores;
   double seconds = 0.0;
   // At the end of the longest window.
@@ -93,7 +100,10 @@ class Run {
 
   void all() {
     for (size_t w = 0; w < plan_.windows.size(); ++w) {
-      for (Setting& setting : settings_) setting.session->reset();
+      for (Setting& setting : settings_) {
+        setting.session->reset();
+        if (setting.deep) setting.deep->reset();
+      }
       window(w);
       if (w != 0) continue;  // no window is longer than the first
       for (Setting& setting : settings_) {
@@ -111,7 +121,7 @@ class Run {
     for (size_t at = 0; at < tokens.size(); at += chunk_) {
       const size_t count = std::min<size_t>(chunk_, tokens.size() - at);
       for (size_t s = 0; s < settings_.size(); ++s) {
-        progress_.label(format("window %zu of %zu, %s", w + 1, plan_.windows.size(), settings_[s].spec.label().c_str()));
+        progress_.label(format("window %zu of %zu, %s", w + 1, plan_.windows.size(), settings_[s].label().c_str()));
         feed(settings_[s], s == 0, w, at, count);
         done_ += count;
         progress_.update(done_);
@@ -134,6 +144,7 @@ class Run {
     const double start = now();
     setting.session->feed(std::span(tokens).subspan(at, count), wanted ? Want::all : Want::none, on_logits, chunk_);
     setting.seconds += now() - start - scoring;
+    if (setting.deep) setting.deep->settle(*setting.session);
   }
 
   void score(Setting& setting, bool reference, size_t w, uint32_t i, size_t position, uint32_t token, std::span<const float> logits) {
@@ -142,7 +153,7 @@ class Run {
     const RowSummary summary = reference ? row.summary() : summarise(logits);
     const double kl = reference ? 0.0 : row.divergence(logits, summary);
     if (!std::isfinite(summary.log_sum_exp) || !std::isfinite(kl)) {
-      throw Failure(kRuntimeError, format("%s gave logits that are not numbers at position %zu of window %zu", setting.spec.label().c_str(), position, w + 1));
+      throw Failure(kRuntimeError, format("%s gave logits that are not numbers at position %zu of window %zu", setting.label().c_str(), position, w + 1));
     }
     const size_t blocks = (plan_.windows.front().size() - plan_.skip + plan_.block - 1) / plan_.block;
     const size_t block = w * blocks + (position - plan_.skip) / plan_.block;
@@ -194,6 +205,14 @@ json setting_json(const Setting& setting, const Request& request, Engine& engine
                 {"skip", plan.skip},
                 {"block_tokens", plan.block},
                 {"blocks", result.blocks}};
+  if (setting.deep) {
+    value["deep"] = {{"ratio", setting.deep->ratio()},     {"bytes", setting.deep->bytes()},
+                     {"tokens", setting.deep->tokens()},   {"quality", setting.deep->quality()},
+                     {"every", request.deep_every},        {"recent", request.deep_recent},
+                     {"encode_seconds", setting.deep->encode_seconds()}, {"decode_seconds", setting.deep->decode_seconds()}};
+    value["label"] = setting.deep_label;
+    value["bits_archive"] = 16.0 / setting.deep->ratio();
+  }
   add_process_memory(value, setting.process);
   if (!setting.spec.stock) value["memory"] = memory_json(setting.memory, head_dim);
   return value;
@@ -219,10 +238,12 @@ void print(const std::vector<Setting>& settings, const json& values, Engine& eng
     const json& v = values[i];
     const PairedResult result = settings[i].scores.result();
     const bool reference = i == 0;
-    table.add({settings[i].spec.label(), format("%.4f", result.ppl), reference ? dim("-") : format("%+.4f", result.delta),
+    table.add({settings[i].label(), format("%.4f", result.ppl), reference ? dim("-") : format("%+.4f", result.delta),
                reference ? dim("-") : std::isfinite(result.delta_se) ? format("%.4f", result.delta_se) : dim("?"),
                reference ? dim("-") : format(result.kld < 1e-4 ? "%.1e" : "%.5f", result.kld), reference ? dim("-") : format("%.2f%%", 100.0 * result.top1),
-               format("%.2f", v["bits_total"].get<double>()), tier_bits(settings[i], engine.shape().head_dim),
+               format("%.2f", v["bits_total"].get<double>()),
+               settings[i].deep ? format("deep %.1fx, %.3f bits, quality %.4f", settings[i].deep->ratio(), 16.0 / settings[i].deep->ratio(), settings[i].deep->quality())
+                                : tier_bits(settings[i], engine.shape().head_dim),
                human_bytes(static_cast<double>(settings[i].resident)), format("%.0f", v["tokens_per_second"].get<double>())});
   }
   std::printf("%s\n%s\n", table.str().c_str(),
@@ -232,7 +253,7 @@ void print(const std::vector<Setting>& settings, const json& values, Engine& eng
 int run(Request& request) {
   Options& options = request.options;
   settle(options);
-  if (options.kv.empty()) options.kv = {"balanced"};
+  if (options.kv.empty() && request.deep.empty() && request.deep_quality.empty()) options.kv = {"balanced"};
   const bool from_stock = request.reference == "stock";
   if (!from_stock) check_kv({request.reference});
   const std::vector<SettingSpec> specs =
@@ -250,6 +271,18 @@ int run(Request& request) {
     settings[i].spec = specs[i];
     settings[i].session = open_setting(engine, specs[i], ctx, request.chunk);
   }
+  const auto add_deep = [&](double ratio, double quality) {
+    DeepOptions target;
+    target.ratio = ratio;
+    target.quality = quality;
+    Setting& setting = settings.emplace_back();
+    setting.spec = {request.deep_kv, false};
+    setting.deep_label = ratio > 0 ? format("deep %gx of %s", ratio, request.deep_kv.c_str()) : format("deep at quality %g of %s", quality, request.deep_kv.c_str());
+    setting.deep = std::make_unique<DeepPacker>(target, request.deep_every, request.deep_recent);
+    setting.session = open_setting(engine, setting.spec, ctx, request.chunk);
+  };
+  for (const double ratio : request.deep) add_deep(ratio, 0.0);
+  for (const double quality : request.deep_quality) add_deep(0.0, quality);
   Run(plan, request, settings).all();
 
   json values = json::array();
@@ -275,6 +308,14 @@ void add_ppl(CLI::App& app, Action& action) {
   command->add_option("--reference", request->reference, "what others are compared with: a cache setting as --kv has them, or libllama's own f16 (stock)")
       ->type_name("SPEC")
       ->capture_default_str();
+  command->add_option("--deep", request->deep, "also through the deep archive at these ratios, e.g. 20,32: older tokens are packed, thrown away and loaded back as the text goes by")
+      ->type_name("RATIOS")
+      ->delimiter(',')
+      ->check(CLI::Range(2.0, 1000.0));
+  command->add_option("--deep-quality", request->deep_quality, "the same at these shares of energy, e.g. 0.97")->type_name("SHARES")->delimiter(',')->check(CLI::Range(0.0, 1.0));
+  command->add_option("--deep-kv", request->deep_kv, "the cache that the deep archive is taken from and loaded into")->type_name("SPEC")->capture_default_str();
+  command->add_option("--deep-every", request->deep_every, "tokens packed at a time")->check(CLI::Range(64u, 1u << 20))->capture_default_str();
+  command->add_option("--deep-recent", request->deep_recent, "newest tokens that are never packed")->check(CLI::Range(64u, 1u << 20))->capture_default_str();
   add_stock_option(*command, request->stock, "none");
   add_model_option(*command, request->options);
   add_kv_option(*command, request->options, "balanced");

@@ -95,14 +95,14 @@ uint64_t write_session(const std::string& path, const SessionFile& file) {
   return kHead + text.size() + file.snapshot.size();
 }
 
-SessionFile capture(Engine& engine, Session& session, const Tokens& tokens) {
+SessionFile capture(Engine& engine, Session& session, const Tokens& tokens, const DeepOptions* deep, DeepReport* report) {
   SessionFile file;
   file.model = engine.name();
   file.fingerprint = engine.fingerprint();
   file.kv = session.name();
   file.config = session.cache()->config();
   file.tokens = tokens;
-  file.snapshot = take(session.cache()->freeze(session.sequence()));
+  file.snapshot = deep ? take(session.cache()->freeze(session.sequence(), *deep, report)) : take(session.cache()->freeze(session.sequence()));
   return file;
 }
 

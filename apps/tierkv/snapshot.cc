@@ -32,6 +32,8 @@ struct Request {
   std::string path, prompt, file;
   uint32_t tokens = 0;
   bool chat = false;
+  bool deep = false;
+  double ratio = 0.0, quality = 0.0;
 };
 
 // --- inspect and verify
@@ -79,6 +81,10 @@ json content_json(const std::string& path, const Content& content) {
                 {"codecs", info.codecs},
                 {"snapshot_bytes", info.file_bytes},
                 {"tiers", tiers}};
+  if (info.deep_tokens > 0) {
+    value["deep"] = {{"tokens", info.deep_tokens}, {"first_position", info.deep_first_position}, {"layers", info.deep_layers}, {"bytes", info.deep_bytes},
+                     {"calibration", format("%016llx", static_cast<unsigned long long>(info.calibration))}};
+  }
   if (content.is_session) {
     value["kv"] = content.session.kv;
     value["pending_tokens"] = content.session.pending.size();
@@ -108,6 +114,11 @@ void print_content(const std::string& path, const Content& content) {
     const Tier which = static_cast<Tier>(t);
     std::printf("  %s %7.0f tokens %10s\n", tier_colour(which, format("%c %-7s", "SHWA"[t], tier_name(which))).c_str(),
                 static_cast<double>(tier.tokens) / rows, human_bytes(static_cast<double>(tier.bytes)).c_str());
+  }
+  if (info.deep_tokens > 0) {
+    std::printf("  D deep    %7u tokens %10s from position %u on, %u layers, calibration %016llx\n", info.deep_tokens,
+                human_bytes(static_cast<double>(info.deep_bytes)).c_str(), info.deep_first_position, info.deep_layers,
+                static_cast<unsigned long long>(info.calibration));
   }
   if (info.file_bytes != 0)
     std::printf("  %.1fx smaller than FP16\n", static_cast<double>(fp16) / static_cast<double>(info.file_bytes));
@@ -168,6 +179,7 @@ int run_save(Request& request) {
   if (options.kv.empty()) options.kv = {"balanced"};
   check_kv(options.kv);
   if (request.file.empty() && request.prompt.empty()) bad_input("there is no text to read: give -f FILE or -p TEXT");
+  if (request.deep && request.ratio == 0.0 && request.quality == 0.0) request.ratio = 20.0;
   Engine engine(options);
   std::string text = text_of(request);
   if (request.chat) text = engine.apply_template({{"user", text}}, true);
@@ -181,16 +193,27 @@ int run_save(Request& request) {
   const llama_token last = tokens.back();
   tokens.pop_back();
   if (!tokens.empty()) prefill(*session, tokens, "reading " + human_count(tokens.size()) + " tokens", options.quiet);
-  SessionFile file = capture(engine, *session, tokens);
+  DeepOptions deep;
+  deep.ratio = request.ratio;
+  deep.quality = request.quality;
+  DeepReport packed;
+  SessionFile file = capture(engine, *session, tokens, request.deep ? &deep : nullptr, &packed);
   file.pending = {last};
   const uint64_t bytes = write_session(request.path, file);
   if (options.text() && !options.quiet) {
     remark("saved " + human_count(tokens.size() + 1) + " tokens to " + request.path + ", " +
            human_bytes(static_cast<double>(bytes)) + "\n");
+    if (packed.tokens > 0) {
+      remark(format("%s of them in a deep archive, %.1fx smaller than FP16\n", human_count(packed.tokens).c_str(), packed.ratio));
+    }
+    if (!packed.note.empty()) remark(packed.note + "\n");
   }
   json value = session_json(engine, *session);
   value["file"] = request.path;
   value["file_bytes"] = bytes;
+  if (request.deep) {
+    value["deep"] = {{"tokens", packed.tokens}, {"bytes", packed.bytes}, {"ratio", packed.ratio}, {"quality", packed.quality}, {"note", packed.note}};
+  }
   value["model"] = engine.name();
   if (request.tokens > 0) {
     session->feed(file.pending, Want::last);
@@ -274,6 +297,12 @@ void add_snapshot(CLI::App& app, Action& action) {
   auto saved = std::make_shared<Request>();
   CLI::App* save = add_part(*command, "save", "Read a text and keep the cache in a file", saved, action, run_save);
   add_text_options(*save, *saved);
+  save->add_flag("--deep", saved->deep, "archived tokens in a deep archive: slower to load, several times smaller (takes a calibration made with --deep)");
+  auto* ratio = save->add_option("--ratio", saved->ratio, "how much smaller than FP16 it is to be (default: 20)")->check(CLI::Range(2.0, 1000.0))->needs("--deep");
+  save->add_option("--quality", saved->quality, "or: the share of the energy, as attention sees it, that must survive, e.g. 0.97")
+      ->check(CLI::Range(0.0, 1.0))
+      ->needs("--deep")
+      ->excludes(ratio);
   save->add_flag("--chat", saved->chat, "the text is a user's message: use the model's chat template");
   add_kv_option(*save, saved->options, "balanced", /*compares=*/false);
   auto loaded = std::make_shared<Request>();

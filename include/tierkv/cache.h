@@ -74,6 +74,24 @@ struct HotView {
   uint32_t first_position = 0;
 };
 
+// How the archived part of a sequence is packed for disk, network or a long idle time: 16 to 50 times smaller than FP16, decoded before use.
+// Sinks, hot rows and what keep_recent says stay exactly as they are. One of ratio and quality is set.
+struct DeepOptions {
+  static constexpr uint32_t kTiers = 0xFFFFFFFFu;
+  double ratio = 0.0;             // FP16 bytes of the tokens coded over the bytes they take: 20 is ordinary
+  double quality = 0.0;           // share of the energy, as attention sees it, that must survive: 0.97
+  uint32_t keep_recent = kTiers;  // tokens at the end that stay as they are; kTiers: all but the archive tier (512 where there is none)
+  uint32_t first_position = 0;    // tokens before it stay as they are, beside the sinks
+};
+struct DeepReport {
+  uint32_t tokens = 0;            // coded, from first_position on; 0: none, and note says why
+  uint32_t first_position = 0;
+  uint64_t bytes = 0;
+  double ratio = 0.0;
+  double quality = 0.0;
+  std::string note;               // what kept tokens out of the deep archive, if anything did
+};
+
 class AdaptiveKVCache {
  public:
   // `calibration` takes the place of CacheConfig::calibration, for a caller that has it in memory.
@@ -138,6 +156,10 @@ class AdaptiveKVCache {
   Status save(SeqId seq, const std::string& path) const;
   Result<SeqId> load(const std::string& path);
   Result<std::vector<std::byte>> freeze(SeqId seq) const;
+  // The same with a deep archive in it. Takes a calibration with tables for it (failed_precondition otherwise), to write and to load; loading
+  // decodes the tokens into the cache's own archive codec. What cannot be coded stays as it is, and the report says so.
+  Status save(SeqId seq, const std::string& path, const DeepOptions& deep, DeepReport* report = nullptr) const;
+  Result<std::vector<std::byte>> freeze(SeqId seq, const DeepOptions& deep, DeepReport* report = nullptr) const;
   Result<SeqId> unfreeze(std::span<const std::byte> bytes);
 
   struct Impl;  // src/cache/impl.h

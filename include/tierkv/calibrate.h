@@ -38,6 +38,7 @@ struct CalibrateOptions {
   uint32_t distance = 512;        // from a query to what it finds in the archive
   uint32_t sample_tokens = 8192;  // whose keys and values are looked at one by one
   uint32_t query_stride = 4;      // every n-th query's attention is looked at
+  bool deep = false;              // with tables for deep archives, which are large
   uint32_t threads = 0;           // 0: one for each core
   uint32_t micro_batch = 512;
   int32_t first_token = -1;       // that every window starts with; below 0: none

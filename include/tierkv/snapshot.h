@@ -39,6 +39,10 @@ struct SnapshotInfo {
   uint64_t file_bytes = 0;
   uint64_t blocks = 0;          // sealed blocks in all streams
   SnapshotTier tier[kNumTiers];
+  uint32_t deep_tokens = 0;         // in the deep archive, which is in no tier; 0: it has none
+  uint32_t deep_first_position = 0;
+  uint32_t deep_layers = 0;
+  uint64_t deep_bytes = 0;
   std::vector<std::string> codecs;  // "rot2 x128": codec and tokens of a block, in order of first use
 
   const SnapshotTier& operator[](Tier t) const { return tier[static_cast<int>(t)]; }

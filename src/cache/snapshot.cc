@@ -10,7 +10,9 @@
 #include "base/file.h"
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "cache/deep_snapshot.h"
 #include "cache/impl.h"
+#include "deep/archive.h"
 #include "tierkv/snapshot.h"
 
 namespace tierkv {
@@ -199,6 +201,16 @@ Status no_room(const Arena& arena, uint64_t needed) {
                arena.mapped() - arena.free_bytes(), " are in use");
 }
 
+// Deep archives are read and written with the tables of one calibration.
+Result<cache::DeepCalibration> deep_calibration(const AdaptiveKVCache::Impl& impl) {
+  cache::DeepCalibration out{impl.book.calibration(), nullptr};
+  if (!out.calibration) {
+    return error(StatusCode::failed_precondition, "a deep archive needs the tables of a calibration, and this cache has none; `tierkv calibrate --deep` makes them");
+  }
+  TIERKV_ASSIGN_OR_RETURN(out.tables, out.calibration->deep_tables());
+  return out;
+}
+
 Result<std::shared_ptr<cache::Sequence>> thaw(AdaptiveKVCache::Impl& impl, std::span<const std::byte> bytes) {
   TIERKV_ASSIGN_OR_RETURN(SnapshotHeader header, cache::read_header(bytes));
   TIERKV_RETURN_IF_ERROR(check_model(header, impl));
@@ -207,7 +219,12 @@ Result<std::shared_ptr<cache::Sequence>> thaw(AdaptiveKVCache::Impl& impl, std::
   TIERKV_RETURN_IF_ERROR(check_layers(snapshot, plans, impl));
   for (cache::SnapshotLayer& layer : snapshot.layers) layer.window_queries %= impl.config.eviction.observation;
   // Refused before the arena is touched where that can be seen, so that not even its peak moves.
-  const uint64_t needed = cache::needed_bytes(impl.env, snapshot);
+  uint64_t needed = cache::needed_bytes(impl.env, snapshot);
+  cache::DeepCalibration deep;
+  if (snapshot.header.deep) {
+    TIERKV_ASSIGN_OR_RETURN(deep, deep_calibration(impl));
+    needed += cache::deep_needed_bytes(snapshot, plans, *deep.tables);
+  }
   Arena& arena = *impl.arena;
   const size_t mapped = arena.mapped();
   if (arena.limit() && mapped - arena.free_bytes() + needed > arena.limit()) return no_room(arena, needed);
@@ -215,6 +232,14 @@ Result<std::shared_ptr<cache::Sequence>> thaw(AdaptiveKVCache::Impl& impl, std::
   if (!sequence) {
     if (arena.mapped() > mapped) arena.trim();
     return no_room(arena, needed);
+  }
+  if (snapshot.header.deep) {
+    const Status inserted = cache::insert_deep(impl.env, snapshot, plans, deep, impl.pool, *sequence);
+    if (!inserted.ok()) {
+      sequence.reset();
+      if (arena.mapped() > mapped) arena.trim();
+      return inserted.code() == StatusCode::resource_exhausted ? no_room(arena, needed) : inserted;
+    }
   }
   return sequence;
 }
@@ -230,6 +255,25 @@ Result<std::vector<std::byte>> AdaptiveKVCache::freeze(SeqId seq) const {
   });
 }
 
+Result<std::vector<std::byte>> AdaptiveKVCache::freeze(SeqId seq, const DeepOptions& options, DeepReport* report) const {
+  TIERKV_ASSIGN_OR_RETURN(const cache::DeepCalibration calibration, deep_calibration(*impl_));
+  TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
+  return guarded("write", [&]() -> Result<std::vector<std::byte>> {
+    const std::vector<LayerPlan> plans = all_plans(*impl_);
+    const cache::SnapshotShape shape{lane_mask(*impl_), impl_->env.hot_bf16, impl_->config.model};
+    DeepReport made;
+    std::lock_guard lock(sequence->mutex);
+    const cache::DeepRun run = cache::find_deep_run(impl_->env, *sequence, plans, *calibration.tables, options);
+    made.note = run.note;
+    std::optional<cache::DeepPart> part;
+    if (run.first < run.end) {
+      TIERKV_ASSIGN_OR_RETURN(part, cache::encode_deep(impl_->env, *sequence, calibration, run, options, impl_->config.threads, &made));
+    }
+    if (report) *report = made;
+    return cache::write_snapshot(impl_->env, *sequence, plans, shape, part ? &*part : nullptr);
+  });
+}
+
 Result<SeqId> AdaptiveKVCache::unfreeze(std::span<const std::byte> bytes) {
   return guarded("read", [&]() -> Result<SeqId> {
     TIERKV_ASSIGN_OR_RETURN(auto sequence, thaw(*impl_, bytes));
@@ -239,6 +283,11 @@ Result<SeqId> AdaptiveKVCache::unfreeze(std::span<const std::byte> bytes) {
 
 Status AdaptiveKVCache::save(SeqId seq, const std::string& path) const {
   TIERKV_ASSIGN_OR_RETURN(const std::vector<std::byte> bytes, freeze(seq));
+  return write_file_atomic(path, bytes);
+}
+
+Status AdaptiveKVCache::save(SeqId seq, const std::string& path, const DeepOptions& options, DeepReport* report) const {
+  TIERKV_ASSIGN_OR_RETURN(const std::vector<std::byte> bytes, freeze(seq, options, report));
   return write_file_atomic(path, bytes);
 }
 
@@ -277,6 +326,13 @@ Result<SnapshotInfo> inspect_snapshot(std::span<const std::byte> bytes, const Ca
     for (const cache::SnapshotStream& s : snapshot.streams) {
       info.tier[static_cast<int>(Tier::hot)].tokens += s.tail_rows;
       info.tier[static_cast<int>(Tier::hot)].bytes += s.keys.size() + s.values.size();
+    }
+    if (h.deep) {
+      TIERKV_ASSIGN_OR_RETURN(const deep::ArchiveInfo deep, deep::inspect(snapshot.deep));
+      info.deep_tokens = deep.tokens;
+      info.deep_first_position = deep.first_position;
+      info.deep_layers = deep.layers;
+      info.deep_bytes = deep.bytes;
     }
     for (const cache::CodecEntry* entry : snapshot.codecs) {
       info.codecs.push_back(quant::to_string(entry->pair) + " x" + std::to_string(entry->tokens));

@@ -29,8 +29,8 @@ static_assert(std::endian::native == std::endian::little, "block bytes are littl
 namespace snapshot {
 
 inline constexpr unsigned char kMagic[8] = {0x89, 'T', 'K', 'V', '\r', '\n', 0x1A, '\n'};
-inline constexpr uint32_t kVersion = 2;     // the newest that this build knows; files without calibrated codecs are written as version 1
-inline constexpr uint32_t kPlainVersion = 1;
+inline constexpr uint32_t kVersion = 2;       // the newest that this build knows
+inline constexpr uint32_t kPlainVersion = 1;  // of files without calibrated codecs and without a deep archive
 inline constexpr uint32_t kEndianTag = 0x01020304;
 
 inline constexpr size_t kHeaderBytes = 64;
@@ -41,6 +41,7 @@ inline constexpr size_t kBlockBytes = 32;
 inline constexpr size_t kTrailerBytes = 8;  // XXH3-64 of everything before it
 
 inline constexpr uint32_t kNoCodec = 0xFFFFFFFFu;  // a block's source: the hot tail itself
+inline constexpr uint32_t kHasDeep = 1;
 inline constexpr uint32_t kLayerRing = 1;
 inline constexpr uint32_t kTailSparse = 1;
 inline constexpr uint8_t kBlockSparse = 1;
@@ -64,8 +65,9 @@ struct SnapshotHeader {
   bool hot_bf16 = false;
   uint32_t lane_mask = 0;  // bit set of 1 << policy::Lane
   uint32_t codecs = 0;
+  bool deep = false;  // a deep archive follows the streams
   std::string model;
-  uint64_t calibration = 0;  // version 2: the id of the tables its codecs need
+  uint64_t calibration = 0;  // version 2: the id of the tables its codecs or its deep archive need
 };
 
 struct SnapshotLayer {
@@ -104,7 +106,10 @@ struct Snapshot {
   std::vector<SnapshotBlock> blocks;
   std::vector<const CodecEntry*> codecs;  // as listed; of the first head that used it where every head has its own
   std::unique_ptr<CodecBook> book;
+  std::span<const std::byte> deep;  // deep::encode()'s bytes, or empty
 };
+
+struct DeepPart;
 
 struct SnapshotShape {
   uint32_t lane_mask = 0;
@@ -113,8 +118,9 @@ struct SnapshotShape {
 };
 
 // REQUIRES: the sequence's lock is held. `plans` has one entry per layer. data_loss: a block in memory does not match its own checksum.
+// `deep`: what is left out of the streams and put behind them, or null.
 [[nodiscard]] Result<std::vector<std::byte>> write_snapshot(const StreamEnv& env, const Sequence& sequence, std::span<const LayerPlan> plans,
-                                                            const SnapshotShape& shape);
+                                                            const SnapshotShape& shape, const DeepPart* deep = nullptr);
 
 // Magic, length, checksum and version, then the header's own fields.
 [[nodiscard]] Result<SnapshotHeader> read_header(std::span<const std::byte> bytes);

@@ -7,6 +7,7 @@
 #include "base/checksum.h"
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "cache/deep_snapshot.h"
 #include "cache/snapshot.h"
 #include "policy/policy.h"
 
@@ -98,6 +99,13 @@ class BodyReader {
       for (head_ = 0; head_ < header_.kv_heads; ++head_) TIERKV_RETURN_IF_ERROR(read_stream());
     }
     if (out_.codecs.size() != specs_.size()) return damaged("it lists ", specs_.size(), " codecs and uses ", out_.codecs.size());
+    if (header_.deep) {
+      (void)in_.take_padded(0);
+      const uint64_t size = in_.u64();
+      out_.deep = in_.take_padded(size);
+      if (in_.failed() || size == 0) return damaged("the file ends in its deep archive, or its padding is not zero");
+      TIERKV_RETURN_IF_ERROR(check_deep(out_));
+    }
     if (in_.left() != 0) return damaged(in_.left(), " bytes follow the last stream");
     return {};
   }
@@ -367,15 +375,16 @@ Result<SnapshotHeader> read_header(std::span<const std::byte> bytes) {
   h.lane_mask = in.u32();
   h.codecs = in.u32();
   const uint32_t model_bytes = in.u32();
-  const uint32_t reserved = in.u32();
+  const uint32_t flags = in.u32();
   // A newer writer may have a longer header that an old reader can skip; ours is exactly this long.
   if (h.header_bytes < kHeaderBytes || h.header_bytes % 8 != 0 || h.header_bytes > content.size() ||
-      (h.version <= kVersion && (h.header_bytes != kHeaderBytes || reserved != 0))) {
+      (h.version <= kVersion && (h.header_bytes != kHeaderBytes || flags > (h.min_reader >= 2 ? kHasDeep : 0)))) {
     return damaged("a header of ", h.header_bytes, " bytes");
   }
   if (h.layers == 0 || h.kv_heads == 0 || h.head_dim < 32 || h.head_dim > 256 || h.head_dim % 16 != 0) {
     return damaged(h.layers, " layers, ", h.kv_heads, " KV heads, head_dim ", h.head_dim);
   }
+  h.deep = h.min_reader >= 2 && (flags & kHasDeep);
   if (hot_type != 1 && hot_type != 2) return damaged("hot type ", hot_type);
   h.hot_bf16 = hot_type == 2;
   if (h.lane_mask >> policy::kNumLanes) return error(StatusCode::unsupported, "the snapshot has eviction statistics this build does not know: mask ", h.lane_mask);

@@ -6,6 +6,7 @@
 
 #include "base/checksum.h"
 #include "base/status_macros.h"
+#include "cache/deep_snapshot.h"
 #include "cache/snapshot.h"
 
 namespace tierkv::cache {
@@ -71,7 +72,11 @@ struct Job {
   const Sequence& sequence;
   std::span<const LayerPlan> plans;
   const SnapshotShape& shape;
+  const DeepPart* deep;
   CodecTable codecs;
+
+  bool calibrated() const { return deep || codecs.calibration(); }
+  bool kept(const HeadStream& s, const BlockRef& ref) const { return !deep || !deep->covers(s.layer, ref); }
 };
 
 void write_spec(Writer& w, const quant::CodecSpec& spec) {
@@ -84,7 +89,7 @@ void write_spec(Writer& w, const quant::CodecSpec& spec) {
 
 void write_header(Writer& w, const Job& job, uint64_t file_bytes) {
   w.bytes(kMagic, sizeof kMagic);
-  const uint32_t version = job.codecs.calibration() ? kVersion : kPlainVersion;
+  const uint32_t version = job.calibrated() ? kVersion : kPlainVersion;
   w.u32(version);
   w.u32(version);
   w.u32(kEndianTag);
@@ -97,10 +102,10 @@ void write_header(Writer& w, const Job& job, uint64_t file_bytes) {
   w.u32(job.shape.lane_mask);
   w.u32(static_cast<uint32_t>(job.codecs.entries().size()));
   w.u32(static_cast<uint32_t>(job.shape.model.size()));
-  w.u32(0);
+  w.u32(job.deep ? kHasDeep : 0);
   w.bytes(job.shape.model.data(), job.shape.model.size());
   w.align();
-  if (job.codecs.calibration()) w.u64(job.codecs.calibration()->id());
+  if (job.calibrated()) w.u64(job.deep ? job.deep->calibration : job.codecs.calibration()->id());
   for (const CodecEntry* entry : job.codecs.entries()) {
     write_spec(w, entry->pair.key);
     write_spec(w, entry->pair.value);
@@ -161,13 +166,17 @@ void write_stream(Writer& w, const Job& job, const HeadStream& s, uint32_t windo
   s.tail.runs(runs);
   const uint32_t rows = s.tail.rows();
   const bool sparse = runs[0].positions != nullptr;
-  w.u32(static_cast<uint32_t>(s.blocks.size()));
+  uint32_t blocks = 0;
+  for (const BlockRef& ref : s.blocks) blocks += job.kept(s, ref);
+  w.u32(blocks);
   w.u32(rows);
   w.u32(rows ? s.tail.position(0) : 0);
   w.u32(sparse ? kTailSparse : 0);
   w.u32(s.tail.ring() ? s.tail.capacity() : 0);
   w.u32(0);
-  for (const BlockRef& ref : s.blocks) write_block(w, job, ref);
+  for (const BlockRef& ref : s.blocks) {
+    if (job.kept(s, ref)) write_block(w, job, ref);
+  }
   write_tail(w, job, s.tail, window, sparse);
 }
 
@@ -178,14 +187,20 @@ size_t write_all(const Job& job, std::byte* to, uint64_t file_bytes) {
   for (uint32_t l = 0; l < job.sequence.num_layers(); ++l) {
     for (const HeadStream& s : job.sequence.heads(l)) write_stream(w, job, s, job.plans[l].window);
   }
+  if (job.deep) {
+    w.align();
+    w.u64(job.deep->bytes.size());
+    w.bytes(job.deep->bytes.data(), job.deep->bytes.size());
+    w.align();
+  }
   return w.size();
 }
 
 }  // namespace
 
 Result<std::vector<std::byte>> write_snapshot(const StreamEnv& env, const Sequence& sequence, std::span<const LayerPlan> plans,
-                                              const SnapshotShape& shape) {
-  Job job{env, sequence, plans, shape, {}};
+                                              const SnapshotShape& shape, const DeepPart* deep) {
+  Job job{env, sequence, plans, shape, deep, {}};
   for (uint32_t l = 0; l < sequence.num_layers(); ++l) {
     for (const HeadStream& s : sequence.heads(l)) {
       for (const BlockRef& ref : s.blocks) {
@@ -194,10 +209,11 @@ Result<std::vector<std::byte>> write_snapshot(const StreamEnv& env, const Sequen
           return error(StatusCode::data_loss, "layer ", l, ", KV head ", s.head, ": the ", tier_name(ref.block->tier), " block at position ",
                        ref.first_position, " changed in memory since it was made; nothing is saved");
         }
+        if (!job.kept(s, ref)) continue;
         for (const CodecEntry* entry : {ref.block->codec, ref.block->source}) {
-          if (entry && entry->calibration && job.codecs.calibration() && entry->calibration != job.codecs.calibration()) {
-            return error(StatusCode::unsupported, "the sequence has blocks of two calibrations, and a snapshot holds one");
-          }
+          const bool other = entry && entry->calibration && ((job.codecs.calibration() && entry->calibration != job.codecs.calibration()) ||
+                                                             (deep && entry->calibration->id() != deep->calibration));
+          if (other) return error(StatusCode::unsupported, "the sequence has blocks of two calibrations, and a snapshot holds one");
           job.codecs.add(entry);
         }
       }

@@ -19,7 +19,7 @@ constexpr uint64_t kMostBytes = uint64_t{4} << 30;
 constexpr uint32_t kMostText = 4096;
 constexpr uint32_t kMostLayers = 4096, kMostHeads = 1024, kMostDim = 256;
 
-constexpr char kKltTag[] = "KLT1", kKvquantTag[] = "KVQT", kSquatTag[] = "SQUA";
+constexpr char kKltTag[] = "KLT1", kKvquantTag[] = "KVQT", kSquatTag[] = "SQUA", kDeepTag[] = "DEEP";
 
 template <class Tables>
 void put_section(ByteWriter& out, const char* tag, const std::shared_ptr<const Tables>& tables) {
@@ -77,11 +77,22 @@ Status get_tables(ByteReader& in, const std::string& name, const char* what, con
   return {};
 }
 
+Result<std::shared_ptr<const DeepTables>> read_deep(std::span<const std::byte> bytes, const std::string& name, const ModelId& model) {
+  ByteReader in(bytes);
+  auto tables = DeepTables::read(in, model);
+  if (!tables.ok()) return damaged(name, tables.status().message());
+  if (!in.at_end()) return damaged(name, "the section of the deep archive is longer than its layers");
+  return std::shared_ptr<const DeepTables>(std::make_shared<DeepTables>(std::move(*tables)));
+}
+
 Status get_section(std::span<const std::byte> tag, std::span<const std::byte> bytes, const std::string& name, Calibration& c) {
   ByteReader in(bytes);
   if (std::memcmp(tag.data(), kKltTag, 4) == 0) return get_tables(in, name, "bases", c.model, c.klt);
   if (std::memcmp(tag.data(), kKvquantTag, 4) == 0) return get_tables(in, name, "codebooks", c.model, c.kvquant);
   if (std::memcmp(tag.data(), kSquatTag, 4) == 0) return get_tables(in, name, "query directions", c.model, c.squat);
+  if (std::memcmp(tag.data(), kDeepTag, 4) == 0) {
+    TIERKV_ASSIGN_OR_RETURN(c.deep, read_deep(bytes, name, c.model));
+  }
   return {};  // a section of a newer version: whoever needs one will say what is missing
 }
 
@@ -109,6 +120,7 @@ std::vector<std::byte> Calibration::serialize() const {
   put_section(out, kKltTag, klt);
   put_section(out, kKvquantTag, kvquant);
   put_section(out, kSquatTag, squat);
+  put_section(out, kDeepTag, deep);
   out.put(checksum(out.bytes()));
   return std::move(out.bytes());
 }
@@ -129,14 +141,20 @@ Status Calibration::finish() {
   return {};
 }
 
-Status Calibration::save(const std::string& path) const { return write_file_atomic(path, std::span<const std::byte>(serialize())); }
+Status Calibration::save(const std::string& path) const {
+  if (deep || !deep_bytes_) return write_file_atomic(path, std::span<const std::byte>(serialize()));
+  TIERKV_ASSIGN_OR_RETURN(const std::vector<std::byte> bytes, read_file(path_, kMostBytes));  // with the tables that were left in the file
+  return write_file_atomic(path, std::span<const std::byte>(bytes));
+}
 
 Result<std::shared_ptr<const Calibration>> Calibration::load(const std::string& path) {
   TIERKV_ASSIGN_OR_RETURN(const std::vector<std::byte> bytes, read_file(path, kMostBytes));
-  return parse(bytes, path);
+  return parse(bytes, path, false);
 }
 
-Result<std::shared_ptr<const Calibration>> Calibration::parse(std::span<const std::byte> bytes, const std::string& name) {
+Result<std::shared_ptr<const Calibration>> Calibration::parse(std::span<const std::byte> bytes, const std::string& name) { return parse(bytes, name, true); }
+
+Result<std::shared_ptr<const Calibration>> Calibration::parse(std::span<const std::byte> bytes, const std::string& name, bool keep_deep) {
   if (bytes.size() < sizeof kMagic + 12 || std::memcmp(bytes.data(), kMagic, sizeof kMagic) != 0) {
     return error(StatusCode::data_loss, name, " is not a calibration file (`tierkv calibrate` makes one)");
   }
@@ -169,6 +187,13 @@ Result<std::shared_ptr<const Calibration>> Calibration::parse(std::span<const st
     const auto section = in.get_bytes(size);
     if (!in.ok()) break;
     if (checksum(section) != expected) return damaged(name, "a section does not match its checksum");
+    if (!keep_deep && std::memcmp(tag.data(), kDeepTag, 4) == 0) {
+      c.path_ = name;
+      c.deep_at_ = static_cast<uint64_t>(section.data() - bytes.data());
+      c.deep_bytes_ = size;
+      c.deep_checksum_ = expected;
+      continue;
+    }
     TIERKV_RETURN_IF_ERROR(get_section(tag, section, name, c));
   }
   if (!in.ok()) return damaged(name, "it ends in the middle of a section");
@@ -177,8 +202,30 @@ Result<std::shared_ptr<const Calibration>> Calibration::parse(std::span<const st
   return std::shared_ptr<const Calibration>(std::move(result));
 }
 
+Result<std::shared_ptr<const DeepTables>> Calibration::deep_tables() const {
+  if (deep) return deep;
+  if (!deep_bytes_) {
+    return error(StatusCode::failed_precondition, "the calibration of ", model.name, " has no tables for deep archives; `tierkv calibrate --deep` makes them");
+  }
+  std::lock_guard lock(mutex_);
+  if (auto held = deep_held_.lock()) return held;
+  TIERKV_ASSIGN_OR_RETURN(const std::vector<std::byte> bytes, read_file(path_, kMostBytes));
+  if (deep_at_ > bytes.size() || deep_bytes_ > bytes.size() - deep_at_) return damaged(path_, "it is shorter than when it was loaded");
+  const auto section = std::span<const std::byte>(bytes).subspan(deep_at_, deep_bytes_);
+  if (checksum(section) != deep_checksum_) return damaged(path_, "the tables of the deep archive changed since it was loaded");
+  TIERKV_ASSIGN_OR_RETURN(auto tables, read_deep(section, path_, model));
+  deep_held_ = tables;
+  return tables;
+}
+
 size_t Calibration::bytes() const {
   size_t total = sizeof *this;
+  if (deep) {
+    for (const DeepLayer& layer : deep->coded) {
+      total += layer.predict.size() * sizeof(int16_t) + (layer.metric.size() + 4 * layer.mean.size()) * sizeof(float);
+      for (const DeepBasis& basis : layer.basis) total += basis.rows.size() * sizeof(uint16_t);
+    }
+  }
   for (const auto& turner : turners_) total += turner->bytes();
   if (klt) {
     const size_t d = model.head_dim;
@@ -241,6 +288,7 @@ CalibrationInfo describe(const calib::Calibration& c) {
   if (c.klt) info.codecs.push_back("klt");
   if (c.kvquant) info.codecs.push_back("kvquant");
   if (c.squat) info.codecs.push_back("squat");
+  if (c.has_deep()) info.codecs.push_back("deep");
   return info;
 }
 

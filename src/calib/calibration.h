@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "calib/deep.h"
 #include "calib/klt.h"
 #include "calib/kvquant.h"
 #include "calib/squat.h"
@@ -47,6 +48,7 @@ class Calibration {
   std::shared_ptr<const KltTables> klt;
   std::shared_ptr<const KvquantTables> kvquant;
   std::shared_ptr<const SquatTables> squat;
+  std::shared_ptr<const DeepTables> deep;  // as solved; from a file they are read when asked for, see deep_tables()
 
   // Makes the sections' derived parts and the id. Call once, when everything above is set. REQUIRES: one rotation per layer.
   Status finish();
@@ -57,6 +59,10 @@ class Calibration {
   std::string id_text() const;  // sixteen hexadecimal digits
   size_t bytes() const;         // that its tables take in memory
   const Turner& turner(uint32_t layer) const { return *turners_[turner_of_[layer]]; }
+  // The deep archive's tables are large and seldom needed: of a calibration that load() read they stay in the file until asked for, and go when
+  // nobody holds them. failed_precondition: it has none. data_loss, io_error: the file is not what it was.
+  bool has_deep() const { return deep || deep_bytes_; }
+  Result<std::shared_ptr<const DeepTables>> deep_tables() const;
   // What one head gets (KltTables::allocate). The whole model's are worked out once for every width asked for.
   KltChoice klt_choice(double bits, bool joint, uint32_t layer, uint32_t head) const;
   // Refuses when `other` is another model or has another shape.
@@ -66,8 +72,12 @@ class Calibration {
   uint64_t id_ = 0;
   std::vector<std::unique_ptr<Turner>> turners_;  // each different rotation once
   std::vector<size_t> turner_of_;
+  static Result<std::shared_ptr<const Calibration>> parse(std::span<const std::byte> bytes, const std::string& name, bool keep_deep);
+  std::string path_;                 // of the file that has the deep tables
+  uint64_t deep_at_ = 0, deep_bytes_ = 0, deep_checksum_ = 0;
   mutable std::mutex mutex_;
   mutable std::map<std::pair<double, bool>, std::vector<KltChoice>> choices_;  // by bits, and whether joint
+  mutable std::weak_ptr<const DeepTables> deep_held_;
 };
 
 // The tables of one KV head of one layer, as a codec is given them.

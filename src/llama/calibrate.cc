@@ -5,6 +5,7 @@
 
 #include "base/status_macros.h"
 #include "calib/calibration.h"
+#include "calib/deep.h"
 #include "calib/klt.h"
 #include "llama/collect.h"
 #include "tierkv/c.h"
@@ -64,6 +65,12 @@ Result<CalibrateReport> calibrate(const ModelShape& shape, const std::vector<std
   calibration.rotations = collected.statistics.rotations;
   CalibrateReport report;
   report.key_bits = bits_by_layer(*calibration.klt);
+  if (options.deep) {
+    TIERKV_ASSIGN_OR_RETURN(calib::DeepTables deep, calib::solve_deep(collected.statistics, [&](double done) {
+      if (options.progress) options.progress({"solving", static_cast<uint64_t>(1000.0 * done), 1000});
+    }));
+    calibration.deep = std::make_shared<const calib::DeepTables>(std::move(deep));
+  }
   TIERKV_RETURN_IF_ERROR(calibration.finish());
   report.bytes = calibration.serialize().size();
   TIERKV_RETURN_IF_ERROR(calibration.save(path));

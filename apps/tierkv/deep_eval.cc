@@ -1,0 +1,36 @@
+#include "deep_eval.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace tierkv::cli {
+namespace {
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+}  // namespace
+
+double DeepPacker::ratio() const { return bytes_ ? static_cast<double>(fp16_) / static_cast<double>(bytes_) : 0.0; }
+
+void DeepPacker::settle(Session& session) {
+  if (session.length() < std::max(end_, 4u) + every_ + recent_) return;
+  AdaptiveKVCache& cache = *session.cache();
+  DeepOptions options = target_;
+  options.keep_recent = recent_;
+  options.first_position = end_;
+  DeepReport report;
+  const double start = now();
+  const std::vector<std::byte> bytes = take(cache.freeze(session.sequence(), options, &report), "--deep");
+  const double frozen = now();
+  if (report.tokens == 0) bad_input("--deep: " + report.note);
+  session.bind(take(cache.unfreeze(bytes), "--deep"));
+  decode_s_ += now() - frozen;
+  encode_s_ += frozen - start;
+  end_ = report.first_position + report.tokens;
+  tokens_ += report.tokens;
+  bytes_ += report.bytes;
+  fp16_ += static_cast<uint64_t>(report.ratio * static_cast<double>(report.bytes) + 0.5);
+  quality_ += report.quality * report.tokens;
+}
+
+}  // namespace tierkv::cli

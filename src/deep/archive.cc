@@ -1,0 +1,410 @@
+#include "deep/archive.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <mutex>
+
+#include "base/bytes.h"
+#include "base/checksum.h"
+#include "base/status_macros.h"
+#include "base/thread_pool.h"
+#include "deep/chunk.h"
+
+namespace tierkv::deep {
+namespace {
+
+constexpr unsigned char kMagic[8] = {0x89, 'T', 'K', 'D', '\r', '\n', 0x1A, '\n'};
+constexpr uint32_t kVersion = 1;
+constexpr uint32_t kHeaderBytes = 88, kTableBytes = 8, kTrailerBytes = 8;
+constexpr uint32_t kMostChunk = 4096;
+constexpr int32_t kMostLogStep = 20 * 256;
+
+uint32_t chunks_of(uint32_t tokens, uint32_t chunk) { return static_cast<uint32_t>((static_cast<uint64_t>(tokens) + chunk - 1) / chunk); }
+
+uint64_t fp16_bytes(const calib::DeepTables& t, uint32_t tokens) { return 2ull * tokens * t.dim() * t.coded.size(); }
+
+std::vector<Transform> make_transforms(const calib::DeepTables& tables, bool analysis, ThreadPool& pool) {
+  std::vector<std::optional<Transform>> made(tables.coded.size());
+  pool.run(static_cast<uint32_t>(made.size()), [&](uint32_t i) { made[i].emplace(tables, tables.coded[i], analysis); });
+  std::vector<Transform> out;
+  out.reserve(made.size());
+  for (auto& t : made) out.push_back(std::move(*t));
+  return out;
+}
+
+// --- the classes of tokens
+
+// log2 of the weight of every token, [coded layer][token].
+std::vector<float> log_weights(const Shared& shared, uint32_t tokens, const ReadRows& read, const EncodeOptions& options, ThreadPool& pool) {
+  const calib::DeepTables& tables = *shared.book->tables;
+  const size_t layers = tables.coded.size();
+  std::vector<float> out(layers * tokens);
+  if (!options.weights.empty()) {
+    for (size_t i = 0; i < layers; ++i) {
+      const float* w = options.weights.data() + i * tokens;
+      double mean = 0.0;
+      for (uint32_t t = 0; t < tokens; ++t) mean += static_cast<double>(w[t]) / tokens;
+      for (uint32_t t = 0; t < tokens; ++t) {
+        const double share = mean > 0.0 ? static_cast<double>(w[t]) / mean : 1.0;
+        out[i * tokens + t] = static_cast<float>(std::log2(std::max(share, 1e-6)));
+      }
+    }
+    return out;
+  }
+  const uint32_t blocks = chunks_of(tokens, kBlock), dim = tables.dim();
+  pool.run(blocks, [&](uint32_t b) {
+    const uint32_t first = b * kBlock, count = std::min(kBlock, tokens - first);
+    std::vector<float> rows(static_cast<size_t>(count) * dim), centred(dim);
+    for (size_t i = 0; i < layers; ++i) {
+      const calib::DeepLayer& layer = tables.coded[i];
+      gather(shared, shared.transforms[i], first, count, read, rows.data());
+      for (uint32_t t = 0; t < count; ++t) {
+        const float* row = rows.data() + static_cast<size_t>(t) * dim;
+        for (uint32_t c = 0; c < dim; ++c) centred[c] = row[c] - layer.mean[c];
+        out[i * tokens + first + t] = 1.442695f * tables.log_weight(layer, row, centred.data());
+      }
+    }
+  });
+  return out;
+}
+
+// A class an octave of weight, around the median.
+std::vector<uint8_t> classes_of(std::vector<float> weights, double power) {
+  std::vector<uint8_t> classes(weights.size());
+  for (float& w : weights) w = std::isfinite(w) ? static_cast<float>(power) * w : 0.0f;
+  std::vector<float> sorted = weights;
+  const auto middle = sorted.begin() + static_cast<ptrdiff_t>(sorted.size() / 2);
+  std::nth_element(sorted.begin(), middle, sorted.end());
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const float octaves = std::clamp(weights[i] - *middle, -16.0f, 16.0f);
+    classes[i] = static_cast<uint8_t>(std::clamp(static_cast<int>(std::lround(octaves)) + static_cast<int>(kMiddle), 0, static_cast<int>(kClasses) - 1));
+  }
+  return classes;
+}
+
+// --- one pass over some or all chunks
+
+class Encoding {
+ public:
+  Encoding(const Book& book, uint32_t first_position, uint32_t tokens, const ReadRows& read, const EncodeOptions& options)
+      : options_(options), tokens_(tokens), read_(read), pool_(options.threads) {
+    shared_.book = &book;
+    shared_.transforms = make_transforms(*book.tables, true, pool_);
+    shared_.first_position = first_position;
+    classes_ = classes_of(log_weights(shared_, tokens, read, options, pool_), options.weight_power);
+    const uint32_t count = chunks_of(tokens, options.chunk);
+    for (uint32_t c = 0; c < count; ++c) all_.push_back(c);
+    // Three chunks are enough to find the step on when there are many.
+    sample_ = count <= 4 ? all_ : std::vector<uint32_t>{count / 6, count / 2, count - 1 - count / 6};
+  }
+
+  Result<std::vector<std::byte>> run(EncodeReport* report) {
+    search(sample_);
+    if (sample_.size() != all_.size()) search(all_);
+    if (!finite_) return error(StatusCode::invalid_argument, "rows to archive are not finite: nothing was encoded");
+    TIERKV_RETURN_IF_ERROR(verify());
+    std::vector<std::byte> bytes = write();
+    if (report) fill(*report, bytes.size());
+    return bytes;
+  }
+
+ private:
+  struct Pass {
+    std::vector<ChunkResult> chunks;
+    float step = 1.0f;
+    int32_t log_step = 0;
+    Centroids centroids;
+    double lost = 0.0, energy = 0.0;
+    uint64_t bytes = 0;
+  };
+
+  Pass pass(int32_t log_step, const std::vector<uint32_t>& which) {
+    shared_.log_step = log_step;
+    shared_.step = static_cast<float>(std::exp2(log_step / 256.0));
+    const Models models(*shared_.book->tables, log_step);
+    Pass p;
+    p.step = shared_.step;
+    p.log_step = log_step;
+    p.centroids = shared_.centroids;
+    p.chunks.resize(which.size());
+    pool_.run(static_cast<uint32_t>(which.size()), [&](uint32_t i) {
+      const uint32_t first = which[i] * options_.chunk;
+      p.chunks[i] = encode_chunk(shared_, models, first, std::min(options_.chunk, tokens_ - first), read_, classes_.data(), tokens_);
+    });
+    Landing landing;
+    for (const ChunkResult& c : p.chunks) {
+      p.bytes += c.bytes.size() + kTableBytes;
+      p.lost += c.lost;
+      p.energy += c.energy;
+      finite_ &= c.finite;
+      landing.add(c.landing);
+    }
+    shared_.centroids = landing.centroids(shared_.centroids);
+    passes_ += which.size() == all_.size();
+    return p;
+  }
+
+  // Falls as the step grows; what is wanted lies between want_low() and want_high().
+  double position_of(const Pass& p, const std::vector<uint32_t>& which) const {
+    if (options_.ratio > 0.0) {
+      double share = 0.0;
+      for (const uint32_t c : which) share += std::min(options_.chunk, tokens_ - c * options_.chunk);
+      const double allowed = static_cast<double>(fp16_bytes(*shared_.book->tables, tokens_)) / options_.ratio - kHeaderBytes - kTrailerBytes;
+      return std::log2(static_cast<double>(p.bytes) / std::max(1.0, allowed * share / tokens_));
+    }
+    return -std::log2(std::max(p.lost, 1e-300) / std::max(p.energy * (1.0 - options_.quality), 1e-290));
+  }
+  double want_low() const { return options_.ratio > 0.0 ? -0.015 : 0.0; }
+  double want_high() const { return options_.ratio > 0.0 ? 0.0 : 0.06; }
+
+  // Moves along a line through the last two points, held between the nearest points on either side. Leaves the best pass in best_.
+  void search(const std::vector<uint32_t>& which) {
+    constexpr int kTries = 9;
+    double slope = slope_;
+    int32_t low = -kMostLogStep, high = kMostLogStep;  // too much at low, too little at high
+    bool have_low = false, have_high = false;
+    double y_low = 0.0, y_high = 0.0;
+    int32_t at = at_;
+    bool found = false;
+    for (int i = 0; i < kTries; ++i) {
+      Pass p = pass(at, which);
+      const double y = position_of(p, which);
+      if (!found || better(y, best_y_)) {
+        best_ = std::move(p);
+        best_y_ = y;
+        at_ = at;
+        found = true;
+      }
+      if ((y >= want_low() && y <= want_high()) || !finite_) break;
+      if (y > want_high()) {
+        low = at, y_low = y, have_low = true;
+      } else {
+        high = at, y_high = y, have_high = true;
+      }
+      if (have_low && have_high) slope = (y_high - y_low) / static_cast<double>(high - low);
+      slope = std::min(slope, -0.05 / 256.0);
+      const double middle = 0.5 * (want_low() + want_high());
+      int32_t next = at + static_cast<int32_t>(std::lround(std::clamp((middle - y) / slope, -1024.0, 1024.0)));
+      if (have_low && have_high && high - low > 1) next = std::clamp(next, low + 1, high - 1);
+      next = std::clamp(next, -kMostLogStep, kMostLogStep);
+      if (next == at || (have_low && have_high && high - low <= 1)) break;
+      at = next;
+    }
+    slope_ = slope;
+  }
+
+  // Something that meets the target beats what does not; then what comes nearest to it.
+  bool better(double y, double than) const {
+    const auto meets = [&](double v) { return options_.ratio > 0.0 ? v <= want_high() : v >= want_low(); };
+    if (meets(y) != meets(than)) return meets(y);
+    return std::fabs(y) < std::fabs(than);
+  }
+
+  // Decodes what was written: what cannot be read back is not handed out.
+  Status verify() {
+    shared_.step = best_.step;
+    shared_.log_step = best_.log_step;
+    shared_.centroids = best_.centroids;
+    const Models models(*shared_.book->tables, best_.log_step);
+    std::vector<uint8_t> good(all_.size());
+    pool_.run(static_cast<uint32_t>(all_.size()), [&](uint32_t c) {
+      const uint32_t first = c * options_.chunk;
+      good[c] = decode_chunk(shared_, models, first, std::min(options_.chunk, tokens_ - first), best_.chunks[c].bytes, best_.chunks[c].check, {});
+    });
+    for (size_t c = 0; c < good.size(); ++c) {
+      if (!good[c]) return error(StatusCode::internal, "the deep archive does not read back as written from token ", c * options_.chunk, " on; nothing is stored");
+    }
+    return {};
+  }
+
+  std::vector<std::byte> write() const {
+    const calib::DeepTables& tables = *shared_.book->tables;
+    ByteWriter out;
+    out.put_bytes(std::as_bytes(std::span(kMagic)));
+    out.put(kVersion);
+    out.put(kHeaderBytes);
+    uint64_t total = kHeaderBytes + kTrailerBytes;
+    for (const ChunkResult& c : best_.chunks) total += kTableBytes + c.bytes.size();
+    out.put(total);
+    out.put(shared_.book->id);
+    out.put(static_cast<uint32_t>(tables.coded.size()));
+    out.put(tables.kv_heads);
+    out.put(tables.head_dim);
+    out.put(shared_.first_position);
+    out.put(tokens_);
+    out.put(options_.chunk);
+    out.put(best_.step);
+    out.put(best_.log_step);
+    for (const auto& row : best_.centroids.offset) {
+      for (const uint8_t offset : row) out.put(offset);
+    }
+    for (const ChunkResult& c : best_.chunks) {
+      out.put(static_cast<uint32_t>(c.bytes.size()));
+      out.put(c.check);
+    }
+    for (const ChunkResult& c : best_.chunks) out.put_bytes(c.bytes);
+    out.put(checksum(out.bytes()));
+    return std::move(out.bytes());
+  }
+
+  void fill(EncodeReport& report, size_t bytes) const {
+    report = {};
+    report.bytes = bytes;
+    report.ratio = static_cast<double>(fp16_bytes(*shared_.book->tables, tokens_)) / static_cast<double>(bytes);
+    report.quality = best_.energy > 0.0 ? 1.0 - best_.lost / best_.energy : 1.0;
+    report.step = static_cast<double>(best_.step);
+    report.passes = passes_;
+    for (const ChunkResult& c : best_.chunks) {
+      report.predicted += c.predicted;
+      report.plain += c.plain;
+      report.finer += c.finer;
+      report.raw += c.raw;
+    }
+  }
+
+  const EncodeOptions& options_;
+  uint32_t tokens_;
+  const ReadRows& read_;
+  ThreadPool pool_;
+  Shared shared_;
+  std::vector<uint8_t> classes_;
+  std::vector<uint32_t> all_, sample_;
+  bool finite_ = true;
+  uint32_t passes_ = 0;
+  int32_t at_ = 0;
+  double slope_ = -0.8 / 256.0;
+  Pass best_;
+  double best_y_ = 0.0;
+};
+
+Status damaged(const std::string& what) { return error(StatusCode::data_loss, "the deep archive is damaged: ", what); }
+
+struct Parsed {
+  ArchiveInfo info;
+  float step = 0.0f;
+  int32_t log_step = 0;
+  Centroids centroids;
+  std::vector<std::span<const std::byte>> chunks;
+  std::vector<uint32_t> checks;
+};
+
+Result<Parsed> parse(std::span<const std::byte> bytes) {
+  if (bytes.size() < sizeof kMagic || std::memcmp(bytes.data(), kMagic, sizeof kMagic) != 0) {
+    return error(StatusCode::data_loss, "not a deep archive: its first bytes are others");
+  }
+  if (bytes.size() < kHeaderBytes + kTrailerBytes) return damaged("it is cut short");
+  const auto content = bytes.first(bytes.size() - kTrailerBytes);
+  ByteReader in(content.subspan(sizeof kMagic));
+  Parsed p;
+  p.info.version = in.get<uint32_t>();
+  const uint32_t header = in.get<uint32_t>();
+  const uint64_t length = in.get<uint64_t>();
+  uint64_t stored = 0;
+  std::memcpy(&stored, bytes.data() + content.size(), sizeof stored);
+  if (length != bytes.size()) return damaged("it says it has another length");
+  if (checksum(content) != stored) return damaged("it does not match its checksum");
+  if (p.info.version != kVersion) {
+    return error(StatusCode::unsupported, "a deep archive of version ", p.info.version, ", and this build knows version ", kVersion);
+  }
+  if (header != kHeaderBytes) return damaged("a header of another length");
+  ArchiveInfo& i = p.info;
+  i.bytes = bytes.size();
+  i.calibration = in.get<uint64_t>();
+  i.layers = in.get<uint32_t>();
+  i.kv_heads = in.get<uint32_t>();
+  i.head_dim = in.get<uint32_t>();
+  i.first_position = in.get<uint32_t>();
+  i.tokens = in.get<uint32_t>();
+  i.chunk = in.get<uint32_t>();
+  p.step = in.get<float>();
+  p.log_step = in.get<int32_t>();
+  for (auto& row : p.centroids.offset) {
+    for (uint8_t& offset : row) offset = in.get<uint8_t>();
+  }
+  if (i.layers == 0 || i.layers > 4096 || i.kv_heads == 0 || i.kv_heads > 1024 || i.head_dim < 32 || i.head_dim > 256 || i.head_dim % 16 != 0 ||
+      2ull * i.kv_heads * i.head_dim > calib::kDeepMostDim) {
+    return damaged("its shape is of no model");
+  }
+  if (i.tokens == 0 || i.first_position >= (1u << 21) || i.tokens > (1u << 21) - i.first_position) return damaged("positions out of range");
+  if (i.chunk < kBlock || i.chunk > kMostChunk || i.chunk % kBlock != 0) return damaged("chunks of a length no encoder makes");
+  if (!std::isfinite(p.step) || p.log_step < -kMostLogStep || p.log_step > kMostLogStep ||
+      !(std::fabs(static_cast<double>(p.step) / std::exp2(p.log_step / 256.0) - 1.0) < 1e-3)) {
+    return damaged("an impossible step");
+  }
+  const uint32_t count = chunks_of(i.tokens, i.chunk);
+  std::vector<uint32_t> sizes;
+  uint64_t left = content.size() - kHeaderBytes;
+  if (static_cast<uint64_t>(count) * kTableBytes > left) return damaged("its table does not fit");
+  left -= static_cast<uint64_t>(count) * kTableBytes;
+  for (uint32_t c = 0; c < count; ++c) {
+    sizes.push_back(in.get<uint32_t>());
+    p.checks.push_back(in.get<uint32_t>());
+    if (sizes.back() > left) return damaged("a chunk does not fit");
+    left -= sizes.back();
+    // Every block of a layer takes some bits that cannot be left out: what a file makes a reader do is bounded by its length.
+    const uint32_t tokens = std::min(i.chunk, i.tokens - c * i.chunk);
+    const uint64_t least = static_cast<uint64_t>(chunks_of(tokens, kBlock)) * i.layers;
+    if (sizes.back() + 8ull < least) return damaged("a chunk is too short for its tokens");
+  }
+  if (left != 0) return damaged("bytes that belong to no chunk");
+  for (const uint32_t size : sizes) p.chunks.push_back(in.get_bytes(size));
+  return p;
+}
+
+}  // namespace
+
+Result<std::vector<std::byte>> encode(const Book& book, uint32_t first_position, uint32_t tokens, const ReadRows& read, const EncodeOptions& options,
+                                      EncodeReport* report) {
+  if (tokens == 0 || first_position >= (1u << 21) || tokens > (1u << 21) - first_position) {
+    return error(StatusCode::invalid_argument, "a deep archive holds tokens of positions below ", 1u << 21, ", not ", tokens, " from ", first_position, " on");
+  }
+  const bool by_ratio = options.ratio > 0.0, by_quality = options.quality > 0.0;
+  if (by_ratio == by_quality) return error(StatusCode::invalid_argument, "a deep archive needs a ratio or a quality to aim at, one of them");
+  if (by_ratio && !(options.ratio >= 2.0 && options.ratio <= 1000.0)) return error(StatusCode::invalid_argument, "a ratio of ", options.ratio, "; 2 to 1000 is allowed");
+  if (by_quality && !(options.quality < 1.0)) return error(StatusCode::invalid_argument, "a quality of ", options.quality, "; above 0 and below 1 is allowed");
+  if (options.chunk < kBlock || options.chunk > kMostChunk || options.chunk % kBlock != 0) {
+    return error(StatusCode::invalid_argument, "chunks of ", options.chunk, " tokens; multiples of ", kBlock, " up to ", kMostChunk, " are allowed");
+  }
+  if (!options.weights.empty() && options.weights.size() != static_cast<size_t>(tokens) * book.tables->coded.size()) {
+    return error(StatusCode::invalid_argument, options.weights.size(), " weights for ", tokens, " tokens of ", book.tables->coded.size(), " layers");
+  }
+  return Encoding(book, first_position, tokens, read, options).run(report);
+}
+
+Result<ArchiveInfo> inspect(std::span<const std::byte> bytes) {
+  TIERKV_ASSIGN_OR_RETURN(const Parsed p, parse(bytes));
+  return p.info;
+}
+
+Status decode(std::span<const std::byte> bytes, const Book& book, uint32_t threads, const WriteRows& write) {
+  TIERKV_ASSIGN_OR_RETURN(const Parsed p, parse(bytes));
+  if (p.info.calibration != book.id) {
+    return error(StatusCode::failed_precondition, "the deep archive was encoded with another calibration: with ", std::hex, p.info.calibration, ", not ", book.id);
+  }
+  const calib::DeepTables& tables = *book.tables;
+  if (p.info.layers != tables.coded.size() || p.info.kv_heads != tables.kv_heads || p.info.head_dim != tables.head_dim) {
+    return damaged("its shape is not that of its calibration");
+  }
+  ThreadPool pool(threads);
+  Shared shared;
+  shared.book = &book;
+  shared.transforms = make_transforms(tables, false, pool);
+  shared.step = p.step;
+  shared.log_step = p.log_step;
+  shared.centroids = p.centroids;
+  shared.first_position = p.info.first_position;
+  const Models models(tables, p.log_step);
+  std::vector<uint8_t> good(p.chunks.size());
+  pool.run(static_cast<uint32_t>(p.chunks.size()), [&](uint32_t c) {
+    const uint32_t first = c * p.info.chunk;
+    good[c] = decode_chunk(shared, models, first, std::min(p.info.chunk, p.info.tokens - first), p.chunks[c], p.checks[c], write);
+  });
+  for (size_t c = 0; c < good.size(); ++c) {
+    if (!good[c]) return damaged("the chunk at token " + std::to_string(c * p.info.chunk) + " does not decode to what was encoded");
+  }
+  return {};
+}
+
+}  // namespace tierkv::deep
