@@ -46,11 +46,11 @@ nlohmann::json run_one(Request& request, Engine& engine, const std::string& kv, 
   SessionOptions session_options;
   session_options.ctx = request.ctx;
   const auto session = engine.open_session(kv, session_options);
-  if (!options.quiet) remark_uncalibrated(engine, *session);
   if (prompt.size() >= session->limit()) {
     bad_input("the prompt has " + human_count(prompt.size()) + " tokens, which leaves no room in a context of " +
               human_count(session->limit()));
   }
+  if (!options.quiet) remark_uncalibrated(engine, *session);
   Sampler sampler(request.sampler, options.seed);
   for (const llama_token token : prompt) sampler.accept(token);
   if (options.text() && options.kv.size() > 1) std::printf("%s\n", bold("--kv " + kv).c_str());

@@ -47,9 +47,13 @@ CalibrationPtr CodecBook::calibration() const {
 
 size_t CodecBook::table_bytes() const {
   std::lock_guard lock(mutex_);
-  size_t total = calibration_ ? calibration_->bytes() : 0;
-  for (const CodecEntry& entry : entries_) total += entry.key->table_bytes() + entry.value->table_bytes();
-  return total;
+  size_t total = 0;
+  bool used = false;
+  for (const CodecEntry& entry : entries_) {
+    total += entry.key->table_bytes() + entry.value->table_bytes();
+    used |= entry.calibration != nullptr;
+  }
+  return used && calibration_ ? total + calibration_->bytes() : total;
 }
 
 }  // namespace tierkv::cache

@@ -33,7 +33,7 @@ class CodecBook {
   // From here on entries are made with these tables; those there are keep theirs.
   void set_calibration(CalibrationPtr calibration);
   CalibrationPtr calibration() const;
-  // Of every entry, and of the calibration they were made from.
+  // Of every entry, and of the calibration when one of them was made from it.
   size_t table_bytes() const;
 
  private:
