@@ -89,7 +89,8 @@ class Encoding {
     shared_.book = &book;
     shared_.transforms = make_transforms(*book.tables, true, pool_);
     shared_.first_position = first_position;
-    classes_ = classes_of(log_weights(shared_, tokens, read, options, pool_), options.weight_power);
+    classes_.assign(book.tables->coded.size() * tokens, static_cast<uint8_t>(kMiddle));
+    if (options.weight_power > 0.0) classes_ = classes_of(log_weights(shared_, tokens, read, options, pool_), options.weight_power);
     for (uint32_t first = 0; first < tokens; first += options.chunk) all_.push_back({first, std::min(options.chunk, tokens - first)});
     // A few short stretches are enough to come near the step.
     if (tokens > 8 * kBlock) {
