@@ -44,6 +44,24 @@ Rows vectors(const Statistics& s, uint32_t layer) {
   return rows;
 }
 
+// What later queries gave the ordinary token of a head, as a share of what all got: a few tokens take nearly everything, and what is learnt of pairs
+// is mostly about those.
+double ordinary_share(const Statistics& s, uint32_t layer, uint32_t head) {
+  const std::vector<float>& weight = s.layers[layer].weight;
+  std::vector<float> seen;
+  double total = 0.0;
+  for (uint32_t i = 0; i < s.sampled(); ++i) {
+    const float w = weight[static_cast<size_t>(i) * s.model.kv_heads + head];
+    if (!(w > 0.0f)) continue;
+    seen.push_back(w);
+    total += static_cast<double>(w);
+  }
+  if (seen.size() < 16) return 1.0;
+  const auto middle = seen.begin() + static_cast<ptrdiff_t>(seen.size() / 2);
+  std::nth_element(seen.begin(), middle, seen.end());
+  return std::max(static_cast<double>(*middle) * static_cast<double>(seen.size()) / total, 1e-6);
+}
+
 struct Centred {
   Rows rows;
   Eigen::RowVectorXf mean;
@@ -71,6 +89,7 @@ Roots find_roots(const Statistics& s, uint32_t layer) {
     Matrix m = Eigen::Map<const RowMatrix>((keys ? pairs.key_plain : pairs.value).data(), d, d);
     m = 0.5 * (m + m.transpose().eval());
     if (keys) m /= static_cast<double>(d);  // logits are products over the root of head_dim
+    m *= ordinary_share(s, layer, b % heads);
     const double ridge = kMetricRidge * std::max(m.trace(), 1e-300) / static_cast<double>(d);
     m += ridge * Matrix::Identity(d, d);
     const Eigen::SelfAdjointEigenSolver<Matrix> eigen(m);
@@ -160,21 +179,27 @@ std::vector<double> weight_features(const DeepTables& tables, const DeepLayer& l
   return f;
 }
 
-// Least squares of log weight on the features; position, which decides how many queries could look back, is fitted along and left out.
+// Least squares of the log of the weight, against an ordinary token's, on the features; position, which decides how many queries could look back, is fitted along and left out.
 void fit_weight(const Statistics& s, const DeepTables& tables, const Centred& x, DeepLayer& out) {
   const uint32_t heads = tables.kv_heads, n = s.sampled();
   const std::vector<float>& weight = s.layers[out.layer].weight;
   out.weight.assign(1 + tables.dim() + 3 * static_cast<size_t>(heads), 0.0f);
-  std::vector<double> total(heads, 0.0);
-  for (uint32_t i = 0; i < n; ++i) {
-    for (uint32_t h = 0; h < heads; ++h) total[h] += weight[static_cast<size_t>(i) * heads + h];
+  std::vector<double> ordinary(heads, 0.0);
+  for (uint32_t h = 0; h < heads; ++h) {
+    double total = 0.0, count = 0.0;
+    for (uint32_t i = 0; i < n; ++i) {
+      const float w = weight[static_cast<size_t>(i) * heads + h];
+      total += static_cast<double>(w);
+      count += w > 0.0f;
+    }
+    if (total > 0.0) ordinary[h] = total / count * ordinary_share(s, out.layer, h);
   }
   std::vector<uint32_t> used;
   std::vector<double> target;
   for (uint32_t i = 0; i < n; ++i) {
     double share = 0.0;
     for (uint32_t h = 0; h < heads; ++h) {
-      if (total[h] > 0.0) share += weight[static_cast<size_t>(i) * heads + h] / total[h] * n / heads;
+      if (ordinary[h] > 0.0) share += weight[static_cast<size_t>(i) * heads + h] / ordinary[h] / heads;
     }
     if (!(share > 0.0)) continue;
     used.push_back(i);
@@ -185,7 +210,6 @@ void fit_weight(const Statistics& s, const DeepTables& tables, const Centred& x,
   const double furthest = *std::max_element(s.positions.begin(), s.positions.end()) + 1.0;
   Rows a(static_cast<Eigen::Index>(used.size()), features);
   Vector y(static_cast<Eigen::Index>(used.size()));
-  std::vector<float> row(tables.dim());
   for (size_t r = 0; r < used.size(); ++r) {
     const auto index = static_cast<Eigen::Index>(r);
     const Eigen::RowVectorXf whole = x.rows.row(used[r]) + x.mean;
@@ -212,6 +236,15 @@ void fit_weight(const Statistics& s, const DeepTables& tables, const Centred& x,
     constant -= w[c] * middle[c];
   }
   out.weight[0] = static_cast<float>(constant);
+  // The ordinary token of the sample has weight one.
+  std::vector<float> logs(used.size());
+  for (size_t r = 0; r < used.size(); ++r) {
+    const Eigen::RowVectorXf whole = x.rows.row(used[r]) + x.mean;
+    logs[r] = tables.log_weight(out, whole.data(), x.rows.row(used[r]).data());
+  }
+  const auto ordinary_log = logs.begin() + static_cast<ptrdiff_t>(logs.size() / 2);
+  std::nth_element(logs.begin(), ordinary_log, logs.end());
+  out.weight[0] -= *ordinary_log;
 }
 
 // --- sums over the sample, in parts that do not depend on the number of threads
@@ -272,13 +305,6 @@ Result<DeepLayer> solve_alone(const Statistics& s, const DeepTables& tables, uin
   return out;
 }
 
-// Bits of a Laplace component of spread r steps, quantized with the archive's dead zone.
-double bits_of(double r) {
-  const double some = std::exp(-std::sqrt(2.0) * 0.6 / r), more = std::exp(-std::sqrt(2.0) / r);
-  const auto entropy = [](double p) { return p <= 1e-12 || p >= 1.0 - 1e-12 ? 0.0 : -p * std::log2(p) - (1.0 - p) * std::log2(1.0 - p); };
-  return entropy(some) + some * (1.0 + (more < 1.0 - 1e-9 ? entropy(more) / (1.0 - more) : 0.0));
-}
-
 // The step at which the plain bases take kTrainBits a value: about where archives work.
 double training_step(const DeepTables& tables) {
   double low = -40.0, high = 40.0;  // log2
@@ -286,7 +312,7 @@ double training_step(const DeepTables& tables) {
     const double middle = 0.5 * (low + high);
     double bits = 0.0, count = 0.0;
     for (const DeepLayer& layer : tables.coded) {
-      for (const int16_t spread : layer.basis[kDeepPlain].spread) bits += bits_of(std::exp2(spread / 256.0 - middle)), count += 1.0;
+      for (const int16_t spread : layer.basis[kDeepPlain].spread) bits += deep_bits(std::exp2(spread / 256.0 - middle)), count += 1.0;
     }
     (bits / count > kTrainBits ? low : high) = middle;
   }
@@ -419,6 +445,12 @@ Status solve_each_alone(const Statistics& s, const std::vector<uint32_t>& coded,
 }
 
 }  // namespace
+
+double deep_bits(double r) {
+  const double some = std::exp(-std::sqrt(2.0) * 0.6 / r), more = std::exp(-std::sqrt(2.0) / r);
+  const auto entropy = [](double p) { return p <= 1e-12 || p >= 1.0 - 1e-12 ? 0.0 : -p * std::log2(p) - (1.0 - p) * std::log2(1.0 - p); };
+  return entropy(some) + some * (1.0 + (more < 1.0 - 1e-9 ? entropy(more) / (1.0 - more) : 0.0));
+}
 
 float DeepTables::log_weight(const DeepLayer& layer, const float* x, const float* centred) const {
   const std::vector<double> f = weight_features(*this, layer, x, centred);

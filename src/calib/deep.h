@@ -4,7 +4,7 @@
 // Predict:  x - mean ≈ B·[what the decoder has of the one or two layers before], least squares with a ridge. Integers: the sources are
 //           rounded to units of 1/128 of their spread, the rows of B to 16 bits with one scale, so that every machine gets the same sums.
 // Basis:    with M the metric of errors (block diagonal: PairSums::key_plain over head_dim for a head's keys, PairSums::value for its values,
-//           ridged), S = M^½ and U the eigenvectors of S C S: components U'S·r, and back r = S^-1 U·c. Two of them: C the covariance of
+//           ridged, for a token that is read as much as the median one is), S = M^½ and U the eigenvectors of S C S: components U'S·r, and back r = S^-1 U·c. Two of them: C the covariance of
 //           what is left after the prediction, and of x - mean itself, for blocks in which the prediction does not pay. An error in a
 //           component is an error of the residual stream: one step serves all components, layers and heads.
 // Weight:   log of how much later queries look at a token, a linear function of x, its norms and its length in the metric, fitted on the
@@ -52,12 +52,15 @@ struct DeepTables {
   std::vector<DeepLayer> coded;                     // layers that see the whole sequence, ascending
 
   uint32_t dim() const { return 2 * kv_heads * head_dim; }
-  // log of the weight of a token, up to a constant; x as above, `centred` = x - mean.
+  // log of the weight of a token against an ordinary one's; x as above, `centred` = x - mean.
   float log_weight(const DeepLayer& layer, const float* x, const float* centred) const;
 
   void write(ByteWriter& out) const;
   static Result<DeepTables> read(ByteReader& in, const ModelId& model);
 };
+
+// Bits of a Laplace component whose spread is r steps, quantized as the archive does.
+double deep_bits(double r);
 
 // invalid_argument: too few tokens, or statistics that are not finite or hold nothing.
 Result<DeepTables> solve_deep(const Statistics& statistics, const Progress& progress);

@@ -36,7 +36,7 @@ std::vector<Transform> make_transforms(const calib::DeepTables& tables, bool ana
 
 // --- the classes of tokens
 
-// log2 of the weight of every token, [coded layer][token].
+// log2 of the weight of every token against an ordinary one's, [coded layer][token].
 std::vector<float> log_weights(const Shared& shared, uint32_t tokens, const ReadRows& read, const EncodeOptions& options, ThreadPool& pool) {
   const calib::DeepTables& tables = *shared.book->tables;
   const size_t layers = tables.coded.size();
@@ -44,12 +44,10 @@ std::vector<float> log_weights(const Shared& shared, uint32_t tokens, const Read
   if (!options.weights.empty()) {
     for (size_t i = 0; i < layers; ++i) {
       const float* w = options.weights.data() + i * tokens;
-      double mean = 0.0;
-      for (uint32_t t = 0; t < tokens; ++t) mean += static_cast<double>(w[t]) / tokens;
-      for (uint32_t t = 0; t < tokens; ++t) {
-        const double share = mean > 0.0 ? static_cast<double>(w[t]) / mean : 1.0;
-        out[i * tokens + t] = static_cast<float>(std::log2(std::max(share, 1e-6)));
-      }
+      std::vector<float> sorted(w, w + tokens);
+      const auto middle = sorted.begin() + static_cast<ptrdiff_t>(sorted.size() / 2);
+      std::nth_element(sorted.begin(), middle, sorted.end());
+      for (uint32_t t = 0; t < tokens; ++t) out[i * tokens + t] = *middle > 0.0f ? std::log2(std::max(w[t] / *middle, 1e-6f)) : 0.0f;
     }
     return out;
   }
@@ -70,16 +68,14 @@ std::vector<float> log_weights(const Shared& shared, uint32_t tokens, const Read
   return out;
 }
 
-// A class an octave of weight, around the median.
-std::vector<uint8_t> classes_of(std::vector<float> weights, double power) {
+// The nearest class by weight.
+std::vector<uint8_t> classes_of(const std::vector<float>& weights, double power) {
   std::vector<uint8_t> classes(weights.size());
-  for (float& w : weights) w = std::isfinite(w) ? static_cast<float>(power) * w : 0.0f;
-  std::vector<float> sorted = weights;
-  const auto middle = sorted.begin() + static_cast<ptrdiff_t>(sorted.size() / 2);
-  std::nth_element(sorted.begin(), middle, sorted.end());
   for (size_t i = 0; i < weights.size(); ++i) {
-    const float octaves = std::clamp(weights[i] - *middle, -16.0f, 16.0f);
-    classes[i] = static_cast<uint8_t>(std::clamp(static_cast<int>(std::lround(octaves)) + static_cast<int>(kMiddle), 0, static_cast<int>(kClasses) - 1));
+    const double octaves = std::isfinite(weights[i]) ? power * static_cast<double>(weights[i]) : 0.0;
+    uint32_t c = 0;
+    while (c + 1 < kClasses && octaves > 0.5 * (kClassWeight[c] + kClassWeight[c + 1])) ++c;
+    classes[i] = static_cast<uint8_t>(c);
   }
   return classes;
 }
@@ -93,16 +89,20 @@ class Encoding {
     shared_.book = &book;
     shared_.transforms = make_transforms(*book.tables, true, pool_);
     shared_.first_position = first_position;
-    classes_ = classes_of(log_weights(shared_, tokens, read, options, pool_), options.weight_power);
-    const uint32_t count = chunks_of(tokens, options.chunk);
-    for (uint32_t c = 0; c < count; ++c) all_.push_back(c);
-    // Three chunks are enough to find the step on when there are many.
-    sample_ = count <= 4 ? all_ : std::vector<uint32_t>{count / 6, count / 2, count - 1 - count / 6};
+    classes_.assign(book.tables->coded.size() * tokens, static_cast<uint8_t>(kMiddle));
+    if (options.weight_power > 0.0) classes_ = classes_of(log_weights(shared_, tokens, read, options, pool_), options.weight_power);
+    for (uint32_t first = 0; first < tokens; first += options.chunk) all_.push_back({first, std::min(options.chunk, tokens - first)});
+    // A few short stretches are enough to come near the step.
+    if (tokens > 8 * kBlock) {
+      for (const uint32_t sixth : {1u, 3u, 5u}) sample_.push_back({static_cast<uint32_t>(static_cast<uint64_t>(tokens) * sixth / 6 / kBlock * kBlock), 2 * kBlock});
+      for (Stretch& s : sample_) s.count = std::min(s.count, tokens - s.first);
+    }
+    at_ = std::clamp(static_cast<int32_t>(std::lround(256.0 * first_guess())), -kMostLogStep, kMostLogStep);
   }
 
   Result<std::vector<std::byte>> run(EncodeReport* report) {
-    search(sample_);
-    if (sample_.size() != all_.size()) search(all_);
+    if (!sample_.empty()) search(sample_);
+    search(all_);
     if (!finite_) return error(StatusCode::invalid_argument, "rows to archive are not finite: nothing was encoded");
     TIERKV_RETURN_IF_ERROR(verify());
     std::vector<std::byte> bytes = write();
@@ -111,6 +111,9 @@ class Encoding {
   }
 
  private:
+  struct Stretch {
+    uint32_t first = 0, count = 0;
+  };
   struct Pass {
     std::vector<ChunkResult> chunks;
     float step = 1.0f;
@@ -120,7 +123,7 @@ class Encoding {
     uint64_t bytes = 0;
   };
 
-  Pass pass(int32_t log_step, const std::vector<uint32_t>& which) {
+  Pass pass(int32_t log_step, const std::vector<Stretch>& which) {
     shared_.log_step = log_step;
     shared_.step = static_cast<float>(std::exp2(log_step / 256.0));
     const Models models(*shared_.book->tables, log_step);
@@ -130,8 +133,7 @@ class Encoding {
     p.centroids = shared_.centroids;
     p.chunks.resize(which.size());
     pool_.run(static_cast<uint32_t>(which.size()), [&](uint32_t i) {
-      const uint32_t first = which[i] * options_.chunk;
-      p.chunks[i] = encode_chunk(shared_, models, first, std::min(options_.chunk, tokens_ - first), read_, classes_.data(), tokens_);
+      p.chunks[i] = encode_chunk(shared_, models, which[i].first, which[i].count, read_, classes_.data(), tokens_);
     });
     Landing landing;
     for (const ChunkResult& c : p.chunks) {
@@ -142,15 +144,33 @@ class Encoding {
       landing.add(c.landing);
     }
     shared_.centroids = landing.centroids(shared_.centroids);
-    passes_ += which.size() == all_.size();
+    passes_ += &which == &all_;
     return p;
   }
 
+  // log2 of a step to start from: where a Laplace source of the calibrated spreads would take about the bits asked for.
+  double first_guess() const {
+    const double bits = options_.ratio > 0.0 ? 16.0 / options_.ratio : 0.8;
+    double low = -16.0, high = 16.0;
+    for (int i = 0; i < 20; ++i) {
+      const double middle = 0.5 * (low + high);
+      double sum = 0.0, count = 0.0;
+      for (const calib::DeepLayer& layer : shared_.book->tables->coded) {
+        for (const int16_t spread : layer.basis[layer.sources ? calib::kDeepPredicted : calib::kDeepPlain].spread) {
+          sum += calib::deep_bits(std::exp2(spread / 256.0 - middle));
+          count += 1.0;
+        }
+      }
+      (sum / count > bits ? low : high) = middle;
+    }
+    return 0.5 * (low + high);
+  }
+
   // Falls as the step grows; what is wanted lies between want_low() and want_high().
-  double position_of(const Pass& p, const std::vector<uint32_t>& which) const {
+  double position_of(const Pass& p, const std::vector<Stretch>& which) const {
     if (options_.ratio > 0.0) {
       double share = 0.0;
-      for (const uint32_t c : which) share += std::min(options_.chunk, tokens_ - c * options_.chunk);
+      for (const Stretch& stretch : which) share += stretch.count;
       const double allowed = static_cast<double>(fp16_bytes(*shared_.book->tables, tokens_)) / options_.ratio - kHeaderBytes - kTrailerBytes;
       return std::log2(static_cast<double>(p.bytes) / std::max(1.0, allowed * share / tokens_));
     }
@@ -160,7 +180,7 @@ class Encoding {
   double want_high() const { return options_.ratio > 0.0 ? 0.0 : 0.06; }
 
   // Moves along a line through the last two points, held between the nearest points on either side. Leaves the best pass in best_.
-  void search(const std::vector<uint32_t>& which) {
+  void search(const std::vector<Stretch>& which) {
     constexpr int kTries = 9;
     double slope = slope_;
     int32_t low = -kMostLogStep, high = kMostLogStep;  // too much at low, too little at high
@@ -210,8 +230,7 @@ class Encoding {
     const Models models(*shared_.book->tables, best_.log_step);
     std::vector<uint8_t> good(all_.size());
     pool_.run(static_cast<uint32_t>(all_.size()), [&](uint32_t c) {
-      const uint32_t first = c * options_.chunk;
-      good[c] = decode_chunk(shared_, models, first, std::min(options_.chunk, tokens_ - first), best_.chunks[c].bytes, best_.chunks[c].check, {});
+      good[c] = decode_chunk(shared_, models, all_[c].first, all_[c].count, best_.chunks[c].bytes, best_.chunks[c].check, {});
     });
     for (size_t c = 0; c < good.size(); ++c) {
       if (!good[c]) return error(StatusCode::internal, "the deep archive does not read back as written from token ", c * options_.chunk, " on; nothing is stored");
@@ -270,7 +289,7 @@ class Encoding {
   ThreadPool pool_;
   Shared shared_;
   std::vector<uint8_t> classes_;
-  std::vector<uint32_t> all_, sample_;
+  std::vector<Stretch> all_, sample_;
   bool finite_ = true;
   uint32_t passes_ = 0;
   int32_t at_ = 0;

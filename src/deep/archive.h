@@ -37,7 +37,8 @@ struct EncodeOptions {
   uint32_t chunk = 512;   // tokens, a multiple of 64
   // How much later queries looked at tokens, [coded layer][token], any unit; empty: estimated from the keys and values themselves.
   std::span<const float> weights;
-  double weight_power = 1.0;  // 0: all tokens alike
+  // How far steps follow the weights; 0: all tokens alike. Measured on SmolLM2 at 24x, estimated weights at power 1 cost ten times the divergence.
+  double weight_power = 0.0;
 };
 
 struct EncodeReport {

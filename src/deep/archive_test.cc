@@ -121,6 +121,7 @@ TEST(DeepArchive, MattersMoreMeansBetter) {
   }
   EncodeOptions options = at_ratio(16);
   options.weights = weights;
+  options.weight_power = 1.0;
   const Decoded back = decoded(encoded(text, options), model().book(), 512);
   ASSERT_TRUE(back.status.ok());
   double heavy = 0.0, light = 0.0;

@@ -11,6 +11,7 @@ namespace tierkv::deep {
 namespace {
 
 constexpr float kWorse = 1.25f;  // than the mean or zeros alone, in squared error of any head's keys or values of a block: the guard steps in
+constexpr double kClearlyLess = 0.6;  // energy left after prediction, of all there was: then coding without it is not even tried
 constexpr float kMostLevel = static_cast<float>(1 << 29);
 
 // What the decoder has of the two layers before, and the buffers of a block.
@@ -90,7 +91,13 @@ class ChunkEncoder {
       if (!result_.finite) rows_[k] = 0.0f;
       given_[k] = rows_[k] - t.layer().mean[k % dim_];
     }
-    if (t.layer().sources) loop_.predict(t, count, prediction_.data());
+    const double energy = t.metric_energy(given_.data(), count);
+    plain_may_win_ = true;
+    if (t.layer().sources) {
+      loop_.predict(t, count, prediction_.data());
+      for (size_t k = 0; k < n; ++k) rest_[k] = given_[k] - prediction_[k];
+      plain_may_win_ = t.metric_energy(rest_.data(), count) > kClearlyLess * energy;
+    }
     put_classes(out_, models_, classes, before);
 
     uint32_t finer = 0;
@@ -116,7 +123,7 @@ class ChunkEncoder {
     result_.finer += finer > 0 && finer < kRaw;
     for (size_t k = 0; k < n; ++k) error_[k] = given_[k] - loop_.centred[k];
     result_.lost += t.metric_energy(error_.data(), count);
-    result_.energy += t.metric_energy(given_.data(), count);
+    result_.energy += energy;
     loop_.advance(t, count);
   }
 
@@ -124,13 +131,8 @@ class ChunkEncoder {
   int choose(const Transform& t, const Models::Layer& models, uint32_t count, std::span<const uint8_t> classes, uint32_t finer) {
     uint64_t cost[2] = {~uint64_t{0}, ~uint64_t{0}};
     for (int b = 0; b < 2; ++b) {
-      if (b == calib::kDeepPredicted && !t.layer().sources) continue;
-      const float* from = given_.data();
-      if (b == calib::kDeepPredicted) {
-        for (size_t k = 0; k < static_cast<size_t>(count) * dim_; ++k) rest_[k] = given_[k] - prediction_[k];
-        from = rest_.data();
-      }
-      t.analyse(b, from, count, b == calib::kDeepPredicted ? components_.data() : error_.data());
+      if (b == calib::kDeepPredicted ? !t.layer().sources : !plain_may_win_) continue;
+      t.analyse(b, b == calib::kDeepPredicted ? rest_.data() : given_.data(), count, b == calib::kDeepPredicted ? components_.data() : error_.data());
       LevelBlock& block = blocks_[b];
       block.tokens = count;
       std::copy(classes.begin(), classes.end(), block.classes);
@@ -207,7 +209,7 @@ class ChunkEncoder {
     const int16_t* spread = t.layer().basis[basis].spread.data();
     for (uint32_t k = 0; k < block.tokens; ++k) {
       const float inverse = 1.0f / class_step(shared_.step, block.classes[k], finer);
-      const int32_t offset = 128 * (static_cast<int32_t>(block.classes[k]) - static_cast<int32_t>(kMiddle)) + 256 * static_cast<int32_t>(finer) - shared_.log_step;
+      const int32_t offset = 128 * kClassWeight[block.classes[k]] + 256 * static_cast<int32_t>(finer) - shared_.log_step;
       for (uint32_t j = 0; j < block.alive; ++j) {
         const int32_t level = std::abs(block.levels[static_cast<size_t>(j) * kBlock + k]);
         if (level == 0) continue;
@@ -224,6 +226,7 @@ class ChunkEncoder {
   uint32_t dim_;
   Loop loop_;
   std::vector<float> rows_, given_, prediction_, rest_, components_, error_;
+  bool plain_may_win_ = true;
   LevelBlock blocks_[2];
   RangeEncoder out_;
   ChunkResult result_;

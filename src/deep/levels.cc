@@ -101,7 +101,7 @@ const std::vector<ComponentModel>& expected_models() {
   return models;
 }
 
-constexpr float kClassStep[kClasses] = {2.828427125f, 2.0f, 1.414213562f, 1.0f, 0.7071067812f, 0.5f, 0.3535533906f, 0.25f};
+constexpr float kClassStep[kClasses] = {2.0f, 1.414213562f, 1.0f, 0.7071067812f, 0.5f, 0.25f, 0.08838834765f, 0.03125f};  // 2^(-weight/2)
 
 // By how busy a token is, in 1/16 of the mean.
 constexpr auto make_index() {
@@ -135,7 +135,7 @@ class Activity {
   }
 
  private:
-  static constexpr uint32_t kStart[kClasses] = {90, 128, 181, 256, 362, 512, 724, 1024};
+  static constexpr uint32_t kStart[kClasses] = {128, 181, 256, 362, 512, 1024, 2048, 4096};
   uint32_t tokens_;
   uint32_t of_[kBlock] = {};
   uint32_t sum_ = 0, inverse_ = 0;

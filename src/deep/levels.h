@@ -19,8 +19,11 @@ namespace tierkv::deep {
 
 inline constexpr uint32_t kBlock = 64;        // tokens of a block
 inline constexpr float kDeadZone = 0.6f;
-inline constexpr uint32_t kClasses = 8;       // of tokens by weight: class c has steps of 2^((kMiddle - c)/2)
-inline constexpr uint32_t kMiddle = 3;
+// Classes of tokens by weight, in octaves of it: a step is divided by the root. A few tokens are read a thousand times more than the others, and
+// those that are read little now may be the ones that are asked for later: finer by far, coarser by little.
+inline constexpr uint32_t kClasses = 8;
+inline constexpr int32_t kClassWeight[kClasses] = {-2, -1, 0, 1, 2, 4, 7, 10};
+inline constexpr uint32_t kMiddle = 2;
 inline constexpr uint32_t kActivities = 6;
 inline constexpr uint32_t kMostFiner = 6;     // times a block may halve its step
 inline constexpr uint32_t kRaw = kMostFiner + 1;  // as FP16 rows, after all

@@ -79,7 +79,7 @@ void Transform::add_levels(int basis, const LevelBlock& block, float step, int32
     const int32_t* levels = block.levels.data() + static_cast<size_t>(j) * kBlock;
     for (uint32_t t = 0; t < block.tokens; ++t) {
       if (levels[t] == 0) continue;
-      const int32_t ratio = spread[j] - log_step + 128 * (static_cast<int32_t>(block.classes[t]) - static_cast<int32_t>(kMiddle)) + 256 * static_cast<int32_t>(finer);
+      const int32_t ratio = spread[j] - log_step + 128 * kClassWeight[block.classes[t]] + 256 * static_cast<int32_t>(finer);
       terms[t * n + counts[t]++] = {j, steps[t] * centroids.value(levels[t], Centroids::ratio_index(ratio))};
     }
   }
