@@ -88,7 +88,6 @@ Roots find_roots(const Statistics& s, uint32_t layer) {
     const bool keys = b < heads;
     Matrix m = Eigen::Map<const RowMatrix>((keys ? pairs.key_plain : pairs.value).data(), d, d);
     m = 0.5 * (m + m.transpose().eval());
-    if (keys) m /= static_cast<double>(d);  // logits are products over the root of head_dim
     m *= ordinary_share(s, layer, b % heads);
     const double ridge = kMetricRidge * std::max(m.trace(), 1e-300) / static_cast<double>(d);
     m += ridge * Matrix::Identity(d, d);

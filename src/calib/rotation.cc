@@ -25,7 +25,7 @@ Turner::Turner(const Rotation& rotation, uint32_t head_dim) : rotation_(rotation
 
 void Turner::turn(const float* rows, uint32_t count, int64_t by, float* out) const {
   const size_t n = rotation_.size();
-  if (out != rows) std::memcpy(out, rows, static_cast<size_t>(count) * dim_ * sizeof(float));
+  if (out != rows && count != 0) std::memcpy(out, rows, static_cast<size_t>(count) * dim_ * sizeof(float));
   if (n == 0 || by == 0) return;
   const uint64_t steps = static_cast<uint64_t>(std::llabs(by));
   float cosine[128], sine[128];

@@ -38,7 +38,7 @@ class KltCodec final : public Codec {
     if (ctx.positions) TIERKV_RETURN_IF_ERROR(check_span(ctx));
     float* turned = at_least(block_scratch().rotated, static_cast<size_t>(tokens) * d);
     turner_.turn(rows, tokens, -static_cast<int64_t>(ctx.first_position), turned);
-    std::memset(out.data(), 0, out.size());
+    std::fill(out.begin(), out.end(), std::byte{0});
     float sums[256];
     for (uint32_t t = 0; t < tokens; ++t) {
       std::copy(shift_.begin(), shift_.end(), sums);

@@ -83,7 +83,7 @@ class KvquantCodec final : public Codec {
       TIERKV_RETURN_IF_ERROR(encode_values(x, codes, sparse, meta));
     }
     lanes_.pack(codes, shape().head_dim, 1, out.data());
-    std::memcpy(out.data() + lanes_.bytes(), meta, meta_size());
+    if (meta_size() != 0) std::memcpy(out.data() + lanes_.bytes(), meta, meta_size());
     store_outliers(x, sparse, out.data() + sparse_at());
     return Status();
   }
