@@ -12,13 +12,8 @@ using namespace tierkv::cache::testing;
 namespace made_up = tierkv::deep::testing;
 
 CalibrationPtr calibration(uint32_t sinks = 4) {
-  auto out = std::make_shared<calib::Calibration>();
-  const calib::Statistics& s = made_up::model().statistics();
-  out->model = s.model;
-  out->rotations = s.rotations;
-  out->block = s.block;
+  auto out = std::make_shared<calib::Calibration>(made_up::model().statistics(), calib::Origin());
   out->sinks = sinks;
-  out->distance = s.distance;
   out->deep = std::make_shared<calib::DeepTables>(made_up::model().tables());
   EXPECT_TRUE(out->finish().ok());
   return out;

@@ -39,6 +39,10 @@ class Calibration {
   static Result<std::shared_ptr<const Calibration>> parse(std::span<const std::byte> bytes, const std::string& name);
 
   Calibration() = default;
+  // Of the model and the frame that the statistics are of, without sections.
+  Calibration(const Statistics& statistics, Origin from)
+      : model(statistics.model), origin(std::move(from)), block(statistics.block), sinks(statistics.sinks), distance(statistics.distance),
+        rotations(statistics.rotations) {}
   ModelId model;
   Origin origin;
   uint32_t block = 0, sinks = 0, distance = 0;  // as in Statistics

@@ -79,13 +79,7 @@ class SyntheticModel {
   // A calibration with a section for klt.
   Result<CalibrationPtr> calibration() {
     const Statistics s = statistics();
-    auto c = std::make_shared<Calibration>();
-    c->model = s.model;
-    c->block = s.block;
-    c->sinks = s.sinks;
-    c->distance = s.distance;
-    c->origin = {"synthetic", s.tokens, "test"};
-    c->rotations = s.rotations;
+    auto c = std::make_shared<Calibration>(s, Origin{"synthetic", s.tokens, "test"});
     auto klt = solve_klt(s, nullptr);
     if (!klt.ok()) return klt.status();
     c->klt = std::make_shared<KltTables>(std::move(*klt));

@@ -8,13 +8,7 @@
 namespace tierkv::calib {
 
 inline Result<CalibrationPtr> kvquant_and_squat(const Statistics& s, const SquatOptions& options = {}) {
-  auto c = std::make_shared<Calibration>();
-  c->model = s.model;
-  c->block = s.block;
-  c->sinks = s.sinks;
-  c->distance = s.distance;
-  c->origin = {"synthetic", s.tokens, "test"};
-  c->rotations = s.rotations;
+  auto c = std::make_shared<Calibration>(s, Origin{"synthetic", s.tokens, "test"});
   auto kvquant = solve_kvquant(s, nullptr);
   if (!kvquant.ok()) return kvquant.status();
   c->kvquant = std::make_shared<KvquantTables>(std::move(*kvquant));

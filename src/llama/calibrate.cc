@@ -54,15 +54,9 @@ Result<CalibrateReport> calibrate(const ModelShape& shape, const std::vector<std
   TIERKV_ASSIGN_OR_RETURN(const std::vector<TokenList> windows, calibration_windows(texts, shape.context, options));
   TIERKV_ASSIGN_OR_RETURN(const Collected collected, collect(shape, windows, options));
   const double read = now();
-  calib::Calibration calibration;
+  calib::Calibration calibration(collected.statistics, {options.text_name, collected.statistics.tokens, std::string("tierkv ") + tierkv_version()});
   TIERKV_RETURN_IF_ERROR(solve(collected.statistics, options, calibration));
 
-  calibration.model = collected.statistics.model;
-  calibration.origin = {options.text_name, collected.statistics.tokens, std::string("tierkv ") + tierkv_version()};
-  calibration.block = collected.statistics.block;
-  calibration.sinks = collected.statistics.sinks;
-  calibration.distance = collected.statistics.distance;
-  calibration.rotations = collected.statistics.rotations;
   CalibrateReport report;
   report.key_bits = bits_by_layer(*calibration.klt);
   if (options.deep) {
