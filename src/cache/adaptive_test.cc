@@ -29,11 +29,13 @@ std::unique_ptr<AdaptiveKVCache> make(const std::string& spec, CalibrationPtr ca
   return std::move(made).value();
 }
 
-// Codecs of archive blocks, and the first position of each in the snapshot.
+// Codecs of the archive blocks in order of first use.
 std::string codecs(const AdaptiveKVCache& cache, SeqId seq) {
   const Bytes bytes = frozen(cache, seq);
+  const auto info = inspect_snapshot(std::span<const std::byte>(bytes), cache.calibration());
+  EXPECT_TRUE(info.ok()) << info.status().to_string();
   std::string out;
-  for (const std::string& codec : inspect_snapshot(std::span<const std::byte>(bytes), cache.calibration())->codecs) {
+  for (const std::string& codec : info->codecs) {
     if (codec.starts_with("fp16") || codec.starts_with("rot4")) continue;  // sinks and warm
     out += codec.substr(0, codec.find(' ')) + " ";
   }
