@@ -127,6 +127,11 @@ Status AdaptiveKVCache::park(SeqId seq, const DeepOptions& options, DeepReport* 
     const std::vector<LayerPlan> plans = impl_->all_plans();
     std::lock_guard lock(sequence->mutex);
     TIERKV_RETURN_IF_ERROR(impl_->check_awake(seq, *sequence));
+    for (uint32_t l = 1; l < sequence->num_layers(); ++l) {
+      if (sequence->layer(l).length == sequence->layer(0).length) continue;
+      return error(StatusCode::failed_precondition, "sequence ", seq, " cannot be parked in the middle of a token: layer 0 has ", sequence->layer(0).length,
+                   " of them and layer ", l, " ", sequence->layer(l).length);
+    }
     auto parked = std::make_unique<Parked>();
     TIERKV_ASSIGN_OR_RETURN(DeepPart part, impl_->pack(*sequence, plans, calibration, options, parked->report));
     if (report) *report = parked->report;

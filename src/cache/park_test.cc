@@ -327,8 +327,15 @@ TEST(Park, AFailedOneChangesNothing) {
   EXPECT_EQ(f.cache->park(f.seq, both).code(), StatusCode::invalid_argument);
   EXPECT_FALSE(f.cache->park(f.seq, at_ratio(1e6)).ok());
   EXPECT_EQ(f.cache->park(f.seq + 1).code(), StatusCode::not_found);
+  const SeqId uneven = f.cache->fork(f.seq).value();
+  const std::vector<float> row(made_up::kHeads * made_up::kDim, 0.5f);
+  const RowsView view = RowsView::f32(row.data(), 1, made_up::kHeads, made_up::kDim);
+  ASSERT_TRUE(f.cache->append(uneven, 0, view, view).ok());
+  EXPECT_NE(f.cache->park(uneven).message().find("in the middle of a token"), std::string::npos);
+  ASSERT_TRUE(f.cache->remove(uneven).ok());
   EXPECT_EQ(frozen(*f.cache, f.seq), before);
-  EXPECT_TRUE(same_memory(f.cache->memory_usage(), stats));
+  EXPECT_EQ(f.cache->memory_usage().fp16_bytes, stats.fp16_bytes);
+  EXPECT_EQ(in_use(*f.cache), stats.total_bytes - stats.table_bytes - stats.free_bytes);
 }
 
 TEST(Park, KeepsTheCalibrationItWasPackedWith) {
