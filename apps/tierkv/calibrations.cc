@@ -104,7 +104,8 @@ void remark_uncalibrated(Engine& engine, Session& session) {
   if (!cache || cache->calibration()) return;
   const CacheConfig& config = cache->config();
   for (uint32_t l = 0; l < config.num_layers; ++l) {
-    if (cache->archive_codec(l).empty() || !config.layer(l).archive_codec.starts_with("auto")) continue;
+    const std::string named = config.layer(l).archive_codec;
+    if (cache->archive_codec(l).empty() || !(named.starts_with("auto") || named == "adaptive")) continue;
     remark(dim("no calibration of this model: the archive is " + cache->archive_codec(l) + "; `tierkv calibrate -m " + engine.path() +
                "` makes it smaller and better\n"));
     return;
