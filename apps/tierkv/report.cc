@@ -151,6 +151,7 @@ Page make_page(const Results& results) {
     if (const auto rows = of_model(results.recall, model); !rows.empty()) {
       page.html += "<h3>Recall</h3>\n";
       show({"recall", recall_plot(rows), "Exact matches, by where in the text the number was hidden."});
+      for (Plot& plot : recall_by_bits(of_model(results.quality, model), rows)) show(std::move(plot));
       page.html += recall_table(rows);
     }
     if (const auto rows = of_model(results.speed, model); !rows.empty()) {

@@ -100,6 +100,31 @@ std::vector<Plot> speed_plots(const std::vector<SpeedResult>& results) {
   return plots;
 }
 
+std::vector<Plot> recall_by_bits(const std::vector<QualityResult>& quality, const std::vector<RecallResult>& recall) {
+  std::vector<Plot> plots;
+  std::set<std::string> tasks;
+  for (const RecallResult& r : recall) tasks.insert(r.task);
+  for (const std::string& task : tasks) {
+    std::vector<svg::Mark> marks;
+    std::set<std::string> drawn;
+    for (const QualityResult& q : quality) {
+      double found = 0, asked = 0;
+      for (const RecallResult& r : recall) {
+        if (r.task == task && r.label() == q.label()) found += r.correct, asked += r.total;
+      }
+      if (asked == 0 || !(q.bits_archive > 0) || !drawn.insert(q.label()).second) continue;
+      const double missed = 1.0 - found / asked;
+      marks.push_back({q.bits_archive, 100.0 * missed, 100.0 * std::sqrt(missed * (1.0 - missed) / asked), short_label(q), q.stock ? 1 : 0});
+    }
+    if (marks.size() < 2) continue;
+    plots.push_back({"recall-bits-" + task,
+                     svg::scatter("What a bit buys: recall, " + task, {"bits per value of the coldest tier, everything counted", svg::Scale::log, 0.01, false, {1, 1.5, 2, 3, 4, 6, 8, 12, 16}},
+                                  {"missed, percent", svg::Scale::linear, 0.01, true, {}}, marks, true),
+                     "Numbers that were hidden in a long text and not found again. Bars are standard errors of a share of that many trials."});
+  }
+  return plots;
+}
+
 std::string recall_plot(const std::vector<RecallResult>& results) {
   // Task, then setting, in order of appearance; contexts and depths sorted.
   std::vector<std::pair<std::string, std::string>> panels;
