@@ -20,6 +20,7 @@ namespace {
 constexpr size_t kPage = 4096;
 constexpr size_t kRegion = size_t{2} << 20;       // what the system maps with one entry of its tables, where it does
 constexpr size_t kWholeFrom = 16 * kRegion;       // with this much mapped, the unused end of a region is a small part of the whole
+constexpr size_t kWorthGiving = size_t{64} << 10;
 constexpr size_t kLargest = size_t{1} << 48;
 
 size_t whole_pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
@@ -198,10 +199,25 @@ void Arena::give(Address at, size_t bytes) noexcept {
     bytes += size;
   }
   add_free(at, bytes);
-  // One empty region is kept against thrashing at a region's edge; with a limit, all are: that memory is the cache's to use.
-  if (limit_ != 0 || bytes != region_end - region) return;
+  if (limit_ != 0) return;  // that memory is the cache's to use
+  if (open_[regions_.at(region).pool] == region && at + bytes == region_end) return shrink_open(region, at, bytes);
+  // One empty region is kept against thrashing at a region's edge.
+  if (bytes != region_end - region) return;
   if (spare_ && spare_ != region && empty(spare_)) unmap(region);
   else spare_ = region;
+}
+
+// A region that grows page by page gives its free end back, if it is worth the faults when it grows again.
+void Arena::shrink_open(Address base, Address at, size_t bytes) noexcept {
+  Region& region = regions_.at(base);
+  if (bytes == region.bytes) return unmap(base);
+  const Address keep = base + whole_pages(at - base);
+  const size_t end = base + region.bytes - keep;
+  if (end < kWorthGiving || madvise(reinterpret_cast<void*>(keep), end, MADV_DONTNEED) != 0) return;
+  drop_free(at, bytes);
+  region.bytes -= end;
+  mapped_ -= end;
+  if (keep > at) add_free(at, keep - at);
 }
 
 void Arena::unmap(Address base) noexcept {

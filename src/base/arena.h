@@ -2,11 +2,11 @@
 //
 // Sizes vary by codec and head, and blocks are freed roughly in the order they were made, so a best-fit cut with coalescing wastes
 // less than size classes would, and the books are exact: mapped() == sum of allocated(tag) + free_bytes(), always.
-// Sized release keeps no header per allocation. A region that becomes empty goes back to the system (one is kept, until
+// Sized release keeps no header per allocation. A region that becomes empty goes back to the system (a whole one is kept, until
 // trim()); with a limit it stays, faulted in and ready, until trim() or until the limit needs its bytes for another shape.
 //
-// Regions:  2 MiB of addresses each (more for what is larger). The first ones grow page by page and count as far as they were used, because
-//           pages that nobody touched are not in memory; an arena past 32 MiB takes the rest whole, as huge pages where the system has them.
+// Regions:  2 MiB of addresses each (more for what is larger). The first ones grow page by page, and shrink, and count as far as they are used,
+//           because pages that nobody touched are not in memory; an arena past 32 MiB takes the rest whole, as huge pages where the system has them.
 // Pools:    archive blocks, which stay, lie in regions apart from what comes and goes (tails, warm blocks, lists): in the holes of warm
 //           blocks, which are all of one size, they left gaps that fit nothing, 5 % of a cache of 8K tokens. Near the limit each pool
 //           serves the other.
@@ -61,6 +61,7 @@ class Arena {
   bool take_spare(size_t bytes, int pool) noexcept;
   bool empty(Address region) const;
   void give(Address at, size_t bytes) noexcept;
+  void shrink_open(Address base, Address at, size_t bytes) noexcept;
   void unmap(Address base) noexcept;
   void trim_locked() noexcept;
   size_t used_locked() const;
