@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <filesystem>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 #include "common.h"
 #include "eval_common.h"
@@ -24,6 +27,13 @@ namespace tierkv::cli {
 namespace {
 
 constexpr uint64_t kSelfCalibrationMost = 16384;  // tokens of a long prompt that are read: more would keep the user waiting for little
+
+// The sample and the sums of a calibration are some hundred MB that the heap would keep for the rest of the session.
+void give_back_heap() {
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
+}
 
 }  // namespace
 
@@ -70,6 +80,7 @@ void self_calibrate(Engine& engine, std::span<const llama_token> prompt, const s
   const bool starts = options.first_token >= 0 && prompt.front() == options.first_token;
   const auto report = llama::calibrate(engine.shape(), {Tokens(prompt.begin() + (starts ? 1 : 0), prompt.end())}, path, options);
   progress.finish();
+  give_back_heap();
   if (interrupted()) throw Interrupted();
   if (!report.ok()) {
     remark("--self-calibrate: " + report.status().message() + ": the archive stays uncalibrated\n");
