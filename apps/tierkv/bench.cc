@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "commands.h"
+#include "deep_eval.h"
 #include "eval_common.h"
 #include "eval_stats.h"
 #include "recall_text.h"
@@ -22,15 +24,20 @@ constexpr const char* kFooter =
     "  tierkv bench --kv balanced --kv compact\n"
     "  tierkv bench --depths 0,4096,8000 --tokens 128 --json bench.json\n"
     "  tierkv bench -m gemma3-270m --depths 16384 -f book.txt      a short text is repeated\n"
+    "  tierkv bench --depths 4096 --deep 20 --kv balanced,calibration=deep.tkc      waking an idle sequence beside reading its text again\n"
     "\n"
     "Depth is how many tokens the cache holds when decoding begins. Ratios are speeds relative to stock f16 in the same run: above 1 is\n"
     "faster. \"host\" is the part of a decode step that connects libllama with the cache, attention and append excluded.";
+
+constexpr uint32_t kNewest = 4;      // tokens that --deep leaves as they are
+constexpr uint32_t kLeastNap = 512;  // a shorter text is read again as soon
 
 struct Request {
   Options options;
   std::vector<std::string> stock = {"f16", "q8_0", "q4_0"};
   std::vector<uint32_t> depths = {0, 1024, 2048, 4096, 8192};
   uint32_t tokens = 64, warm_up = 2, micro_batch = 256;
+  double deep = 0.0;  // ratio; 0: not measured
   std::string file;
   const CLI::Option* depths_option = nullptr;
 };
@@ -53,6 +60,7 @@ struct Point {
   bool has_host = false;
   llama::HostTimes host;      // of the decode steps
   std::string path;
+  std::optional<ParkTimes> nap;
 
   double total() const {
     double sum = 0.0;
@@ -154,8 +162,18 @@ class Bench {
         points[i].path = host->path() == llama::Path::patch ? "patch" : "overwrite";
       }
       back[i]->restore_last();
+      if (request_.deep > 0.0 && depth >= kLeastNap && !settings_[i].spec.stock) points[i].nap = nap(*settings_[i].session);
     }
     return points;
+  }
+
+  // Of a copy, so that what follows decodes what was measured so far.
+  ParkTimes nap(Session& session) const {
+    AdaptiveKVCache& cache = *session.cache();
+    const SeqId copy = take(cache.fork(session.sequence()), "--deep");
+    const ParkTimes times = park_and_wake(cache, copy, request_.deep, kNewest);
+    check(cache.remove(copy), "--deep");
+    return times;
   }
 
   Engine& engine_;
@@ -191,6 +209,11 @@ json point_json(const Point& point, const Point& reference, const Engine& engine
                 {"decode_ratio", reference_p50 / p50},
                 {"resident_bytes", point.resident}};
   add_process_memory(value, point.process);
+  if (point.nap) {
+    value["deep"] = {{"ratio", point.nap->report.ratio},          {"bytes", point.nap->report.bytes},         {"tokens", point.nap->report.tokens},
+                     {"quality", point.nap->report.quality},      {"park_seconds", point.nap->park_seconds}, {"wake_seconds", point.nap->wake_seconds},
+                     {"wake_ratio", point.prefill / point.nap->wake_seconds}};
+  }
   if (point.has_host && point.host.decode > 0) {
     value["path"] = point.path;
     value["host_share"] = point.host.own / point.host.decode;
@@ -198,6 +221,19 @@ json point_json(const Point& point, const Point& reference, const Engine& engine
     value["append_share"] = point.host.append / point.host.decode;
   }
   return value;
+}
+
+void print_naps(const std::vector<Point>& points) {
+  Table table({"depth", "<setting", "prefill", "parking", "waking", "times faster", "packed", "ratio"});
+  for (const Point& point : points) {
+    if (!point.nap) continue;
+    table.add({human_count(point.depth), point.spec.label(), human_seconds(point.prefill), human_seconds(point.nap->park_seconds),
+               human_seconds(point.nap->wake_seconds), format("%.1f", point.prefill / point.nap->wake_seconds),
+               human_bytes(static_cast<double>(point.nap->report.bytes)), format("%.1fx", point.nap->report.ratio)});
+  }
+  if (std::any_of(points.begin(), points.end(), [](const Point& p) { return p.nap.has_value(); })) {
+    std::printf("\n%s\n%s\n", table.str().c_str(), dim("Waking a sequence from the deep archive beside reading its text again.").c_str());
+  }
 }
 
 void print(const std::vector<Point>& points, const json& values, const Engine& engine, const Request& request) {
@@ -215,6 +251,7 @@ void print(const std::vector<Point>& points, const json& values, const Engine& e
                human_bytes(static_cast<double>(points[i].resident))});
   }
   std::printf("%s\n%s\n", table.str().c_str(), dim("Ratios are speeds relative to stock f16 (of the medians, for decoding); above 1 is faster.").c_str());
+  print_naps(points);
 }
 
 // A depth that leaves no room for decoding moves up to where there is.
@@ -275,6 +312,8 @@ void add_bench(CLI::App& app, Action& action) {
           ->type_name("N,...");
   command->add_option("-n,--tokens", request->tokens, "tokens decoded at each depth")->check(CLI::Range(1u, 1u << 20))->capture_default_str();
   command->add_option("-b,--batch", request->micro_batch, "tokens of a prefill step")->check(CLI::Range(1u, 4096u))->capture_default_str();
+  command->add_option("--deep", request->deep, "also park and wake a copy of each sequence at this ratio (needs a calibration with the deep archive's tables)")
+      ->check(CLI::Range(2.0, 1000.0))->type_name("RATIO");
   command->add_option("-f,--file", request->file, "a text, repeated if it is short (default: generated prose)")->type_name("FILE");
   add_stock_option(*command, request->stock, "f16,q8_0,q4_0; f16 is always run");
   add_seed_option(*command, request->options);

@@ -169,6 +169,7 @@ nlohmann::json memory_json(const MemoryStats& stats, uint32_t head_dim) {
   }
   return {{"tiers", tiers},
           {"bookkeeping_bytes", stats.bookkeeping_bytes},
+          {"parked_bytes", stats.parked_bytes},
           {"free_bytes", stats.free_bytes},
           {"total_bytes", stats.total_bytes},
           {"peak_bytes", stats.peak_bytes},

@@ -33,4 +33,18 @@ void DeepPacker::settle(Session& session) {
   quality_ += report.quality * report.tokens;
 }
 
+ParkTimes park_and_wake(AdaptiveKVCache& cache, SeqId sequence, double ratio, uint32_t recent) {
+  DeepOptions options;
+  options.ratio = ratio;
+  options.keep_recent = recent;
+  ParkTimes times;
+  const double start = now();
+  check(cache.park(sequence, options, &times.report), "--deep");
+  const double parked = now();
+  check(cache.wake(sequence), "--deep");
+  times.park_seconds = parked - start;
+  times.wake_seconds = now() - parked;
+  return times;
+}
+
 }  // namespace tierkv::cli

@@ -1,6 +1,6 @@
-// deep_eval.h — a session whose older tokens pass through the deep archive as it grows, to measure what that costs.
+// deep_eval.h — sessions whose older tokens pass through the deep archive, to measure what that costs.
 //
-// Every time `every` tokens have become older than the newest `recent` ones, they are frozen into a deep archive, real bytes, thrown away and
+// DeepPacker: as the session grows. Every time `every` tokens have become older than the newest `recent` ones, they are frozen into a deep archive, real bytes, thrown away and
 // loaded back from it: what follows attends over what a reader of the file would have. Each token is coded once.
 #pragma once
 
@@ -33,5 +33,13 @@ class DeepPacker {
   uint64_t tokens_ = 0, bytes_ = 0, fp16_ = 0;
   double quality_ = 0.0, encode_s_ = 0.0, decode_s_ = 0.0;
 };
+
+// What an idle sequence comes back with: everything but its first and newest tokens is parked at `ratio` and woken again, in place.
+// REQUIRES: as settle().
+struct ParkTimes {
+  DeepReport report;
+  double park_seconds = 0.0, wake_seconds = 0.0;
+};
+ParkTimes park_and_wake(AdaptiveKVCache& cache, SeqId sequence, double ratio, uint32_t recent);
 
 }  // namespace tierkv::cli

@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
+#include "deep_eval.h"
 #include "eval_common.h"
 #include "recall_text.h"
 #include "report_plots.h"
@@ -30,11 +31,13 @@ constexpr const char* kFooter =
     "  tierkv recall --kv fp16 --kv balanced --ctx 2048,4096 --plot recall.svg\n"
     "  tierkv recall --task lines --keys 16 --kv compact --stock q4_0 --json recall.json\n"
     "  tierkv recall --haystack book.txt --ctx 8192 --depths 5,25,50,75,95 --trials 4\n"
+    "  tierkv recall --deep 32 --kv fp16,sinks=4,calibration=deep.tkc     does it still find them after a nap in the deep archive?\n"
     "\n"
     "passkey hides one number; lines hides several named ones and asks for one, which is harder and tells more. An answer counts when\n"
     "its first number is the hidden one, digit for digit. Depth 5 is near the beginning of the text, 95 near its end.";
 
 constexpr uint32_t kAnswerTokens = 12;
+constexpr uint32_t kNewest = 512;  // tokens that --deep leaves as they are
 
 struct Request {
   Options options;
@@ -42,6 +45,7 @@ struct Request {
   std::vector<uint32_t> ctx;
   std::vector<double> depths = {5, 25, 50, 75, 95};
   uint32_t trials = 2, keys = 8, micro_batch = 256;
+  double deep = 0.0;  // ratio; 0: as it is
   std::string haystack, plot;
 };
 
@@ -124,9 +128,10 @@ class Recall {
         const Needle needle = make_passkey(random);
         Tokens rest = tokens(needle.text);
         rest.insert(rest.end(), after.begin(), after.end());
-        append(rest, tokens(needle.question));
         if (trial != 0) checkpoint.restore();
-        feed(rest, Want::last);
+        feed(rest, Want::none);
+        nap();
+        feed(tokens(needle.question), Want::last);
         judge(cell, needle);
       }
       checkpoint.restore_last();
@@ -179,6 +184,7 @@ class Recall {
     text.insert(text.end(), haystack.tokens.begin() + static_cast<ptrdiff_t>(read), haystack.tokens.begin() + static_cast<ptrdiff_t>(length));
     session_->reset();
     feed(text, Want::none);
+    nap();
     Checkpoint checkpoint(engine_, *session_, text);
     for (size_t i = 0; i < cells.size(); ++i) {
       if (i != 0) checkpoint.restore();
@@ -209,6 +215,11 @@ class Recall {
     done_ += tokens.size();
   }
 
+  // With --deep, what was read goes through the deep archive before it is asked about.
+  void nap() {
+    if (request_.deep > 0.0 && session_->cache() != nullptr) (void)park_and_wake(*session_->cache(), session_->sequence(), request_.deep, kNewest);
+  }
+
   void judge(Cell& cell, const Needle& needle) {
     std::string said;
     for (uint32_t i = 0; i < kAnswerTokens && session_->length() < session_->limit(); ++i) {
@@ -237,11 +248,13 @@ class Recall {
 };
 
 json cell_json(const Cell& cell, const Engine& engine, const Request& request) {
-  return {{"command", "recall"},       {"model", engine.name()},  {"task", cell.task},       {"kv", cell.setting.kv},
+  json value = {{"command", "recall"},       {"model", engine.name()},  {"task", cell.task},       {"kv", cell.setting.kv},
           {"stock", cell.setting.stock}, {"ctx", cell.ctx},       {"depth", cell.depth},     {"correct", cell.correct},
           {"total", cell.total},       {"wrong", cell.wrong},     {"seed", request.options.seed},
           {"haystack", request.haystack.empty() ? "generated" : request.haystack},
           {"keys", cell.task == "lines" ? std::max<size_t>(request.keys, request.depths.size()) : 1}};
+  if (request.deep > 0.0 && !cell.setting.stock) value["deep"] = request.deep;
+  return value;
 }
 
 void print(const std::vector<Cell>& cells, const Request& request) {
@@ -360,6 +373,8 @@ void add_recall(CLI::App& app, Action& action) {
   command->add_option("--trials", request->trials, "different numbers at each depth")->check(CLI::Range(1u, 1000u))->capture_default_str();
   command->add_option("--keys", request->keys, "lines: numbers hidden at once (at least one for each depth)")->check(CLI::Range(1u, 400u))->capture_default_str();
   command->add_option("--haystack", request->haystack, "a text to hide in, repeated if it is short (default: generated)")->type_name("FILE");
+  command->add_option("--deep", request->deep, "park what was read in the deep archive at this ratio, and wake it, before asking (needs a calibration with its tables)")
+      ->check(CLI::Range(2.0, 1000.0))->type_name("RATIO");
   command->add_option("--plot", request->plot, "write a heat map (SVG; a PNG beside it if rsvg-convert is installed)")->type_name("FILE");
   add_stock_option(*command, request->stock, "none");
   add_seed_option(*command, request->options);

@@ -19,6 +19,7 @@ constexpr const char* kFooter =
     "Examples:\n"
     "  tierkv snapshot save book.tkv -f book.txt --kv balanced     read a text once\n"
     "  tierkv snapshot load book.tkv -p \"In short,\" -n 100         go on without reading it again\n"
+    "  tierkv snapshot save book.tkv -f book.txt --deep --kv deep,calibration=model.tkc   32 times smaller, if the model was calibrated with --deep\n"
     "  tierkv snapshot inspect book.tkv\n"
     "  tierkv snapshot verify book.tkv && echo whole\n"
     "\n"
@@ -179,7 +180,6 @@ int run_save(Request& request) {
   if (options.kv.empty()) options.kv = {"balanced"};
   check_kv(options.kv);
   if (request.file.empty() && request.prompt.empty()) bad_input("there is no text to read: give -f FILE or -p TEXT");
-  if (request.deep && request.ratio == 0.0 && request.quality == 0.0) request.ratio = 20.0;
   Engine engine(options);
   std::string text = text_of(request);
   if (request.chat) text = engine.apply_template({{"user", text}}, true);
@@ -298,7 +298,7 @@ void add_snapshot(CLI::App& app, Action& action) {
   CLI::App* save = add_part(*command, "save", "Read a text and keep the cache in a file", saved, action, run_save);
   add_text_options(*save, *saved);
   save->add_flag("--deep", saved->deep, "archived tokens in a deep archive: slower to load, several times smaller (takes a calibration made with --deep)");
-  auto* ratio = save->add_option("--ratio", saved->ratio, "how much smaller than FP16 it is to be (default: 20)")->check(CLI::Range(2.0, 1000.0))->needs("--deep");
+  auto* ratio = save->add_option("--ratio", saved->ratio, "how much smaller than FP16 it is to be (default: the --kv's deep.ratio, or 20)")->check(CLI::Range(2.0, 1000.0))->needs("--deep");
   save->add_option("--quality", saved->quality, "or: the share of the energy, as attention sees it, that must survive, e.g. 0.97")
       ->check(CLI::Range(0.0, 1.0))
       ->needs("--deep")

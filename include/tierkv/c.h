@@ -91,6 +91,33 @@ tierkv_status tierkv_seq_add(tierkv_cache* cache, tierkv_seq* out);
 /* A copy that shares every block until one of the two changes it. */
 tierkv_status tierkv_seq_fork(tierkv_cache* cache, tierkv_seq seq, tierkv_seq* out);
 tierkv_status tierkv_seq_remove(tierkv_cache* cache, tierkv_seq seq);
+
+/* Idle sequences: the older tokens packed 16 to 50 times smaller than FP16 until the sequence wakes; see AdaptiveKVCache::park(). Until then all that
+ * reads or changes its tokens is TIERKV_FAILED_PRECONDITION; lengths, statistics, saving and removing work. */
+typedef struct tierkv_deep_options {
+  size_t size;             /* sizeof(tierkv_deep_options) of the caller */
+  double ratio;            /* times smaller than FP16, or */
+  double quality;          /* the share of the energy that must survive; both 0: as the config says (deep.ratio, deep.quality) */
+  uint32_t keep_recent;    /* tokens at the end that stay as they are; UINT32_MAX: all but the archive tier */
+  uint32_t first_position; /* tokens before it stay as they are */
+} tierkv_deep_options;
+
+typedef struct tierkv_deep_report {
+  size_t size; /* sizeof(tierkv_deep_report) of the caller, set before the call */
+  uint32_t tokens;
+  uint32_t first_position;
+  uint64_t bytes;
+  double ratio;
+  double quality;
+} tierkv_deep_report;
+
+void tierkv_deep_options_init(tierkv_deep_options* options);
+/* options and report may be null. TIERKV_FAILED_PRECONDITION: no calibration with tables for it, or nothing to pack. */
+tierkv_status tierkv_seq_park(tierkv_cache* cache, tierkv_seq seq, const tierkv_deep_options* options, tierkv_deep_report* report);
+/* TIERKV_RESOURCE_EXHAUSTED: the budget has no room; it stays parked and loses nothing. */
+tierkv_status tierkv_seq_wake(tierkv_cache* cache, tierkv_seq seq);
+/* 1 or 0. */
+tierkv_status tierkv_seq_is_parked(const tierkv_cache* cache, tierkv_seq seq, int* out);
 /* Writes at most `capacity` ids to `out` (may be null when 0) and how many there are to `count`. */
 tierkv_status tierkv_seq_list(const tierkv_cache* cache, tierkv_seq* out, size_t capacity, size_t* count);
 
@@ -170,7 +197,9 @@ typedef struct tierkv_memory {
   uint64_t total_bytes; /* everything above: what the cache has mapped */
   uint64_t peak_bytes;
   uint64_t budget_bytes; /* 0: no budget */
-  uint64_t fp16_bytes;   /* what the same live tokens would take as plain FP16 */
+  uint64_t fp16_bytes;   /* what the same live and parked tokens would take as plain FP16 */
+  uint64_t parked_tokens; /* rows of parked sequences, in no tier */
+  uint64_t parked_bytes;  /* what they take, counted in total_bytes */
 } tierkv_memory;
 
 typedef struct tierkv_quality {

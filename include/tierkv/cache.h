@@ -75,7 +75,7 @@ struct HotView {
 };
 
 // How the archived part of a sequence is packed for disk, network or a long idle time: 16 to 50 times smaller than FP16, decoded before use.
-// Sinks, hot rows and what keep_recent says stay exactly as they are. One of ratio and quality is set.
+// Sinks, hot rows and what keep_recent says stay exactly as they are. One of ratio and quality is set, or neither: then CacheConfig::deep says.
 struct DeepOptions {
   static constexpr uint32_t kTiers = 0xFFFFFFFFu;
   double ratio = 0.0;             // FP16 bytes of the tokens coded over the bytes they take: 20 is ordinary
@@ -161,6 +161,19 @@ class AdaptiveKVCache {
   Status save(SeqId seq, const std::string& path, const DeepOptions& deep, DeepReport* report = nullptr) const;
   Result<std::vector<std::byte>> freeze(SeqId seq, const DeepOptions& deep, DeepReport* report = nullptr) const;
   Result<SeqId> unfreeze(std::span<const std::byte> bytes);
+
+  // --- idle sequences
+  // Packs the older tokens of a sequence as freeze(seq, options) does and gives their blocks back (those that a fork shares go when the fork
+  // lets go of them). The packed bytes stay under the same id and count as MemoryStats::parked_bytes and against byte_budget. Until wake()
+  // everything that reads or changes its tokens, fork() included, is refused with failed_precondition: waking takes memory and time, so it is
+  // never done behind a caller's back. length(), memory_usage(), verify() and remove() work, and so do save() and freeze(): they write a deep
+  // snapshot of the packed bytes as they are. A failed park changes nothing; failed_precondition: no calibration with tables for it, or nothing
+  // to pack (the message says why).
+  Status park(SeqId seq, const DeepOptions& options = {}, DeepReport* report = nullptr);
+  // Back into blocks of the tiers the tokens came from. resource_exhausted: byte_budget has no room; the sequence stays parked and loses nothing.
+  // Takes the calibration it was parked with, which a parked sequence keeps; its file must still be there when it came from one.
+  Status wake(SeqId seq);
+  Result<bool> is_parked(SeqId seq) const;
 
   struct Impl;  // src/cache/impl.h
 

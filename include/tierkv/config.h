@@ -29,7 +29,8 @@ inline constexpr uint32_t kAll = 0xFFFFFFFFu;
 // and the first `sinks` tokens of the sequence as FP16 for ever.
 //
 // A codec is named as src/quant/registry.h says: "rot2", "kivi4-g64", "turbo3"; "rot3/rot2" gives keys and values different ones. As the
-// archive's, "auto" is the best there is: "klt1.875" with a calibration of the model, "rot2" without one ("auto3": "klt2.5" or "rot3").
+// archive's, "auto" is the best there is: "klt1.875" with a calibration of the model, "rot2" without one ("auto3": "klt2.5" or "rot3"; "auto1":
+// "klt1.5" or "rot2").
 struct LayerConfig {
   uint32_t hot = 64;
   uint32_t warm = 448;
@@ -66,6 +67,14 @@ struct EvictionConfig {
   bool operator==(const EvictionConfig&) const = default;
 };
 
+// The target of deep archives (park(), freeze and save with DeepOptions) where a call names none. At most one of the two; neither: 20 times.
+struct DeepConfig {
+  double ratio = 0.0;    // times smaller than FP16
+  double quality = 0.0;  // or: share of the energy, as attention sees it, that must survive
+
+  bool operator==(const DeepConfig&) const = default;
+};
+
 struct CacheConfig {
   // The model.
   std::string model;            // a name for thresholds and snapshots; may be empty
@@ -87,6 +96,7 @@ struct CacheConfig {
   EvictionConfig eviction;
   uint32_t window_slack = 32;             // tokens a windowed layer keeps beyond its window so that truncate() can roll back
 
+  DeepConfig deep;
   std::string calibration;                // a file of `tierkv calibrate` for this model; empty: none
 
   // Adaptation (document 000).
@@ -107,7 +117,7 @@ Status validate(const CacheConfig& config);
 // Whether some layer would use a calibration of the model: it archives tokens in a codec that needs one, or in "auto", which is better with one.
 bool wants_calibration(const CacheConfig& config);
 
-// Presets set tiers, blocks and eviction, and leave the model and the limits alone.
+// Presets set tiers, blocks, eviction and the deep archive's target, and leave the model and the limits alone.
 std::vector<std::string> preset_names();
 Status apply_preset(std::string_view name, CacheConfig& config);
 

@@ -26,12 +26,14 @@ struct TierMemory {
 struct MemoryStats {
   TierMemory tier[kNumTiers];
   uint64_t bookkeeping_bytes = 0;  // block tables, positions, eviction statistics, sequence records
+  uint64_t parked_tokens = 0;      // rows that park() packed, summed over layers and KV heads; in no tier until wake()
+  uint64_t parked_bytes = 0;       // what they take
   uint64_t table_bytes = 0;        // calibrated tables (whole-cache figure only; a budget does not count them: they do not grow)
   uint64_t free_bytes = 0;         // held from the operating system, ready for reuse (whole-cache figure only)
   uint64_t total_bytes = 0;        // everything above: what the cache has in memory
   uint64_t peak_bytes = 0;         // highest total so far (whole-cache figure only)
   uint64_t budget_bytes = 0;       // 0: no budget
-  uint64_t fp16_bytes = 0;         // what the same live tokens would take as plain FP16
+  uint64_t fp16_bytes = 0;         // what the same live and parked tokens would take as plain FP16
   const TierMemory& operator[](Tier t) const { return tier[static_cast<int>(t)]; }
   TierMemory& operator[](Tier t) { return tier[static_cast<int>(t)]; }
   double compression() const { return total_bytes ? static_cast<double>(fp16_bytes) / static_cast<double>(total_bytes) : 0.0; }

@@ -25,7 +25,7 @@
 namespace tierkv {
 
 // The first four are the tiers in order of tierkv::Tier.
-enum class MemoryTag : uint8_t { sink = 0, hot = 1, warm = 2, archive = 3, bookkeeping = 4, count = 5 };
+enum class MemoryTag : uint8_t { sink = 0, hot = 1, warm = 2, archive = 3, bookkeeping = 4, parked = 5, count = 6 };
 
 class Arena {
  public:

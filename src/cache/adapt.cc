@@ -39,7 +39,7 @@ Status AdaptiveKVCache::Impl::apply_thresholds(const std::vector<LayerThresholds
     if (!p.ring) p.hot = wanted[l].hot;  // a ring holds its window whatever the thresholds say
     // Which codecs a layer has follows from its configuration: lengths move, tiers do not come and go.
     if (p.warm != 0 && p.warm != kAll && wanted[l].warm != 0 && wanted[l].warm != kAll) p.warm = wanted[l].warm;
-    if (p.archive_codec && wanted[l].archive_bits != 0 && archive_pairs[l].key.bits != 0) {
+    if (p.archive_codec && !p.choice && wanted[l].archive_bits != 0 && archive_pairs[l].key.bits != 0) {
       TIERKV_RETURN_IF_ERROR(set_archive(static_cast<uint32_t>(l), at_bits(archive_pairs[l], wanted[l].archive_bits), p));
     }
   }

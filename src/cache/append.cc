@@ -78,7 +78,8 @@ static Status append_step(AdaptiveKVCache::Impl& impl, Appending& a, uint32_t fi
   state.unobserved += count;
   // From here on the tokens are in. Whatever cannot settle for want of memory stays in a better tier and is tried again.
   bool settled = true;
-  for (HeadStream& s : a.seq.heads(a.layer)) settled &= cache::settle(impl.env, s, a.plan);
+  const LayerPlan plan = a.plan.at_length(state.length);
+  for (HeadStream& s : a.seq.heads(a.layer)) settled &= cache::settle(impl.env, s, plan);
   if (!settled && impl.policy) (void)impl.relieve(a.seq);
   return {};
 }
@@ -171,6 +172,7 @@ Status AdaptiveKVCache::append(SeqId seq, uint32_t layer, const RowsView& keys, 
   TIERKV_RETURN_IF_ERROR(cache::check_finite(values, "values", impl_->env.hot_bf16));
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
   std::lock_guard lock(sequence->mutex);
+  TIERKV_RETURN_IF_ERROR(impl_->check_awake(seq, *sequence));
   return impl_->append(*sequence, layer, keys, values);
 }
 

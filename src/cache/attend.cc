@@ -167,6 +167,7 @@ Status AdaptiveKVCache::attention(SeqId seq, uint32_t layer, const RowsView& que
   if (!out) return error(StatusCode::invalid_argument, "attention needs a place for its output");
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
   std::lock_guard lock(sequence->mutex);
+  TIERKV_RETURN_IF_ERROR(impl_->check_awake(seq, *sequence));
   LayerState& state = sequence->layer(layer);
 
   Call call{queries, out, options, {}, c.query_heads() / c.num_kv_heads, {}, {}};

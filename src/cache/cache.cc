@@ -1,8 +1,10 @@
 // cache.cc — AdaptiveKVCache: creation, sequences, and the calls that look at or shorten them.
 #include <algorithm>
 
+#include "base/checksum.h"
 #include "base/status_macros.h"
 #include "cache/impl.h"
+#include "cache/parked.h"
 
 namespace tierkv {
 
@@ -16,8 +18,13 @@ namespace {
 size_t largest_block(const std::vector<LayerPlan>& plans, uint32_t heads, uint32_t lanes) {
   size_t most = 0;
   for (const LayerPlan& p : plans) {
-    std::vector<const cache::CodecEntry*> entries = {p.warm_codec, p.archive_codec, p.raw_warm, p.raw_archive};
-    if (p.archive_heads) entries.insert(entries.end(), p.archive_heads, p.archive_heads + heads);
+    std::vector<const cache::CodecEntry*> entries = {p.warm_codec, p.raw_warm, p.raw_archive};
+    const auto add = [&](const cache::CodecEntry* codec, const cache::CodecEntry* const* own) {
+      entries.push_back(codec);
+      if (own) entries.insert(entries.end(), own, own + heads);
+    };
+    add(p.archive_codec, p.archive_heads);
+    for (size_t i = 0; p.choice && i < quant::kAdaptiveSteps; ++i) add(p.choice->steps[i].codec, p.choice->steps[i].heads);
     for (const cache::CodecEntry* entry : entries) {
       if (!entry) continue;
       most = std::max(most, Arena::rounded(cache::Block::total_bytes(*entry)) + entry->tokens * (sizeof(uint32_t) + lanes * sizeof(float)) + 256);
@@ -86,14 +93,12 @@ Status AdaptiveKVCache::Impl::resolve_plans() {
     p.sinks = tiers.window ? 0 : tiers.sinks;  // a windowed layer's queries cannot see the first tokens anyway
     p.ring = tiers.window && tiers.hot >= tiers.window;
     TIERKV_ASSIGN_OR_RETURN(const quant::CodecPair warm, quant::parse_codec_pair(tiers.warm_codec));
-    const bool calibrated = book.calibration() && book.calibration()->has_klt();
-    TIERKV_ASSIGN_OR_RETURN(const quant::CodecPair archive, quant::parse_codec_pair(quant::resolve_auto(tiers.archive_codec, calibrated)));
-    archive_pairs.push_back(archive);
+    archive_pairs.emplace_back();
     if (tiers.warm) {
       TIERKV_ASSIGN_OR_RETURN(p.warm_codec, book.get(warm, config.warm_block));
     }
     if (tiers.warm != kAll) {
-      TIERKV_RETURN_IF_ERROR(set_archive(l, archive, p));
+      TIERKV_RETURN_IF_ERROR(configure_archive(l, p, archive_pairs.back()));
     }
     if (p.sinks) {
       TIERKV_ASSIGN_OR_RETURN(p.sink_codec, book.get(raw_pair, p.sinks));
@@ -105,7 +110,35 @@ Status AdaptiveKVCache::Impl::resolve_plans() {
   return {};
 }
 
+Status AdaptiveKVCache::Impl::configure_archive(uint32_t layer, LayerPlan& p, quant::CodecPair& pair) {
+  const std::string name = config.layer(layer).archive_codec;
+  if (name == quant::kAdaptive) return set_adaptive(layer, p, pair);
+  const bool calibrated = book.calibration() && book.calibration()->has_klt();
+  TIERKV_ASSIGN_OR_RETURN(pair, quant::parse_codec_pair(quant::resolve_auto(name, calibrated)));
+  return set_archive(layer, pair, p);
+}
+
+Status AdaptiveKVCache::Impl::set_adaptive(uint32_t layer, LayerPlan& p, quant::CodecPair& first) {
+  cache::LengthChoice& choice = choices.emplace_back();
+  for (size_t i = 0; i < quant::kAdaptiveSteps; ++i) {
+    const quant::AdaptiveStep& step = quant::adaptive_steps()[i];
+    TIERKV_ASSIGN_OR_RETURN(quant::CodecPair pair, quant::parse_codec_pair(step.codec));
+    Status status = set_archive(layer, pair, p);
+    if (status.code() == StatusCode::failed_precondition) {  // no calibration, or one without these tables
+      TIERKV_ASSIGN_OR_RETURN(pair, quant::parse_codec_pair(step.plain));
+      status = set_archive(layer, pair, p);
+    }
+    TIERKV_RETURN_IF_ERROR(status);
+    choice.steps[i] = {step.below, p.archive_codec, p.archive_heads};
+    if (i == 0) first = pair;
+  }
+  p.choice = &choice;
+  p = p.at_length(0);
+  return {};
+}
+
 Status AdaptiveKVCache::Impl::set_archive(uint32_t layer, const quant::CodecPair& pair, LayerPlan& p) {
+  p.choice = nullptr;
   p.archive_heads = nullptr;
   if (!quant::needs_tables(pair)) {
     TIERKV_ASSIGN_OR_RETURN(p.archive_codec, book.get(pair, config.archive_block));
@@ -137,13 +170,10 @@ Status AdaptiveKVCache::set_calibration(CalibrationPtr calibration) {
   std::vector<quant::CodecPair> pairs = impl_->archive_pairs;
   for (uint32_t l = 0; l < next.size(); ++l) {
     if (!next[l].archive_codec) continue;
-    auto pair = quant::parse_codec_pair(quant::resolve_auto(impl_->config.layer(l).archive_codec, impl_->book.calibration()->has_klt()));
-    const Status status = pair.ok() ? impl_->set_archive(l, *pair, next[l]) : pair.status();
-    if (!status.ok()) {
+    if (const Status status = impl_->configure_archive(l, next[l], pairs[l]); !status.ok()) {
       impl_->book.set_calibration(before);
       return status;
     }
-    pairs[l] = *pair;
   }
   impl_->plans = std::move(next);
   impl_->archive_pairs = std::move(pairs);
@@ -154,12 +184,22 @@ CalibrationPtr AdaptiveKVCache::calibration() const { return impl_->book.calibra
 
 std::string AdaptiveKVCache::archive_codec(uint32_t layer) const {
   const LayerPlan p = layer < impl_->config.num_layers ? impl_->plan(layer) : LayerPlan();
-  return p.archive_codec ? quant::to_string(p.archive_codec->pair) : std::string();
+  if (!p.archive_codec) return std::string();
+  std::string name = quant::to_string(p.archive_codec->pair);
+  for (size_t i = 1; p.choice && i < quant::kAdaptiveSteps; ++i) {
+    name += ", from " + std::to_string(p.choice->steps[i - 1].below) + " tokens on " + quant::to_string(p.choice->steps[i].codec->pair);
+  }
+  return name;
 }
 
 LayerPlan AdaptiveKVCache::Impl::plan(uint32_t layer) const {
   std::lock_guard lock(threshold_mutex);
   return plans[layer];
+}
+
+std::vector<LayerPlan> AdaptiveKVCache::Impl::all_plans() const {
+  std::lock_guard lock(threshold_mutex);
+  return plans;
 }
 
 Status AdaptiveKVCache::Impl::check_layer(uint32_t layer) const {
@@ -174,6 +214,12 @@ Result<std::shared_ptr<Sequence>> AdaptiveKVCache::Impl::find(SeqId seq) const {
   const auto it = sequences.find(seq);
   if (it == sequences.end()) return error(StatusCode::not_found, "no sequence ", seq);
   return it->second;
+}
+
+Status AdaptiveKVCache::Impl::check_awake(SeqId seq, const Sequence& sequence) const {
+  if (!sequence.parked) return {};
+  return error(StatusCode::failed_precondition, "sequence ", seq, " is parked: positions ", sequence.parked->first, "..", sequence.parked->end - 1,
+               " are in no tier until wake()");
 }
 
 Result<SeqId> AdaptiveKVCache::Impl::adopt(std::shared_ptr<Sequence> sequence) {
@@ -203,6 +249,7 @@ Result<SeqId> AdaptiveKVCache::fork(SeqId seq) {
   std::shared_ptr<Sequence> copy;
   {
     std::lock_guard lock(source->mutex);
+    TIERKV_RETURN_IF_ERROR(impl_->check_awake(seq, *source));
     copy = Sequence::fork(*source);
   }
   return impl_->adopt(std::move(copy));
@@ -252,6 +299,7 @@ Result<std::vector<uint32_t>> AdaptiveKVCache::positions(SeqId seq, uint32_t lay
   TIERKV_RETURN_IF_ERROR(check_head(impl_->config, kv_head));
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
   std::lock_guard lock(sequence->mutex);
+  TIERKV_RETURN_IF_ERROR(impl_->check_awake(seq, *sequence));
   std::vector<uint32_t> out;
   cache::live_positions(sequence->heads(layer)[kv_head], out);
   return out;
@@ -262,6 +310,7 @@ Result<HotView> AdaptiveKVCache::hot_view(SeqId seq, uint32_t layer, uint32_t kv
   TIERKV_RETURN_IF_ERROR(check_head(impl_->config, kv_head));
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
   std::lock_guard lock(sequence->mutex);
+  TIERKV_RETURN_IF_ERROR(impl_->check_awake(seq, *sequence));
   cache::Tail::Run runs[2];
   sequence->heads(layer)[kv_head].tail.runs(runs);
   if (runs[1].rows || runs[0].positions) {
@@ -275,6 +324,7 @@ Status AdaptiveKVCache::get(SeqId seq, uint32_t layer, std::span<const uint32_t>
   TIERKV_RETURN_IF_ERROR(impl_->check_layer(layer));
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
   std::lock_guard lock(sequence->mutex);
+  TIERKV_RETURN_IF_ERROR(impl_->check_awake(seq, *sequence));
   const uint32_t length = sequence->layer(layer).length;
   for (const uint32_t position : positions) {
     if (position >= length) return error(StatusCode::out_of_range, "position ", position, " of a layer with ", length, " tokens");
@@ -310,6 +360,9 @@ Status AdaptiveKVCache::verify(SeqId seq) const {
       }
     }
   }
+  if (sequence->parked && checksum(sequence->parked->bytes.read()) != sequence->parked->checksum) {
+    return error(StatusCode::data_loss, "sequence ", seq, ": its parked tokens do not match their checksum");
+  }
   return {};
 }
 
@@ -318,6 +371,7 @@ Status AdaptiveKVCache::verify(SeqId seq) const {
 Status AdaptiveKVCache::truncate(SeqId seq, uint32_t length) {
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
   std::lock_guard lock(sequence->mutex);
+  TIERKV_RETURN_IF_ERROR(impl_->check_awake(seq, *sequence));
   uint32_t longest = 0;
   for (uint32_t l = 0; l < sequence->num_layers(); ++l) longest = std::max(longest, sequence->layer(l).length);
   if (length > longest) return error(StatusCode::out_of_range, "cannot truncate to ", length, ": the sequence has ", longest, " tokens");
@@ -352,8 +406,9 @@ Status AdaptiveKVCache::flush() {
     if (!found.ok()) continue;  // removed meanwhile
     Sequence& sequence = **found;
     std::lock_guard lock(sequence.mutex);
+    if (sequence.parked) continue;  // nothing is due until it wakes
     for (uint32_t l = 0; l < sequence.num_layers(); ++l) {
-      const LayerPlan p = impl_->plan(l);
+      const LayerPlan p = impl_->plan(l).at_length(sequence.layer(l).length);
       for (HeadStream& s : sequence.heads(l)) {
         if (!cache::settle(impl_->env, s, p)) {
           return error(StatusCode::resource_exhausted, "byte_budget leaves no room to settle layer ", l, " of sequence ", id);

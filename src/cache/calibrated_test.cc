@@ -80,6 +80,8 @@ TEST(Calibrated, AutoIsKltWithTablesAndRotWithout) {
   EXPECT_EQ(Filled("balanced", tables()).cache->archive_codec(0), "klt1.875");
   EXPECT_EQ(Filled("balanced", nullptr).cache->archive_codec(0), "rot2");
   EXPECT_EQ(Filled("quality", tables()).cache->archive_codec(1), "klt2.5");
+  EXPECT_EQ(Filled("deep", tables()).cache->archive_codec(1), "klt1.5");
+  EXPECT_EQ(Filled("deep", nullptr).cache->archive_codec(1), "rot2");
 }
 
 TEST(Calibrated, AttentionIsNearFp16) {
@@ -169,7 +171,7 @@ TEST(Calibrated, AnotherShapeIsRefused) {
 }
 
 TEST(Calibrated, WhoWantsACalibration) {
-  for (const char* kv : {"balanced", "quality", "compact", "archive=klt2", "warm_codec=kltk2/rot4", "archive=squat2"}) EXPECT_TRUE(wants_calibration(config_of(kv))) << kv;
+  for (const char* kv : {"balanced", "quality", "compact", "archive=klt2", "warm_codec=kltk2/rot4", "archive=squat2", "archive=adaptive"}) EXPECT_TRUE(wants_calibration(config_of(kv))) << kv;
   for (const char* kv : {"fp16", "hot=all", "archive=rot2", "warm=all", "window=32,hot=64"}) EXPECT_FALSE(wants_calibration(config_of(kv))) << kv;
 }
 

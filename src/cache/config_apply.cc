@@ -20,7 +20,7 @@ bool set_by_preset(const std::string& key) {
   for (const char* name : {"hot", "warm", "warm_codec", "archive_codec", "sinks", "warm_block", "archive_block"}) {
     if (key == name) return true;
   }
-  return key.starts_with("eviction.");
+  return key.starts_with("eviction.") || key.starts_with("deep.");
 }
 
 // Fills a copy of the configuration and remembers where each key stood.
@@ -161,19 +161,20 @@ Status apply_section(const ConfigNode& table, std::string_view section, Applier&
       TIERKV_RETURN_IF_ERROR(apply_layers(member, applier));
       continue;
     }
-    if (section.empty() && member.key == "eviction") {
-      TIERKV_RETURN_IF_ERROR(applier.claim("eviction", member.line));
+    const bool is_table = std::any_of(fields.begin(), fields.end(), [&](const auto& f) { return *f.section && member.key == f.section; });
+    if (section.empty() && is_table) {
+      TIERKV_RETURN_IF_ERROR(applier.claim(member.key, member.line));
       if (member.value.type != Type::table) {
-        return applier.refuse(member.line, "'eviction' must be a table ([eviction] in TOML), not ", describe(member.value));
+        return applier.refuse(member.line, "'", member.key, "' must be a table ([", member.key, "] in TOML), not ", describe(member.value));
       }
-      TIERKV_RETURN_IF_ERROR(apply_section(member.value, "eviction", applier));
+      TIERKV_RETURN_IF_ERROR(apply_section(member.value, member.key, applier));
       continue;
     }
     const auto it =
         std::find_if(fields.begin(), fields.end(), [&](const auto& f) { return section == f.section && member.key == f.key; });
     if (it == fields.end()) {
       const std::vector<std::string> extra =
-          section.empty() ? std::vector<std::string>{"preset", "eviction", "layer"} : std::vector<std::string>{};
+          section.empty() ? std::vector<std::string>{"preset", "eviction", "deep", "layer"} : std::vector<std::string>{};
       return applier.refuse(member.line, unknown_key(fields, section, path, member.key, extra, false));
     }
     TIERKV_RETURN_IF_ERROR(applier.assign(*it, path, member.line, member.value, applier.config()));

@@ -1,4 +1,4 @@
-// Presets set the tiers, the blocks and the eviction. They leave the model (its sliding windows included), hot_type and the limits.
+// Presets set the tiers, the blocks, the eviction and the target of deep archives. They leave the model (its sliding windows included), hot_type and the limits.
 #include "cache/config_presets.h"
 
 #include "base/status_macros.h"
@@ -19,6 +19,8 @@ constexpr Preset kPresets[] = {
     {"balanced", "the default: a 2-bit archive (under 2 with a calibration) behind 4-bit warm", 64, 448, "rot4", "auto", 4, 64, 128},
     {"quality", "3-bit archive, longer tiers", 128, 896, "rot4", "auto3", 8, 64, 128},
     {"compact", "the smallest that still has every tier", 32, 128, "rot4", "auto", 4, 64, 128},
+    {"deep", "the smallest footprint: under 2 bits with a calibration, idle and saved sequences 32 times smaller than FP16", 64, 448, "rot4",
+     "auto1", 4, 64, 128, 32.0},
     {"adr004", "document 004's defaults: 1024 hot, 2048 at 4 bits, the rest at 2, groups of 128", 1024, 2048, "kivi4-g128",
      "kivi2-g128", 4, 128, 128},
 };
@@ -45,6 +47,7 @@ Status apply_preset(std::string_view name, CacheConfig& config) {
     config.tiers.sinks = preset.sinks;
     config.warm_block = preset.warm_block;
     config.archive_block = preset.archive_block;
+    config.deep = {preset.deep_ratio, 0.0};
     config.eviction = EvictionConfig();  // protects the newest 32, drops 64 at a time (document 004's too), evicts nothing unasked
     // Layers keep their sliding windows, which are the model's, and lose every other difference.
     std::vector<LayerOverride> windows;

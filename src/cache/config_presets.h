@@ -15,6 +15,7 @@ struct Preset {
   const char* archive_codec;
   uint32_t sinks;
   uint32_t warm_block, archive_block;
+  double deep_ratio = 0.0;
 };
 
 std::span<const Preset> presets();

@@ -14,6 +14,7 @@ struct Pinned {
   const char* name;
   LayerConfig tiers;
   uint32_t warm_block, archive_block;
+  double deep_ratio = 0.0;
 };
 
 const Pinned kPinned[] = {
@@ -26,6 +27,7 @@ const Pinned kPinned[] = {
     {"balanced", {64, 448, "rot4", "auto", 4, 0}, 64, 128},
     {"quality", {128, 896, "rot4", "auto3", 8, 0}, 64, 128},
     {"compact", {32, 128, "rot4", "auto", 4, 0}, 64, 128},
+    {"deep", {64, 448, "rot4", "auto1", 4, 0}, 64, 128, 32.0},
     {"adr004", {1024, 2048, "kivi4-g128", "kivi2-g128", 4, 0}, 128, 128},
 };
 
@@ -34,11 +36,13 @@ TEST(Presets, ArePinnedValueByValue) {
   for (const Pinned& p : kPinned) {
     CacheConfig c;
     c.eviction.policy = "h2o", c.eviction.protect_recent = 1;
+    c.deep.quality = 0.5;
     ASSERT_TRUE(apply_preset(p.name, c).ok()) << p.name;
     EXPECT_EQ(c.tiers, p.tiers) << p.name;
     EXPECT_EQ(c.warm_block, p.warm_block) << p.name;
     EXPECT_EQ(c.archive_block, p.archive_block) << p.name;
     EXPECT_EQ(c.eviction, EvictionConfig()) << p.name;
+    EXPECT_EQ(c.deep, (DeepConfig{p.deep_ratio, 0.0})) << p.name;
   }
 }
 

@@ -85,6 +85,12 @@ FieldType codec() {
   return type;
 }
 
+FieldType archive_codec() {
+  FieldType type = codec();
+  type.or_adaptive = true;
+  return type;
+}
+
 std::vector<std::string> hot_types() { return {"fp16", "bf16"}; }
 std::vector<std::string> policy_names() {
   std::vector<std::string> names = {"none"};
@@ -104,6 +110,7 @@ using C = CacheConfig;
 using L = LayerConfig;
 using O = LayerOverride;
 using E = EvictionConfig;
+using D = DeepConfig;
 
 }  // namespace
 
@@ -117,7 +124,7 @@ std::span<const Field<CacheConfig>> config_fields() {
       row<C, &C::tiers, &L::hot>("", "hot", "", tokens(), kHotHelp),
       row<C, &C::tiers, &L::warm>("", "warm", "", tokens(), kWarmHelp),
       row<C, &C::tiers, &L::warm_codec>("", "warm_codec", "", codec(), kWarmCodecHelp),
-      row<C, &C::tiers, &L::archive_codec>("", "archive_codec", "archive", codec(), kArchiveCodecHelp),
+      row<C, &C::tiers, &L::archive_codec>("", "archive_codec", "archive", archive_codec(), kArchiveCodecHelp),
       row<C, &C::tiers, &L::sinks>("", "sinks", "", count(0, kMaxSinks), kSinksHelp),
       row<C, &C::tiers, &L::window>("", "window", "", count(0, kMaxTokens), kWindowHelp),
       row<C, &C::hot_type>("", "hot_type", "", choice(hot_types), "the 16-bit float of the hot rows"),
@@ -144,6 +151,10 @@ std::span<const Field<CacheConfig>> config_fields() {
                                        "sliding_window and streaming_llm: tokens kept beside the sinks; 0: what the budget allows"),
       row<C, &C::eviction, &E::pyramid_beta>("eviction", "pyramid_beta", "pyramid_beta", real(1.0, 1000.0, true),
                                              "PyramidKV's steepness; 1 is flat"),
+      row<C, &C::deep, &D::ratio>("deep", "ratio", "deep_ratio", or_zero(real(2.0, 1000.0, true)),
+                                  "deep archives of idle and saved sequences: times smaller than FP16; 0 and no `deep.quality`: 20"),
+      row<C, &C::deep, &D::quality>("deep", "quality", "deep_quality", or_zero(real(0.0, 1.0, false)),
+                                    "or: share of the energy, as attention sees it, that must survive; excludes `deep.ratio`"),
   };
   return fields;
 }
@@ -153,7 +164,7 @@ std::span<const Field<LayerOverride>> layer_fields() {
       row<O, &O::hot>("", "hot", "", tokens(), kHotHelp),
       row<O, &O::warm>("", "warm", "", tokens(), kWarmHelp),
       row<O, &O::warm_codec>("", "warm_codec", "", codec(), kWarmCodecHelp),
-      row<O, &O::archive_codec>("", "archive_codec", "archive", codec(), kArchiveCodecHelp),
+      row<O, &O::archive_codec>("", "archive_codec", "archive", archive_codec(), kArchiveCodecHelp),
       row<O, &O::sinks>("", "sinks", "", count(0, kMaxSinks), kSinksHelp),
       row<O, &O::window>("", "window", "", count(0, kMaxTokens), kWindowHelp),
   };

@@ -40,6 +40,7 @@ struct FieldType {
   bool or_zero = false;  // 0 is allowed beside min..max: "not set"
   double min_real = 0.0, max_real = 0.0;
   bool min_included = true;
+  bool or_adaptive = false;  // codecs: quant::kAdaptive as well
   std::vector<std::string> (*choices)() = nullptr;
 };
 

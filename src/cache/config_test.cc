@@ -72,6 +72,9 @@ pool = 5
 window = 1000
 pyramid_beta = 10
 
+[deep]
+ratio = 32
+
 [[layer]]
 layers = "0-1"
 hot = "all"
@@ -96,6 +99,7 @@ CacheConfig whole() {
   c.calibration = "smol.tkc";
   c.quality_target = 0.9, c.threads = 3;
   c.eviction = {"snapkv", 16, 8, 24, 5, 1000, 10.0};
+  c.deep.ratio = 32.0;
   LayerOverride first;
   first.first = 0, first.last = 1;
   first.hot = kAll, first.warm = 128, first.warm_codec = "fp16", first.archive_codec = "kivi2-g32", first.sinks = 0,
@@ -112,8 +116,10 @@ TEST(ConfigToml, SetsEveryKey) {
   ASSERT_TRUE(status.ok()) << status.to_string();
   EXPECT_EQ(c, whole());
   EXPECT_TRUE(validate(c).ok()) << validate(c).to_string();
-  for (const auto& field : cache::config_fields())  // so that a new key must be added above
+  for (const auto& field : cache::config_fields()) {  // so that a new key must be added above
+    if (field.path() == "deep.quality") continue;     // excludes deep.ratio
     EXPECT_NE(*field.get(c), *field.get(CacheConfig())) << field.path() << " is not in the example, or has its default there";
+  }
 }
 
 TEST(ConfigJson, ToJsonAndBackIsTheSameFromAnyBase) {
@@ -225,6 +231,11 @@ TEST(ConfigErrors, RangesAreHeld) {
                           "quality_target=nan",
                           "quality_target=inf",
                           "evict_batch=0",
+                          "deep.ratio=1.5",
+                          "deep_ratio=1001",
+                          "deep_ratio=nan",
+                          "deep.quality=1.01",
+                          "deep_quality=-0.1",
                           "sinks=257"}) {
     const std::string m = inline_refusal(bad);
     EXPECT_HAS(m, "must be");
@@ -240,6 +251,30 @@ TEST(ConfigErrors, RangesAreHeld) {
   EXPECT_HAS(inline_refusal("model=" + std::string(257, 'x')), "at most 256 bytes");
   EXPECT_HAS(inline_refusal("model=a\x01"), "control characters");
   EXPECT_HAS(inline_refusal("model=\xff"), "UTF-8");
+}
+
+TEST(ConfigErrors, DeepTargetsExcludeEachOther) {
+  EXPECT_STARTS(toml_refusal("hot = 3\n[deep]\nratio = 20\nquality = 0.97\n"), "my.toml:3: 'deep.ratio' and 'deep.quality' exclude each other");
+  EXPECT_HAS(json_refusal(R"({"deep": {"ratio": 20, "quality": 0.9}})"), "exclude each other");
+  EXPECT_HAS(inline_refusal("deep,deep.quality=0.97"), "set one of them to 0");
+  CacheConfig c;
+  ASSERT_TRUE(apply_inline("deep,deep.ratio=0,deep.quality=0.97", c).ok());
+  EXPECT_EQ(c.deep, (DeepConfig{0.0, 0.97}));
+  ASSERT_TRUE(apply_json(to_json(c), c).ok());
+  EXPECT_EQ(c.deep, (DeepConfig{0.0, 0.97}));
+  ASSERT_TRUE(apply_inline("balanced", c).ok());
+  EXPECT_EQ(c.deep, DeepConfig());
+}
+
+TEST(ConfigErrors, AdaptiveIsTheWholeArchiveOrNothing) {
+  CacheConfig c = model();
+  EXPECT_TRUE(apply_inline("archive=adaptive", c).ok());
+  EXPECT_TRUE(validate(c).ok()) << validate(c).to_string();
+  EXPECT_TRUE(apply_toml("[[layer]]\nlayers = 1\narchive_codec = \"adaptive\"", c).ok());
+  for (const char* bad : {"warm_codec=adaptive", "archive=adaptive/rot2", "archive=rot2/adaptive", "archive=adaptive2", "warm_codec=rot4/adaptive"}) {
+    EXPECT_HAS(inline_refusal(bad), "adaptive chooses by the length of a sequence");
+  }
+  EXPECT_HAS(toml_refusal("[[layer]]\nlayers = 1\nwarm_codec = \"adaptive\""), "adaptive chooses");
 }
 
 TEST(ConfigErrors, DuplicatesAreRefused) {

@@ -31,6 +31,9 @@ class Checker {
     check_overrides();
     for (const uint32_t layer : distinct_layers()) check_layer(layer);
     check_budget();
+    if (c_.deep.ratio != 0.0 && c_.deep.quality != 0.0) {
+      add({"deep.ratio", "deep.quality"}, text("'deep.ratio' and 'deep.quality' exclude each other: set one of them to 0"));
+    }
     return std::move(problems_);
   }
 
@@ -142,6 +145,10 @@ class Checker {
   }
 
   void check_codec(const std::string& name, uint32_t tokens, std::vector<std::string> keys) {
+    if (name == quant::kAdaptive) {
+      for (const quant::AdaptiveStep& step : quant::adaptive_steps()) check_codec(step.plain, tokens, keys);
+      return;
+    }
     const auto pair = quant::parse_codec_pair(name);
     if (!pair.ok()) return;  // check_fields() has said so
     if (quant::needs_tables(*pair)) return;  // the calibration has a say; create() asks it
@@ -203,6 +210,7 @@ LayerConfig CacheConfig::layer(uint32_t index) const {
 
 bool wants_calibration(const CacheConfig& config) {
   const auto wants = [](const std::string& name) {
+    if (name == quant::kAdaptive) return true;
     const auto pair = quant::parse_codec_pair(quant::resolve_auto(name, /*calibrated=*/true));
     return pair.ok() && quant::needs_tables(*pair);
   };

@@ -95,10 +95,10 @@ std::string allowed(const FieldType& type) {
     case Kind::bytes: return "a whole number of bytes up to 2^60, or text with a unit such as \"512MiB\", \"2GiB\", \"1.5GB\"";
     case Kind::real:
       return std::string("a number ") + (type.min_included ? "from " : "above ") + number(type.min_real) + " up to " +
-             number(type.max_real);
+             number(type.max_real) + (type.or_zero ? ", or 0" : "");
     case Kind::text: return "a string of at most " + std::to_string(type.max) + " bytes";
     case Kind::choice: return "one of " + join(type.choices());
-    case Kind::codec: return "a codec such as \"rot2\", \"kivi4-g64\", \"int8\" or a pair \"rot3/rot2\"";
+    case Kind::codec: return std::string("a codec such as \"rot2\", \"kivi4-g64\", \"int8\" or a pair \"rot3/rot2\"") + (type.or_adaptive ? ", or \"adaptive\"" : "");
   }
   return {};
 }
@@ -116,6 +116,7 @@ std::string misfit(const FieldType& type, const Value& value) {
     }
     case Kind::real: {
       const double v = std::get<double>(value);
+      if (type.or_zero && v == 0.0) return {};
       // Written so that NaN fails.
       if ((type.min_included ? v >= type.min_real : v > type.min_real) && v <= type.max_real) return {};
       return "must be " + allowed(type) + ", not " + number(v);
@@ -123,7 +124,12 @@ std::string misfit(const FieldType& type, const Value& value) {
     case Kind::text: return unfit_text(std::get<std::string>(value), type.max);
     case Kind::choice: return unfit_choice(type, std::get<std::string>(value));
     case Kind::codec: {
-      const auto pair = quant::parse_codec_pair(std::get<std::string>(value));
+      const std::string& name = std::get<std::string>(value);
+      if (name == quant::kAdaptive && type.or_adaptive) return {};
+      if (name.find(quant::kAdaptive) != std::string::npos) {
+        return "cannot be " + quote(name) + ": adaptive chooses by the length of a sequence, as the whole archive_codec and nothing else";
+      }
+      const auto pair = quant::parse_codec_pair(name);
       return pair.ok() ? std::string() : "names no codec: " + printable(pair.status().message(), 400);
     }
   }

@@ -6,8 +6,8 @@
 
 #include "base/f16.h"
 #include "base/status_macros.h"
+#include "cache/parked.h"
 #include "cache/row_batch.h"
-#include "deep/archive.h"
 
 namespace tierkv::cache {
 namespace {
@@ -186,27 +186,61 @@ Status check_deep(const Snapshot& snapshot) {
   return {};
 }
 
-uint64_t deep_needed_bytes(const Snapshot& snapshot, std::span<const LayerPlan> plans, const calib::DeepTables& tables) {
-  const auto info = deep::inspect(snapshot.deep);
-  if (!info.ok()) return 0;
+namespace {
+
+// The part of a stream, from the run's token `done` on, that goes into blocks of one kind.
+struct Segment {
+  Target target;
+  uint32_t end = 0;  // in tokens of the run
+};
+Segment segment_at(const DeepTarget& target, const deep::ArchiveInfo& info, uint32_t layer, uint32_t head, uint32_t done) {
+  const LayerPlan& plan = target.plans[layer];
+  const uint32_t end = info.first_position + info.tokens;
+  const uint32_t warm = target.warm_from.empty() ? end : std::min(end, target.warm_from[static_cast<size_t>(layer) * info.kv_heads + head]);
+  if (info.first_position + done >= warm && plan.warm_codec) return {{plan.warm_codec, plan.raw_warm, Tier::warm}, info.tokens};
+  return {target_of(plan, head), (plan.warm_codec ? warm : end) - info.first_position};
+}
+
+template <class Body>
+void each_block(const DeepTarget& target, const deep::ArchiveInfo& info, uint32_t layer, uint32_t head, Body&& body) {
+  for (uint32_t done = 0; done < info.tokens;) {
+    const Segment segment = segment_at(target, info, layer, head, done);
+    body(*segment.target.codec);
+    done += std::min(segment.target.codec->tokens, segment.end - done);
+  }
+}
+
+}  // namespace
+
+uint64_t deep_block_bytes(const deep::ArchiveInfo& info, const calib::DeepTables& tables, const DeepTarget& target) {
   uint64_t total = 0;
   for (const calib::DeepLayer& layer : tables.coded) {
-    for (uint32_t h = 0; h < snapshot.header.kv_heads; ++h) {
-      const Target target = target_of(plans[layer.layer], h);
-      const uint64_t blocks = (info->tokens + target.codec->tokens - 1) / target.codec->tokens;
-      const uint64_t refs = blocks + snapshot.streams[static_cast<size_t>(layer.layer) * snapshot.header.kv_heads + h].blocks;
-      total += blocks * Arena::rounded(Block::total_bytes(*target.codec)) + Arena::rounded(refs * sizeof(BlockRef));
+    for (uint32_t h = 0; h < info.kv_heads; ++h) {
+      each_block(target, info, layer.layer, h, [&](const CodecEntry& codec) { total += Arena::rounded(Block::total_bytes(codec)); });
     }
   }
   return total;
 }
 
-namespace {
+uint64_t deep_needed_bytes(const Snapshot& snapshot, std::span<const LayerPlan> plans, const calib::DeepTables& tables) {
+  const auto info = deep::inspect(snapshot.deep);
+  if (!info.ok()) return 0;
+  const DeepTarget target{plans, {}};
+  uint64_t total = deep_block_bytes(*info, tables, target);
+  for (const calib::DeepLayer& layer : tables.coded) {
+    for (uint32_t h = 0; h < snapshot.header.kv_heads; ++h) {
+      uint64_t refs = snapshot.streams[static_cast<size_t>(layer.layer) * snapshot.header.kv_heads + h].blocks;
+      each_block(target, *info, layer.layer, h, [&](const CodecEntry&) { ++refs; });
+      total += Arena::rounded(refs * sizeof(BlockRef));
+    }
+  }
+  return total;
+}
 
 // The run as 16-bit rows, [coded layer][head][token][head_dim].
-class Staging {
+class DeepReturn::Rows {
  public:
-  Staging(const deep::ArchiveInfo& info, const calib::DeepTables& tables)
+  Rows(const deep::ArchiveInfo& info, const calib::DeepTables& tables)
       : tokens_(info.tokens), heads_(info.kv_heads), dim_(info.head_dim), slot_(tables.layers, 0) {
     for (size_t i = 0; i < tables.coded.size(); ++i) slot_[tables.coded[i].layer] = i;
     const size_t rows = tables.coded.size() * heads_ * tokens_;
@@ -241,51 +275,117 @@ class Staging {
   std::vector<uint16_t> keys_, values_;
 };
 
-// Seals the run into blocks between those the stream has. False: no memory, or the stream has rows there already (`clash`).
-bool insert_stream(const StreamEnv& env, const Staging& rows, const Target& target, const deep::ArchiveInfo& info, HeadStream& s, bool& clash) {
-  const uint32_t end = info.first_position + info.tokens;
-  size_t before = 0;
-  while (before < s.blocks.size() && s.blocks[before].first_position < info.first_position) ++before;
-  clash = (before > 0 && s.blocks[before - 1].position(s.blocks[before - 1].rows - 1u) >= info.first_position) ||
-          (before < s.blocks.size() && s.blocks[before].first_position < end) || (s.tail.rows() && s.tail.position(0) < end);
-  if (clash) return false;
-  const size_t old = s.blocks.size(), fresh = (info.tokens + target.codec->tokens - 1) / target.codec->tokens;
-  if (!s.blocks.reserve(*env.arena, old + fresh)) return false;
-  for (uint32_t at = 0; at < info.tokens; at += target.codec->tokens) {
-    const uint32_t count = std::min(target.codec->tokens, info.tokens - at);
-    RowBatch& batch = scratch_batch();
-    rows.get(s.layer, s.head, at, count, batch.keys, batch.values);
-    for (uint32_t i = 0; i < count; ++i) batch.positions.push_back(info.first_position + at + i);
-    batch.stats.assign(static_cast<size_t>(count) * env.lanes, 0.0f);
-    auto ref = seal(env, batch, *target.codec, *target.raw, target.tier, nullptr, s.layer, s.head, Arena::Use::normal);
-    if (!ref) return false;
-    s.blocks.push_reserved(*ref);
+DeepReturn::DeepReturn(const StreamEnv& env, const DeepTarget& target, const DeepCalibration& calibration)
+    : env_(env), target_(target), calibration_(calibration) {}
+
+DeepReturn::~DeepReturn() {
+  for (Stream& s : streams_) {
+    for (BlockRef& ref : s.blocks) {
+      if (ref.block) release_ref(env_, ref);
+    }
   }
-  std::rotate(s.blocks.begin() + before, s.blocks.begin() + old, s.blocks.begin() + s.blocks.size());
+}
+
+Status DeepReturn::decode(std::span<const std::byte> bytes, uint32_t threads) {
+  TIERKV_ASSIGN_OR_RETURN(info_, deep::inspect(bytes));
+  const calib::DeepTables& tables = *calibration_.tables;
+  rows_ = std::make_unique<Rows>(info_, tables);
+  const deep::WriteRows write = [&](uint32_t layer, uint32_t first, uint32_t count, const float* keys, const float* values) {
+    rows_->put(layer, first, count, keys, values);
+  };
+  TIERKV_RETURN_IF_ERROR(deep::decode(bytes, book_of(calibration_), threads, write));
+  for (const calib::DeepLayer& layer : tables.coded) {
+    for (uint32_t h = 0; h < info_.kv_heads; ++h) {
+      Stream& s = streams_.emplace_back();
+      s.layer = layer.layer, s.head = h;
+      size_t blocks = 0;
+      each_block(target_, info_, s.layer, h, [&](const CodecEntry&) { ++blocks; });
+      s.blocks.reserve(blocks);
+    }
+  }
+  return {};
+}
+
+bool DeepReturn::seal_stream(Stream& s) {
+  while (s.done < info_.tokens) {
+    const Segment segment = segment_at(target_, info_, s.layer, s.head, s.done);
+    const Target& target = segment.target;
+    const uint32_t count = std::min(target.codec->tokens, segment.end - s.done);
+    RowBatch& batch = scratch_batch();
+    rows_->get(s.layer, s.head, s.done, count, batch.keys, batch.values);
+    for (uint32_t i = 0; i < count; ++i) batch.positions.push_back(info_.first_position + s.done + i);
+    batch.stats.assign(static_cast<size_t>(count) * env_.lanes, 0.0f);
+    auto ref = cache::seal(env_, batch, *target.codec, *target.raw, target.tier, nullptr, s.layer, s.head, Arena::Use::normal);
+    if (!ref) return false;
+    s.blocks.push_back(*ref);
+    s.done += count;
+  }
   return true;
 }
 
-}  // namespace
+bool DeepReturn::seal(ThreadPool& pool) {
+  std::atomic<bool> full{false};
+  pool.run(static_cast<uint32_t>(streams_.size()), [&](uint32_t i) {
+    if (!seal_stream(streams_[i])) full = true;
+  });
+  return !full;
+}
+
+Status DeepReturn::commit(Sequence& sequence) {
+  const uint32_t first = info_.first_position, end = first + info_.tokens;
+  std::vector<size_t> before(streams_.size(), 0);
+  for (size_t i = 0; i < streams_.size(); ++i) {
+    HeadStream& s = sequence.heads(streams_[i].layer)[streams_[i].head];
+    size_t& at = before[i];
+    while (at < s.blocks.size() && s.blocks[at].first_position < first) ++at;
+    const bool clash = (at > 0 && s.blocks[at - 1].position(s.blocks[at - 1].rows - 1u) >= first) ||
+                       (at < s.blocks.size() && s.blocks[at].first_position < end) || (s.tail.rows() && s.tail.position(0) < end);
+    if (clash) return error(StatusCode::data_loss, "the snapshot contradicts itself: tokens of its deep archive are in a stream as well");
+    if (!s.blocks.reserve(*env_.arena, s.blocks.size() + streams_[i].blocks.size())) {
+      return error(StatusCode::resource_exhausted, "no memory for the tokens of the deep archive");
+    }
+  }
+  for (size_t i = 0; i < streams_.size(); ++i) {
+    HeadStream& s = sequence.heads(streams_[i].layer)[streams_[i].head];
+    const size_t old = s.blocks.size();
+    for (const BlockRef& ref : streams_[i].blocks) s.blocks.push_reserved(ref);
+    std::rotate(s.blocks.begin() + before[i], s.blocks.begin() + old, s.blocks.begin() + s.blocks.size());
+  }
+  streams_.clear();
+  return {};
+}
+
+uint64_t DeepReturn::sealed_bytes() const {
+  uint64_t total = 0;
+  for (const Stream& s : streams_) {
+    for (const BlockRef& ref : s.blocks) total += ref.block->total_bytes();
+  }
+  return total;
+}
+
+bool DeepReturn::hand_over(std::span<const std::byte> bytes, PackedBytes& to) {
+  std::vector<Block*> blocks;
+  std::vector<uint32_t> tokens;
+  for (const Stream& s : streams_) {
+    for (const BlockRef& ref : s.blocks) blocks.push_back(ref.block), tokens.push_back(ref.block->codec->tokens);
+  }
+  if (!to.take_over(*env_.arena, bytes, blocks)) return false;
+  size_t i = 0;
+  for (Stream& s : streams_) {
+    for (BlockRef& ref : s.blocks) {
+      if (!blocks[i]) release_ref_arrays(env_, ref, tokens[i]);
+      ref.block = blocks[i++];
+    }
+  }
+  return true;
+}
 
 Status insert_deep(const StreamEnv& env, const Snapshot& snapshot, std::span<const LayerPlan> plans, const DeepCalibration& calibration,
                    ThreadPool& pool, Sequence& sequence) {
-  TIERKV_ASSIGN_OR_RETURN(const deep::ArchiveInfo info, deep::inspect(snapshot.deep));
-  const calib::DeepTables& tables = *calibration.tables;
-  Staging rows(info, tables);
-  const deep::WriteRows write = [&](uint32_t layer, uint32_t first, uint32_t count, const float* keys, const float* values) {
-    rows.put(layer, first, count, keys, values);
-  };
-  TIERKV_RETURN_IF_ERROR(deep::decode(snapshot.deep, book_of(calibration), pool.threads(), write));
-  std::atomic<bool> clashed{false}, full{false};
-  const uint32_t streams = static_cast<uint32_t>(tables.coded.size()) * sequence.kv_heads();
-  pool.run(streams, [&](uint32_t i) {
-    const uint32_t layer = tables.coded[i / sequence.kv_heads()].layer, head = i % sequence.kv_heads();
-    bool clash = false;
-    if (!insert_stream(env, rows, target_of(plans[layer], head), info, sequence.heads(layer)[head], clash)) (clash ? clashed : full) = true;
-  });
-  if (clashed) return error(StatusCode::data_loss, "the snapshot contradicts itself: tokens of its deep archive are in a stream as well");
-  if (full) return error(StatusCode::resource_exhausted, "no memory for the tokens of the deep archive");
-  return {};
+  DeepReturn coming(env, {plans, {}}, calibration);
+  TIERKV_RETURN_IF_ERROR(coming.decode(snapshot.deep, pool.threads()));
+  if (!coming.seal(pool)) return error(StatusCode::resource_exhausted, "no memory for the tokens of the deep archive");
+  return coming.commit(sequence);
 }
 
 }  // namespace tierkv::cache

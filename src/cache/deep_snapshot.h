@@ -16,6 +16,7 @@
 #include "cache/sequence.h"
 #include "cache/snapshot.h"
 #include "calib/calibration.h"
+#include "deep/archive.h"
 #include "tierkv/cache.h"
 #include "tierkv/status.h"
 
@@ -33,6 +34,7 @@ struct DeepPart {
   uint64_t calibration = 0;        // its id
   std::vector<std::byte> bytes;    // deep::encode()
 
+  bool empty() const { return first == end; }
   bool covers(uint32_t layer, const BlockRef& ref) const {
     return layers[layer] && ref.first_position >= first && ref.first_position < end;
   }
@@ -53,9 +55,56 @@ DeepRun find_deep_run(const StreamEnv& env, const Sequence& sequence, std::span<
 
 // What the deep part of a file says of itself, checked against the file's streams: its tokens are in no stream already. REQUIRES: it has one.
 [[nodiscard]] Status check_deep(const Snapshot& snapshot);
-// What insert_deep() takes from the arena, if no codec refuses its rows.
+
+// Where the rows of a deep archive go: into the coldest tier that a layer has, but for the positions from warm_from[layer * kv heads + head]
+// on, which go into warm blocks. No warm_from: all into the coldest.
+struct DeepTarget {
+  std::span<const LayerPlan> plans;
+  std::span<const uint32_t> warm_from;
+};
+// What the blocks take from the arena, if no codec refuses its rows.
+[[nodiscard]] uint64_t deep_block_bytes(const deep::ArchiveInfo& info, const calib::DeepTables& tables, const DeepTarget& target);
+
+class PackedBytes;  // parked.h
+
+// A deep archive on its way back into blocks: decode() once, then seal(), which another call continues when memory ran out, then commit().
+// Until then the sequence is as it was; blocks that were not committed go with the object. Everything given outlives it.
+class DeepReturn {
+ public:
+  DeepReturn(const StreamEnv& env, const DeepTarget& target, const DeepCalibration& calibration);
+  ~DeepReturn();
+  DeepReturn(const DeepReturn&) = delete;
+  DeepReturn& operator=(const DeepReturn&) = delete;
+
+  [[nodiscard]] Status decode(std::span<const std::byte> bytes, uint32_t threads);
+  // False: the arena has no room for the next block.
+  [[nodiscard]] bool seal(ThreadPool& pool);
+  // Puts the blocks into the streams, all or none. data_loss: a stream has rows there already. resource_exhausted: no room for its list.
+  [[nodiscard]] Status commit(Sequence& sequence);
+
+  uint64_t sealed_bytes() const;
+  // Their memory for `bytes`; the return is over then. False: sealed_bytes() are too few.
+  [[nodiscard]] bool hand_over(std::span<const std::byte> bytes, PackedBytes& to);
+
+ private:
+  class Rows;
+  struct Stream {
+    uint32_t layer = 0, head = 0, done = 0;  // tokens in blocks
+    std::vector<BlockRef> blocks;
+  };
+  bool seal_stream(Stream& s);
+
+  const StreamEnv& env_;
+  const DeepTarget target_;
+  const DeepCalibration& calibration_;
+  deep::ArchiveInfo info_;
+  std::unique_ptr<Rows> rows_;
+  std::vector<Stream> streams_;
+};
+
+// What a snapshot's deep part takes from the arena.
 [[nodiscard]] uint64_t deep_needed_bytes(const Snapshot& snapshot, std::span<const LayerPlan> plans, const calib::DeepTables& tables);
-// Decodes the rows and seals them into blocks of the plans' own codecs. resource_exhausted: the arena has no room.
+// All of it at once, into a sequence that was made for it. resource_exhausted: the arena has no room.
 [[nodiscard]] Status insert_deep(const StreamEnv& env, const Snapshot& snapshot, std::span<const LayerPlan> plans, const DeepCalibration& calibration,
                                  ThreadPool& pool, Sequence& sequence);
 

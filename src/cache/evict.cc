@@ -50,8 +50,8 @@ uint32_t AdaptiveKVCache::Impl::layer_limit(uint32_t layer) const {
 
 // The newest token and the sinks always stay.
 AdaptiveKVCache::Impl::Evicted AdaptiveKVCache::Impl::evict_layer(Sequence& seq, uint32_t layer, uint32_t budget) {
-  const LayerPlan p = plan(layer);
   const LayerState& state = seq.layer(layer);
+  const LayerPlan p = plan(layer).at_length(state.length);
   budget = std::max(budget, p.sinks + 1);
   Question q;
   q.input.layer = layer;
@@ -136,6 +136,7 @@ Status AdaptiveKVCache::evict(SeqId seq, uint32_t tokens) {
   if (!impl_->policy) return error(StatusCode::failed_precondition, "eviction.policy is none: nothing may be dropped");
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
   std::lock_guard lock(sequence->mutex);
+  TIERKV_RETURN_IF_ERROR(impl_->check_awake(seq, *sequence));
   for (uint32_t l = 0; l < sequence->num_layers(); ++l) {
     if (!impl_->evicts(l)) continue;
     const uint32_t budget = impl_->policy->layer_budget(l, sequence->num_layers(), tokens);

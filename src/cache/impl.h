@@ -6,6 +6,7 @@
 //   adapt.cc      thresholds that follow quality
 //   memory.cc     resident bytes
 //   snapshot.cc   save, load, freeze, unfreeze
+//   park.cc       park, wake
 //
 // Locks, outermost first: a sequence's mutex; the map's mutex, the thresholds' mutex and the arena's are leaves and never held
 // while another is taken (the sequence map is read, a shared_ptr copied out, and the map let go).
@@ -27,6 +28,11 @@
 
 namespace tierkv {
 
+namespace cache {
+struct DeepCalibration;
+struct DeepPart;
+}  // namespace cache
+
 struct AdaptiveKVCache::Impl {
   explicit Impl(const CacheConfig& c) : config(c), book(c.head_dim), pool(c.threads), quality(c.quality_target) {}
 
@@ -47,18 +53,34 @@ struct AdaptiveKVCache::Impl {
   std::vector<cache::LayerPlan> plans;             // one per layer; hot, warm and archive codec follow adaptation
   std::vector<quant::CodecPair> archive_pairs;     // as configured, "auto" resolved
   std::deque<std::vector<const cache::CodecEntry*>> head_codecs;  // what LayerPlan::archive_heads point into; entries stay
+  std::deque<cache::LengthChoice> choices;         // what LayerPlan::choice points to; they stay too
   cache::QualityTracker quality;
 
   // --- helpers
   Result<std::shared_ptr<cache::Sequence>> find(SeqId seq) const;
   Result<SeqId> adopt(std::shared_ptr<cache::Sequence> sequence);
   Status check_layer(uint32_t layer) const;
+  // failed_precondition when it is parked. REQUIRES: its lock is held.
+  Status check_awake(SeqId seq, const cache::Sequence& sequence) const;
   cache::LayerPlan plan(uint32_t layer) const;
+  std::vector<cache::LayerPlan> all_plans() const;
   Status resolve_plans();
+  // What the configuration names as a layer's archive, "auto" and "adaptive" resolved with the calibration there is now.
+  Status configure_archive(uint32_t layer, cache::LayerPlan& plan, quant::CodecPair& pair);
+  Status set_adaptive(uint32_t layer, cache::LayerPlan& plan, quant::CodecPair& first);
   // The archive's codecs of one layer. Heads that a calibration has no tables for get the uncalibrated codec.
   Status set_archive(uint32_t layer, const quant::CodecPair& pair, cache::LayerPlan& plan);
   Status apply_thresholds(const std::vector<LayerThresholds>& wanted);
   std::vector<LayerThresholds> current_thresholds() const;
+
+  // park.cc
+  // Deep archives are read and written with the tables of one calibration. failed_precondition: it is null, or has none.
+  Result<cache::DeepCalibration> deep_calibration(CalibrationPtr calibration) const;
+  // The deep part of a sequence by these options, or by the configuration's where they name no target; empty with the reason in report.note
+  // when nothing can be coded. REQUIRES: its lock is held.
+  Result<cache::DeepPart> pack(const cache::Sequence& sequence, std::span<const cache::LayerPlan> plans, const cache::DeepCalibration& calibration,
+                               DeepOptions options, DeepReport& report) const;
+  Status wake(cache::Sequence& sequence);
 
   // append.cc
   Status append(cache::Sequence& seq, uint32_t layer, const RowsView& keys, const RowsView& values);

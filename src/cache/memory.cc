@@ -4,6 +4,7 @@
 
 #include "base/status_macros.h"
 #include "cache/impl.h"
+#include "cache/parked.h"
 
 namespace tierkv {
 
@@ -46,6 +47,12 @@ void walk_sequence(const cache::StreamEnv& env, const Sequence& sequence, Memory
   for (uint32_t l = 0; l < sequence.num_layers(); ++l) {
     for (const HeadStream& s : sequence.heads(l)) add_stream(env, s, stats, seen);
   }
+  if (sequence.parked) {
+    const uint64_t tokens = sequence.parked->rows(sequence.kv_heads());
+    stats.parked_tokens += tokens;
+    stats.parked_bytes += sequence.parked->bytes.held();
+    stats.fp16_bytes += tokens * 2 * env.head_dim * sizeof(uint16_t);
+  }
 }
 
 }  // namespace
@@ -59,7 +66,7 @@ MemoryStats AdaptiveKVCache::memory_usage() const {
   }
   std::unordered_set<const void*> seen;
   for (const auto& sequence : all) walk_sequence(impl_->env, *sequence, stats, &seen);
-  uint64_t used = stats.bookkeeping_bytes;
+  uint64_t used = stats.bookkeeping_bytes + stats.parked_bytes;
   for (const TierMemory& tier : stats.tier) used += tier.bytes();
   stats.total_bytes = impl_->arena->mapped();
   stats.table_bytes = impl_->book.table_bytes();
@@ -75,7 +82,7 @@ Result<MemoryStats> AdaptiveKVCache::memory_usage(SeqId seq) const {
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
   MemoryStats stats;
   walk_sequence(impl_->env, *sequence, stats, nullptr);
-  stats.total_bytes = stats.bookkeeping_bytes;
+  stats.total_bytes = stats.bookkeeping_bytes + stats.parked_bytes;
   for (const TierMemory& tier : stats.tier) stats.total_bytes += tier.bytes();
   stats.budget_bytes = impl_->config.byte_budget;
   return stats;

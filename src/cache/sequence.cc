@@ -3,7 +3,11 @@
 #include <algorithm>
 #include <new>
 
+#include "cache/parked.h"
+
 namespace tierkv::cache {
+
+Sequence::Sequence(const StreamEnv& env) : env_(env) {}
 
 std::shared_ptr<Sequence> Sequence::create(const StreamEnv& env, uint32_t layers, uint32_t kv_heads) {
   std::shared_ptr<Sequence> seq(new Sequence(env));

@@ -9,6 +9,8 @@
 
 namespace tierkv::cache {
 
+struct Parked;  // parked.h
+
 struct LayerState {
   HeadStream* heads = nullptr;
   uint32_t length = 0;          // positions appended so far
@@ -37,9 +39,10 @@ class Sequence {
   size_t record_bytes() const { return Arena::rounded(bytes_); }
 
   mutable std::mutex mutex;
+  std::unique_ptr<Parked> parked;  // null: awake. Otherwise some tokens are in no stream.
 
  private:
-  explicit Sequence(const StreamEnv& env) : env_(env) {}
+  explicit Sequence(const StreamEnv& env);
 
   StreamEnv env_;
   uint32_t layers_ = 0;

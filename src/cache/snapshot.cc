@@ -4,14 +4,16 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
-#include <new>
 #include <unordered_map>
 
+#include "base/checksum.h"
 #include "base/file.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "cache/deep_snapshot.h"
+#include "cache/guarded.h"
 #include "cache/impl.h"
+#include "cache/parked.h"
 #include "deep/archive.h"
 #include "tierkv/snapshot.h"
 
@@ -139,6 +141,7 @@ uint64_t needed_bytes(const StreamEnv& env, const Snapshot& snapshot) {
 
 namespace {
 
+using cache::guarded;
 using cache::LayerPlan;
 using cache::Snapshot;
 using cache::SnapshotHeader;
@@ -146,21 +149,6 @@ using cache::SnapshotHeader;
 constexpr uint64_t kMaxFileBytes = std::numeric_limits<int64_t>::max();
 
 uint32_t lane_mask(const AdaptiveKVCache::Impl& impl) { return impl.policy ? impl.policy->lanes() : 0; }
-
-std::vector<LayerPlan> all_plans(const AdaptiveKVCache::Impl& impl) {
-  std::lock_guard lock(impl.threshold_mutex);
-  return impl.plans;
-}
-
-// Runs what may throw for want of memory outside the arena.
-template <class Body>
-auto guarded(const char* what, Body&& body) -> decltype(body()) {
-  try {
-    return body();
-  } catch (const std::bad_alloc&) {
-    return error(StatusCode::resource_exhausted, "the system refused memory to ", what, " a snapshot");
-  }
-}
 
 Status in_file(const std::string& path, const Status& status) { return Status(status.code(), quote(path) + ": " + status.message()); }
 
@@ -201,28 +189,19 @@ Status no_room(const Arena& arena, uint64_t needed) {
                arena.mapped() - arena.free_bytes(), " are in use");
 }
 
-// Deep archives are read and written with the tables of one calibration.
-Result<cache::DeepCalibration> deep_calibration(const AdaptiveKVCache::Impl& impl) {
-  cache::DeepCalibration out{impl.book.calibration(), nullptr};
-  if (!out.calibration) {
-    return error(StatusCode::failed_precondition, "a deep archive needs the tables of a calibration, and this cache has none; `tierkv calibrate --deep` makes them");
-  }
-  TIERKV_ASSIGN_OR_RETURN(out.tables, out.calibration->deep_tables());
-  return out;
-}
-
 Result<std::shared_ptr<cache::Sequence>> thaw(AdaptiveKVCache::Impl& impl, std::span<const std::byte> bytes) {
   TIERKV_ASSIGN_OR_RETURN(SnapshotHeader header, cache::read_header(bytes));
   TIERKV_RETURN_IF_ERROR(check_model(header, impl));
   TIERKV_ASSIGN_OR_RETURN(Snapshot snapshot, cache::read_body(bytes, std::move(header), impl.book.calibration()));
-  const std::vector<LayerPlan> plans = all_plans(impl);
+  std::vector<LayerPlan> plans = impl.all_plans();
   TIERKV_RETURN_IF_ERROR(check_layers(snapshot, plans, impl));
+  for (size_t l = 0; l < plans.size(); ++l) plans[l] = plans[l].at_length(snapshot.layers[l].length);
   for (cache::SnapshotLayer& layer : snapshot.layers) layer.window_queries %= impl.config.eviction.observation;
   // Refused before the arena is touched where that can be seen, so that not even its peak moves.
   uint64_t needed = cache::needed_bytes(impl.env, snapshot);
   cache::DeepCalibration deep;
   if (snapshot.header.deep) {
-    TIERKV_ASSIGN_OR_RETURN(deep, deep_calibration(impl));
+    TIERKV_ASSIGN_OR_RETURN(deep, impl.deep_calibration(impl.book.calibration()));
     needed += cache::deep_needed_bytes(snapshot, plans, *deep.tables);
   }
   Arena& arena = *impl.arena;
@@ -244,38 +223,50 @@ Result<std::shared_ptr<cache::Sequence>> thaw(AdaptiveKVCache::Impl& impl, std::
   return sequence;
 }
 
+// What is parked is a deep archive already. REQUIRES: the sequence's lock is held.
+Result<std::vector<std::byte>> write_parked(const AdaptiveKVCache::Impl& impl, const cache::Sequence& sequence, std::span<const LayerPlan> plans,
+                                            const cache::SnapshotShape& shape) {
+  const cache::Parked& parked = *sequence.parked;
+  const cache::DeepPart part{parked.first, parked.end, parked.layers, parked.calibration->id(), parked.bytes.read()};
+  if (checksum(part.bytes) != parked.checksum) {
+    return error(StatusCode::data_loss, "the parked tokens changed in memory since they were packed; nothing is saved");
+  }
+  return cache::write_snapshot(impl.env, sequence, plans, shape, &part);
+}
+
 }  // namespace
 
 Result<std::vector<std::byte>> AdaptiveKVCache::freeze(SeqId seq) const {
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
-  return guarded("write", [&]() -> Result<std::vector<std::byte>> {
-    const std::vector<LayerPlan> plans = all_plans(*impl_);
+  return guarded("write a snapshot", [&]() -> Result<std::vector<std::byte>> {
+    const std::vector<LayerPlan> plans = impl_->all_plans();
+    const cache::SnapshotShape shape{lane_mask(*impl_), impl_->env.hot_bf16, impl_->config.model};
     std::lock_guard lock(sequence->mutex);
-    return cache::write_snapshot(impl_->env, *sequence, plans, {lane_mask(*impl_), impl_->env.hot_bf16, impl_->config.model});
+    if (sequence->parked) return write_parked(*impl_, *sequence, plans, shape);
+    return cache::write_snapshot(impl_->env, *sequence, plans, shape);
   });
 }
 
 Result<std::vector<std::byte>> AdaptiveKVCache::freeze(SeqId seq, const DeepOptions& options, DeepReport* report) const {
-  TIERKV_ASSIGN_OR_RETURN(const cache::DeepCalibration calibration, deep_calibration(*impl_));
+  TIERKV_ASSIGN_OR_RETURN(const cache::DeepCalibration calibration, impl_->deep_calibration(impl_->book.calibration()));
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
-  return guarded("write", [&]() -> Result<std::vector<std::byte>> {
-    const std::vector<LayerPlan> plans = all_plans(*impl_);
+  return guarded("write a snapshot", [&]() -> Result<std::vector<std::byte>> {
+    const std::vector<LayerPlan> plans = impl_->all_plans();
     const cache::SnapshotShape shape{lane_mask(*impl_), impl_->env.hot_bf16, impl_->config.model};
-    DeepReport made;
     std::lock_guard lock(sequence->mutex);
-    const cache::DeepRun run = cache::find_deep_run(impl_->env, *sequence, plans, *calibration.tables, options);
-    made.note = run.note;
-    std::optional<cache::DeepPart> part;
-    if (run.first < run.end) {
-      TIERKV_ASSIGN_OR_RETURN(part, cache::encode_deep(impl_->env, *sequence, calibration, run, options, impl_->config.threads, &made));
+    if (sequence->parked) {
+      if (report) *report = sequence->parked->report;
+      return write_parked(*impl_, *sequence, plans, shape);
     }
+    DeepReport made;
+    TIERKV_ASSIGN_OR_RETURN(const cache::DeepPart part, impl_->pack(*sequence, plans, calibration, options, made));
     if (report) *report = made;
-    return cache::write_snapshot(impl_->env, *sequence, plans, shape, part ? &*part : nullptr);
+    return cache::write_snapshot(impl_->env, *sequence, plans, shape, part.empty() ? nullptr : &part);
   });
 }
 
 Result<SeqId> AdaptiveKVCache::unfreeze(std::span<const std::byte> bytes) {
-  return guarded("read", [&]() -> Result<SeqId> {
+  return guarded("read a snapshot", [&]() -> Result<SeqId> {
     TIERKV_ASSIGN_OR_RETURN(auto sequence, thaw(*impl_, bytes));
     return impl_->adopt(std::move(sequence));
   });
@@ -292,7 +283,7 @@ Status AdaptiveKVCache::save(SeqId seq, const std::string& path, const DeepOptio
 }
 
 Result<SeqId> AdaptiveKVCache::load(const std::string& path) {
-  return guarded("read", [&]() -> Result<SeqId> {
+  return guarded("read a snapshot", [&]() -> Result<SeqId> {
     TIERKV_ASSIGN_OR_RETURN(const std::vector<std::byte> bytes, read_file(path, kMaxFileBytes));
     auto loaded = unfreeze(bytes);
     if (!loaded.ok()) return in_file(path, loaded.status());
@@ -301,7 +292,7 @@ Result<SeqId> AdaptiveKVCache::load(const std::string& path) {
 }
 
 Result<SnapshotInfo> inspect_snapshot(std::span<const std::byte> bytes, const CalibrationPtr& calibration) {
-  return guarded("read", [&]() -> Result<SnapshotInfo> {
+  return guarded("read a snapshot", [&]() -> Result<SnapshotInfo> {
     TIERKV_ASSIGN_OR_RETURN(SnapshotHeader header, cache::read_header(bytes));
     TIERKV_ASSIGN_OR_RETURN(const Snapshot snapshot, cache::read_body(bytes, std::move(header), calibration));
     const SnapshotHeader& h = snapshot.header;
@@ -342,7 +333,7 @@ Result<SnapshotInfo> inspect_snapshot(std::span<const std::byte> bytes, const Ca
 }
 
 Result<SnapshotInfo> inspect_snapshot(const std::string& path, const CalibrationPtr& calibration) {
-  return guarded("read", [&]() -> Result<SnapshotInfo> {
+  return guarded("read a snapshot", [&]() -> Result<SnapshotInfo> {
     TIERKV_ASSIGN_OR_RETURN(const std::vector<std::byte> bytes, read_file(path, kMaxFileBytes));
     auto info = inspect_snapshot(std::span<const std::byte>(bytes), calibration);
     if (!info.ok()) return in_file(path, info.status());

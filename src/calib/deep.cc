@@ -21,7 +21,12 @@ using Vector = Eigen::VectorXd;
 constexpr double kMetricRidge = 1e-3;   // of the mean eigenvalue
 constexpr double kPredictRidge = 1e-3;  // of a source's own variance
 constexpr double kTrainBits = 0.8;      // a value: where predictions are fitted
-constexpr double kWeightRidge = 1e-2;
+constexpr double kWeightRidge = 0.1;
+constexpr double kLeastQueries = 512.0; // after a token, for what they gave it to be learnt from
+constexpr double kMostRate = 1e4;       // of the ordinary token's
+constexpr double kMostSurprise = 8.0;   // how far one token may pull the fit
+constexpr double kWeightPace = 0.7;
+constexpr int kWeightRounds = 12;
 constexpr double kUnits = 128.0;        // of a source, in its standard deviation
 constexpr uint32_t kLeastRows = 1024;
 constexpr double kLeastSpread = 1e-12;
@@ -46,8 +51,8 @@ Rows vectors(const Statistics& s, uint32_t layer) {
 
 // What later queries gave the ordinary token of a head, as a share of what all got: a few tokens take nearly everything, and what is learnt of pairs
 // is mostly about those.
-double ordinary_share(const Statistics& s, uint32_t layer, uint32_t head) {
-  const std::vector<float>& weight = s.layers[layer].weight;
+double ordinary_share(const Statistics& s, uint32_t layer, uint32_t head, bool keys) {
+  const std::vector<float>& weight = keys ? s.layers[layer].influence : s.layers[layer].weight;
   std::vector<float> seen;
   double total = 0.0;
   for (uint32_t i = 0; i < s.sampled(); ++i) {
@@ -88,7 +93,7 @@ Roots find_roots(const Statistics& s, uint32_t layer) {
     const bool keys = b < heads;
     Matrix m = Eigen::Map<const RowMatrix>((keys ? pairs.key_plain : pairs.value).data(), d, d);
     m = 0.5 * (m + m.transpose().eval());
-    m *= ordinary_share(s, layer, b % heads);
+    m *= ordinary_share(s, layer, b % heads, keys);
     const double ridge = kMetricRidge * std::max(m.trace(), 1e-300) / static_cast<double>(d);
     m += ridge * Matrix::Identity(d, d);
     const Eigen::SelfAdjointEigenSolver<Matrix> eigen(m);
@@ -178,72 +183,78 @@ std::vector<double> weight_features(const DeepTables& tables, const DeepLayer& l
   return f;
 }
 
-// Least squares of the log of the weight, against an ordinary token's, on the features; position, which decides how many queries could look back, is fitted along and left out.
-void fit_weight(const Statistics& s, const DeepTables& tables, const Centred& x, DeepLayer& out) {
-  const uint32_t heads = tables.kv_heads, n = s.sampled();
-  const std::vector<float>& weight = s.layers[out.layer].weight;
-  out.weight.assign(1 + tables.dim() + 3 * static_cast<size_t>(heads), 0.0f);
-  std::vector<double> ordinary(heads, 0.0);
+// What later queries gave a token against what they gave the ordinary one, mean over heads and per query that could look back; below 0: too few could.
+std::vector<double> read_rates(const Statistics& s, uint32_t layer) {
+  const uint32_t heads = s.model.kv_heads, n = s.sampled();
+  const std::vector<float>& weight = s.layers[layer].influence;
+  const double end = *std::max_element(s.positions.begin(), s.positions.end()) + 1.0;
+  std::vector<double> later(n), rates(n, 0.0);
+  for (uint32_t i = 0; i < n; ++i) later[i] = end - s.distance - s.positions[i];
   for (uint32_t h = 0; h < heads; ++h) {
-    double total = 0.0, count = 0.0;
+    std::vector<double> seen;
     for (uint32_t i = 0; i < n; ++i) {
-      const float w = weight[static_cast<size_t>(i) * heads + h];
-      total += static_cast<double>(w);
-      count += w > 0.0f;
+      if (later[i] >= kLeastQueries) seen.push_back(static_cast<double>(weight[static_cast<size_t>(i) * heads + h]) / later[i]);
     }
-    if (total > 0.0) ordinary[h] = total / count * ordinary_share(s, out.layer, h);
+    if (seen.empty()) continue;
+    const auto middle = seen.begin() + static_cast<ptrdiff_t>(seen.size() / 2);
+    std::nth_element(seen.begin(), middle, seen.end());
+    if (!(*middle > 0.0)) continue;
+    for (uint32_t i = 0; i < n; ++i) rates[i] += static_cast<double>(weight[static_cast<size_t>(i) * heads + h]) / std::max(later[i], 1.0) / *middle / heads;
   }
-  std::vector<uint32_t> used;
-  std::vector<double> target;
   for (uint32_t i = 0; i < n; ++i) {
-    double share = 0.0;
-    for (uint32_t h = 0; h < heads; ++h) {
-      if (ordinary[h] > 0.0) share += weight[static_cast<size_t>(i) * heads + h] / ordinary[h] / heads;
-    }
-    if (!(share > 0.0)) continue;
-    used.push_back(i);
-    target.push_back(std::log(share));
+    if (later[i] < kLeastQueries) rates[i] = -1.0;
   }
-  const Eigen::Index extra = 2, features = static_cast<Eigen::Index>(out.weight.size()) + extra;
-  if (static_cast<Eigen::Index>(used.size()) < 2 * features) return;  // too little to learn from: every token the same
-  const double furthest = *std::max_element(s.positions.begin(), s.positions.end()) + 1.0;
-  Rows a(static_cast<Eigen::Index>(used.size()), features);
-  Vector y(static_cast<Eigen::Index>(used.size()));
-  for (size_t r = 0; r < used.size(); ++r) {
-    const auto index = static_cast<Eigen::Index>(r);
-    const Eigen::RowVectorXf whole = x.rows.row(used[r]) + x.mean;
-    const std::vector<double> f = weight_features(tables, out, whole.data(), x.rows.row(used[r]).data());
-    for (size_t c = 0; c < f.size(); ++c) a(index, static_cast<Eigen::Index>(c)) = static_cast<float>(f[c]);
-    const double p = s.positions[used[r]] / furthest - 0.5;
-    a(index, features - 2) = static_cast<float>(p);
-    a(index, features - 1) = static_cast<float>(p * p - 1.0 / 12.0);
-    y[index] = target[r];
+  return rates;
+}
+
+// The log of the expected rate as a linear function of the features: a gamma regression with a logarithmic link, whose steps are least squares with the same
+// matrix every time. (The expected log of the rate is something else: few tokens are ever looked up, and which ones chance decides.)
+void fit_weight(const Statistics& s, const DeepTables& tables, const Centred& x, DeepLayer& out) {
+  out.weight.assign(1 + tables.dim() + 3 * static_cast<size_t>(tables.kv_heads), 0.0f);
+  const std::vector<double> rates = read_rates(s, out.layer);
+  std::vector<uint32_t> used;
+  for (uint32_t i = 0; i < s.sampled(); ++i) {
+    if (rates[i] >= 0.0) used.push_back(i);
   }
+  const auto features = static_cast<Eigen::Index>(out.weight.size()), count = static_cast<Eigen::Index>(used.size());
+  if (count < 2 * features) return;  // too little to learn from: every token the same
+  Rows a(count, features);
+  Vector y(count);
+  for (Eigen::Index r = 0; r < count; ++r) {
+    const uint32_t i = used[static_cast<size_t>(r)];
+    const Eigen::RowVectorXf whole = x.rows.row(i) + x.mean;
+    const std::vector<double> f = weight_features(tables, out, whole.data(), x.rows.row(i).data());
+    for (size_t c = 0; c < f.size(); ++c) a(r, static_cast<Eigen::Index>(c)) = static_cast<float>(f[c]);
+    y[r] = std::min(rates[i], kMostRate);
+  }
+  if (!(y.mean() > 0.0)) return;
   Eigen::RowVectorXf middle = a.colwise().mean();
   middle[0] = 0.0f;
   a.rowwise() -= middle;
   Matrix gram = (a.transpose() * a).cast<double>();
-  const Vector right = (a.transpose() * y.cast<float>()).cast<double>();
-  const Vector diagonal = gram.diagonal();
-  for (Eigen::Index c = 1; c < features; ++c) gram(c, c) += kWeightRidge * diagonal[c] + 1e-9;
-  gram(0, 0) += 1e-9;
-  const Vector w = gram.ldlt().solve(right);
+  for (Eigen::Index c = 1; c < features; ++c) gram(c, c) *= 1.0 + kWeightRidge;
+  gram.diagonal().array() += 1e-9;
+  const Eigen::LDLT<Matrix> solver(gram);
+  Vector w = Vector::Zero(features);
+  w[0] = std::log(y.mean());
+  for (int round = 0; round < kWeightRounds; ++round) {
+    const Vector log_mean = (a * w.cast<float>()).cast<double>();
+    Vector off(count);
+    for (Eigen::Index r = 0; r < count; ++r) off[r] = std::min(y[r] * std::exp(-std::clamp(log_mean[r], -20.0, 20.0)) - 1.0, kMostSurprise);
+    w += kWeightPace * solver.solve((a.transpose() * off.cast<float>()).cast<double>());
+  }
   if (!w.allFinite()) return;
   double constant = w[0];
-  for (Eigen::Index c = 1; c < features - extra; ++c) {
+  for (Eigen::Index c = 1; c < features; ++c) {
     out.weight[static_cast<size_t>(c)] = static_cast<float>(w[c]);
-    constant -= w[c] * middle[c];
+    constant -= w[c] * static_cast<double>(middle[c]);
   }
-  out.weight[0] = static_cast<float>(constant);
   // The ordinary token of the sample has weight one.
-  std::vector<float> logs(used.size());
-  for (size_t r = 0; r < used.size(); ++r) {
-    const Eigen::RowVectorXf whole = x.rows.row(used[r]) + x.mean;
-    logs[r] = tables.log_weight(out, whole.data(), x.rows.row(used[r]).data());
-  }
-  const auto ordinary_log = logs.begin() + static_cast<ptrdiff_t>(logs.size() / 2);
-  std::nth_element(logs.begin(), ordinary_log, logs.end());
-  out.weight[0] -= *ordinary_log;
+  const Eigen::VectorXf fitted = a * w.cast<float>();
+  std::vector<float> logs(fitted.data(), fitted.data() + count);
+  const auto ordinary = logs.begin() + static_cast<ptrdiff_t>(logs.size() / 2);
+  std::nth_element(logs.begin(), ordinary, logs.end());
+  out.weight[0] = static_cast<float>(constant - static_cast<double>(*ordinary));
 }
 
 // --- sums over the sample, in parts that do not depend on the number of threads
@@ -415,6 +426,9 @@ void normalise(DeepTables& tables, std::vector<Roots>& roots) {
       for (int16_t& e : basis.spread) e = static_cast<int16_t>(std::clamp(e - 256 * shift, -32000, 32000));
     }
     for (float& m : layer.metric) m = std::ldexp(m, -2 * shift);
+    // A feature of the weights is the log of a length in the metric: what it loses the constant gives back.
+    const size_t first = 2 + tables.dim();
+    for (uint32_t h = 0; h < tables.kv_heads; ++h) layer.weight[0] += layer.weight[first + 3 * h] * static_cast<float>(2.0 * shift * std::log(2.0));
   }
   for (Roots& r : roots) {
     for (Matrix& m : r.root) m *= std::ldexp(1.0, -shift);

@@ -39,6 +39,7 @@ struct LayerSample {
   std::vector<uint16_t> keys;    // fp16, after RoPE: [sampled][kv_heads][head_dim]
   std::vector<uint16_t> values;  // fp16: the same
   std::vector<float> weight;     // [sampled][kv_heads]: sum of p² that later queries gave the token
+  std::vector<float> influence;  // [sampled][kv_heads]: sum of w·|q|², w as above: what an error of the token's key would do
 };
 
 struct Statistics {

@@ -69,6 +69,7 @@ class SyntheticModel {
           for (const float v : key(l, h, s.positions[i])) sample.keys.push_back(f32_to_f16(v));
           for (const float v : noise(shape_.head_dim)) sample.values.push_back(f32_to_f16(v));
           sample.weight.push_back(std::exp(normal()));
+          sample.influence.push_back(sample.weight.back());
         }
       }
     }

@@ -83,6 +83,23 @@ tierkv_memory plain(const MemoryStats& m) {
   out.peak_bytes = m.peak_bytes;
   out.budget_bytes = m.budget_bytes;
   out.fp16_bytes = m.fp16_bytes;
+  out.parked_tokens = m.parked_tokens;
+  out.parked_bytes = m.parked_bytes;
+  return out;
+}
+
+Result<tierkv::DeepOptions> options_of(const tierkv_deep_options* given) {
+  tierkv_deep_options all;
+  tierkv_deep_options_init(&all);
+  if (given && given->size < sizeof(size_t)) {
+    return error(StatusCode::invalid_argument, "options->size is ", given->size, "; call tierkv_deep_options_init()");
+  }
+  if (given) std::memcpy(&all, given, std::min(given->size, sizeof all));
+  DeepOptions out;
+  out.ratio = all.ratio;
+  out.quality = all.quality;
+  out.keep_recent = all.keep_recent;
+  out.first_position = all.first_position;
   return out;
 }
 
@@ -163,6 +180,42 @@ tierkv_status tierkv_seq_remove(tierkv_cache* cache, tierkv_seq seq) {
   return guarded([&]() -> Status {
     TIERKV_NOT_NULL(cache);
     return cache->value->remove(seq);
+  });
+}
+
+void tierkv_deep_options_init(tierkv_deep_options* options) {
+  if (!options) return;
+  *options = tierkv_deep_options{};
+  options->size = sizeof *options;
+  options->keep_recent = tierkv::DeepOptions::kTiers;
+}
+
+tierkv_status tierkv_seq_park(tierkv_cache* cache, tierkv_seq seq, const tierkv_deep_options* options, tierkv_deep_report* report) {
+  return guarded([&]() -> Status {
+    TIERKV_NOT_NULL(cache);
+    if (report && report->size < sizeof(size_t)) {
+      return error(StatusCode::invalid_argument, "report->size is ", report->size, "; set it to sizeof(*report)");
+    }
+    TIERKV_ASSIGN_OR_RETURN(const tierkv::DeepOptions deep, options_of(options));
+    tierkv::DeepReport made;
+    TIERKV_RETURN_IF_ERROR(cache->value->park(seq, deep, &made));
+    if (!report) return {};
+    return sized_out(tierkv_deep_report{0, made.tokens, made.first_position, made.bytes, made.ratio, made.quality}, report, "report");
+  });
+}
+
+tierkv_status tierkv_seq_wake(tierkv_cache* cache, tierkv_seq seq) {
+  return guarded([&]() -> Status {
+    TIERKV_NOT_NULL(cache);
+    return cache->value->wake(seq);
+  });
+}
+
+tierkv_status tierkv_seq_is_parked(const tierkv_cache* cache, tierkv_seq seq, int* out) {
+  return guarded([&]() -> Status {
+    TIERKV_NOT_NULL(cache);
+    TIERKV_NOT_NULL(out);
+    return hand_out(cache->value->is_parked(seq), out);
   });
 }
 

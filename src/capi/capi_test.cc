@@ -7,6 +7,7 @@
 #include <string>
 #include <thread>
 
+#include "cache/deep_testing.h"
 #include "capi/guard.h"
 
 namespace tierkv::capi {
@@ -51,6 +52,57 @@ TEST(Create, AbsurdShapesAreRefusedNotThrown) {
   EXPECT_EQ(tierkv_cache_create(config, &cache), TIERKV_INVALID_ARGUMENT);
   EXPECT_EQ(cache, nullptr);
   tierkv_config_destroy(config);
+}
+
+TEST(Park, PacksWakesAndReports) {
+  namespace made_up = tierkv::deep::testing;
+  const std::string path = ::testing::TempDir() + "capi_deep.tkc";
+  ASSERT_TRUE(cache::testing::calibration()->save(path).ok());
+  tierkv_config* config = nullptr;
+  ASSERT_EQ(tierkv_config_create(&config), TIERKV_OK);
+  ASSERT_EQ(tierkv_config_set_model(config, "", made_up::kLayers, 2 * made_up::kHeads, made_up::kHeads, made_up::kDim), TIERKV_OK);
+  ASSERT_EQ(tierkv_config_apply_inline(config, ("hot=32,warm=64,archive=rot4,deep.ratio=12,calibration=" + path).c_str()), TIERKV_OK);
+  tierkv_cache* cache = nullptr;
+  ASSERT_EQ(tierkv_cache_create(config, &cache), TIERKV_OK) << tierkv_last_error();
+  tierkv_seq seq = 0;
+  ASSERT_EQ(tierkv_seq_add(cache, &seq), TIERKV_OK);
+  const made_up::Text text = made_up::model().text(500, 0);
+  for (uint32_t l = 0; l < made_up::kLayers; ++l) {
+    ASSERT_EQ(tierkv_append_f32(cache, seq, l, text.keys[l].data(), text.values[l].data(), 500), TIERKV_OK);
+  }
+  tierkv_deep_report report{};
+  EXPECT_EQ(tierkv_seq_park(cache, seq, nullptr, &report), TIERKV_INVALID_ARGUMENT);  // size is not set
+  report.size = sizeof report;
+  tierkv_deep_options options{};
+  EXPECT_EQ(tierkv_seq_park(cache, seq, &options, &report), TIERKV_INVALID_ARGUMENT);
+  EXPECT_EQ(tierkv_seq_park(nullptr, seq, nullptr, nullptr), TIERKV_INVALID_ARGUMENT);
+  EXPECT_EQ(tierkv_seq_park(cache, seq + 1, nullptr, nullptr), TIERKV_NOT_FOUND);
+  int parked = -1;
+  ASSERT_EQ(tierkv_seq_is_parked(cache, seq, &parked), TIERKV_OK);
+  EXPECT_EQ(parked, 0);
+  ASSERT_EQ(tierkv_seq_park(cache, seq, nullptr, &report), TIERKV_OK) << tierkv_last_error();
+  EXPECT_NEAR(report.ratio, 12.0, 0.3);
+  EXPECT_EQ(report.first_position, 4u);
+  ASSERT_EQ(tierkv_seq_is_parked(cache, seq, &parked), TIERKV_OK);
+  EXPECT_EQ(parked, 1);
+  tierkv_memory memory{};
+  memory.size = sizeof memory;
+  ASSERT_EQ(tierkv_seq_memory_usage(cache, seq, &memory), TIERKV_OK);
+  EXPECT_EQ(memory.parked_tokens, static_cast<uint64_t>(report.tokens) * made_up::kLayers * made_up::kHeads);
+  EXPECT_GE(memory.parked_bytes, report.bytes);
+  EXPECT_EQ(tierkv_truncate(cache, seq, 10), TIERKV_FAILED_PRECONDITION);
+  EXPECT_NE(std::string(tierkv_last_error()).find("wake()"), std::string::npos) << tierkv_last_error();
+  ASSERT_EQ(tierkv_seq_wake(cache, seq), TIERKV_OK) << tierkv_last_error();
+  EXPECT_EQ(tierkv_seq_wake(cache, seq), TIERKV_FAILED_PRECONDITION);
+  EXPECT_EQ(tierkv_truncate(cache, seq, 450), TIERKV_OK);
+  tierkv_deep_options_init(&options);
+  options.quality = 0.9;
+  ASSERT_EQ(tierkv_seq_park(cache, seq, &options, &report), TIERKV_OK) << tierkv_last_error();
+  EXPECT_NEAR(report.quality, 0.9, 0.02);
+  EXPECT_EQ(tierkv_seq_remove(cache, seq), TIERKV_OK);
+  tierkv_cache_destroy(cache);
+  tierkv_config_destroy(config);
+  std::remove(path.c_str());
 }
 
 }  // namespace

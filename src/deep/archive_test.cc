@@ -250,6 +250,33 @@ TEST(DeepTables, AreTheSameFromTheirFile) {
   }
 }
 
+TEST(DeepTables, WeighTokensAgainstTheOrdinaryOneOfTheirLayer) {
+  const calib::Statistics& s = model().statistics();
+  const calib::DeepTables& tables = model().tables();
+  const size_t width = static_cast<size_t>(kHeads) * kDim;
+  for (const calib::DeepLayer& layer : tables.coded) {
+    std::vector<float> logs, x(2 * width), centred(2 * width);
+    double a = 0.0, b = 0.0, aa = 0.0, bb = 0.0, ab = 0.0;
+    for (uint32_t i = 0; i < s.sampled(); ++i) {
+      for (size_t c = 0; c < width; ++c) {
+        x[c] = f16_to_f32(s.layers[layer.layer].keys[i * width + c]);
+        x[width + c] = f16_to_f32(s.layers[layer.layer].values[i * width + c]);
+      }
+      model().book().turner(layer.layer).turn(x.data(), kHeads, -static_cast<int64_t>(s.positions[i]), x.data());
+      for (size_t c = 0; c < 2 * width; ++c) centred[c] = x[c] - layer.mean[c];
+      double truth = 0.0;
+      for (uint32_t h = 0; h < kHeads; ++h) truth += std::exp(x[h * kDim]);
+      const double ours = tables.log_weight(layer, x.data(), centred.data()), true_log = std::log(truth);
+      logs.push_back(static_cast<float>(ours));
+      a += ours, b += true_log, aa += ours * ours, bb += true_log * true_log, ab += ours * true_log;
+    }
+    const double n = s.sampled(), correlation = (ab - a * b / n) / std::sqrt((aa - a * a / n) * (bb - b * b / n));
+    EXPECT_GT(correlation, 0.8) << layer.layer;
+    std::nth_element(logs.begin(), logs.begin() + static_cast<ptrdiff_t>(logs.size() / 2), logs.end());
+    EXPECT_NEAR(logs[logs.size() / 2], 0.0, 0.2) << layer.layer;
+  }
+}
+
 TEST(DeepTables, RefuseSumsThatOverflow) {
   calib::DeepTables tables = model().tables();
   tables.coded[1].predict.assign(tables.coded[1].predict.size(), 20000);

@@ -112,7 +112,10 @@ class Model {
           s.layers[l].keys.push_back(f32_to_f16(k[c]));
           s.layers[l].values.push_back(f32_to_f16(v[c]));
         }
-        for (uint32_t h = 0; h < kHeads; ++h) s.layers[l].weight.push_back(std::exp(x[l][h * kDim]));
+        // Every later query that is far enough gives a token what its first channel says.
+        const float later = std::max(0.0f, static_cast<float>(sampled) - static_cast<float>(s.distance + i)) / 1000.0f;
+        for (uint32_t h = 0; h < kHeads; ++h) s.layers[l].weight.push_back(later * std::exp(x[l][h * kDim]));
+        s.layers[l].influence = s.layers[l].weight;
       }
     }
     for (uint32_t i = 0; i < kLayers * kHeads; ++i) {

@@ -90,6 +90,7 @@ Collector::Collector(const ModelShape& shape, std::vector<uint32_t> windows, con
     sample.keys.assign(rows * dim, 0);
     sample.values.assign(rows * dim, 0);
     sample.weight.assign(rows, 0.0f);
+    sample.influence.assign(rows, 0.0f);
     Layer& layer = layers_[i];
     const auto same = std::find_if(turners_.begin(), turners_.end(), [&](const auto& t) { return t->rotation() == statistics_.rotations[i]; });
     layer.turner = same != turners_.end() ? same->get()
@@ -100,6 +101,7 @@ Collector::Collector(const ModelShape& shape, std::vector<uint32_t> windows, con
     layer.values.resize(layer.keys.size());
     layer.lengths.resize(static_cast<size_t>(longest_) * shape.heads);
     layer.weight.resize(static_cast<size_t>(longest_) * shape.kv_heads);
+    layer.influence.resize(layer.weight.size());
   }
 }
 
@@ -124,6 +126,7 @@ void Collector::begin_window() {
     layer.positions = 0;
     layer.residual.assign(longest_, 1.0f);
     std::fill(layer.weight.begin(), layer.weight.end(), 0.0f);
+    std::fill(layer.influence.begin(), layer.influence.end(), 0.0f);
   }
 }
 
@@ -240,8 +243,12 @@ void Collector::add_pairs(const AttentionSeen& seen, Layer& layer) {
     const std::span<const PairTask> of_head = std::span(tasks_).subspan(static_cast<size_t>(head) * parts, parts);
     add_up(seen.layer, head, of_head);
     float* weight = layer.weight.data() + static_cast<size_t>(head) * longest_;
+    float* influence = layer.influence.data() + static_cast<size_t>(head) * longest_;
     for (const PairTask& task : of_head) {
-      for (uint32_t s = 0; s < positions; ++s) weight[s] += task.weight[s];
+      for (uint32_t s = 0; s < positions; ++s) {
+        weight[s] += task.weight[s];
+        influence[s] += task.influence[s];
+      }
     }
   });
   for (uint32_t i = 0; i < parts * shape_.kv_heads; ++i) pairs_ += tasks_[i].pairs;
@@ -279,8 +286,9 @@ Status Collector::end_window() {
     calib::LayerSample& sample = statistics_.layers[i];
     for (uint32_t at = sample_first_[window_ - 1]; at < sample_first_[window_]; ++at) {
       for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
-        sample.weight[static_cast<size_t>(at) * shape_.kv_heads + h] =
-            static_cast<float>(options_.query_stride) * layer.weight[static_cast<size_t>(h) * longest_ + statistics_.positions[at]];
+        const size_t from = static_cast<size_t>(h) * longest_ + statistics_.positions[at], to = static_cast<size_t>(at) * shape_.kv_heads + h;
+        sample.weight[to] = static_cast<float>(options_.query_stride) * layer.weight[from];
+        sample.influence[to] = static_cast<float>(options_.query_stride) * layer.influence[from];
       }
     }
   }

@@ -6,7 +6,7 @@
 //
 // Keeps the keys and values of the current window in FP16, the sample, and the sums: memory does not grow with the text.
 // Queries:  every n-th position of a window is looked at (query_stride), all query heads of it; sums over pairs and LayerSample::weight are
-//           multiplied by n, so that they stand for all of them. `weight` counts queries at least `distance` later, like the pairs.
+//           multiplied by n, so that they stand for all of them. `weight` and `influence` count queries at least `distance` later, like the pairs.
 // Windows:  in a layer with a sliding window a query sees only what the window shows. Where it is no longer than `distance` nothing is ever
 //           archived: the layer's sums stay zero, and only its sample is taken.
 // Weights:  without the output projection |v_s - o_t|² takes the place of |W_O(v_s - o_t)|²; without residual(), |h_t|² is 1.
@@ -67,7 +67,7 @@ class Collector {
     std::vector<uint16_t> keys, values;  // [kv head][longest window][dim]
     std::vector<float> lengths;          // |W_O v|² [head][longest window]
     std::vector<float> residual;         // |h|² [longest window]
-    std::vector<float> weight;           // [kv head][longest window]
+    std::vector<float> weight, influence;  // [kv head][longest window]
     uint32_t positions = 0;              // of this window, so far
     const calib::Turner* turner = nullptr;
   };

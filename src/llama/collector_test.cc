@@ -197,7 +197,7 @@ TEST_F(CollectorTest, SumsAreThoseOfTheFormulas) {
   for (uint32_t layer = 0; layer < 2; ++layer) {
     for (uint32_t kv = 0; kv < kKvHeads; ++kv) {
       std::vector<double> block(kDim * kDim), single(kDim * kDim), value(kDim * kDim), queries(kDim * kDim);
-      std::vector<double> weight(statistics->sampled(), 0.0);
+      std::vector<double> weight(statistics->sampled(), 0.0), influence(statistics->sampled(), 0.0);
       uint64_t count = 0;
       uint32_t second = 1;  // the first sampled token of the second window
       while (statistics->positions[second] > statistics->positions[second - 1]) ++second;
@@ -215,7 +215,9 @@ TEST_F(CollectorTest, SumsAreThoseOfTheFormulas) {
               add_product(single, errors, turned(shape_.rotations[layer], of.query(t, h), -static_cast<double>(s)));
               for (uint32_t a = 0; a < kDim * kDim; ++a) value[a] += p[s] * p[s] / residual * weights_[layer].gram[h * kDim * kDim + a];
               for (uint32_t i = 0; i < statistics->sampled(); ++i) {
-                if (statistics->positions[i] == s && (i >= second) == (w == 1)) weight[i] += p[s] * p[s];
+                if (statistics->positions[i] != s || (i >= second) != (w == 1)) continue;
+                weight[i] += p[s] * p[s];
+                for (uint32_t c = 0; c < kDim; ++c) influence[i] += errors * of.query(t, h)[c] * of.query(t, h)[c];
               }
             }
           }
@@ -229,9 +231,13 @@ TEST_F(CollectorTest, SumsAreThoseOfTheFormulas) {
       expect_near(sums.queries, queries, "queries");
       EXPECT_EQ(sums.query_count, count);
       EXPECT_NEAR(trace(sums.key_plain), trace(block), 1e-4 * trace(block));  // turning keeps lengths
-      std::vector<double> ours;
-      for (uint32_t i = 0; i < statistics->sampled(); ++i) ours.push_back(statistics->layers[layer].weight[i * kKvHeads + kv]);
-      expect_near(ours, weight, "weight");
+      std::vector<double> our_weight, our_influence;
+      for (uint32_t i = 0; i < statistics->sampled(); ++i) {
+        our_weight.push_back(statistics->layers[layer].weight[i * kKvHeads + kv]);
+        our_influence.push_back(statistics->layers[layer].influence[i * kKvHeads + kv]);
+      }
+      expect_near(our_weight, weight, "weight");
+      expect_near(our_influence, influence, "influence");
     }
   }
 }
@@ -279,7 +285,10 @@ TEST_F(CollectorTest, ThreadsDoNotChangeABit) {
     EXPECT_EQ(one->pairs[i].value, three->pairs[i].value);
     EXPECT_EQ(one->pairs[i].queries, three->pairs[i].queries);
   }
-  for (size_t i = 0; i < one->layers.size(); ++i) EXPECT_EQ(one->layers[i].weight, three->layers[i].weight);
+  for (size_t i = 0; i < one->layers.size(); ++i) {
+    EXPECT_EQ(one->layers[i].weight, three->layers[i].weight);
+    EXPECT_EQ(one->layers[i].influence, three->layers[i].influence);
+  }
 }
 
 TEST_F(CollectorTest, EveryNthQueryStandsForNOfThem) {

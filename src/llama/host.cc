@@ -320,6 +320,8 @@ struct Host::Impl {
   void roll_back(const BatchPlan& plan) {
     for (const BatchPlan::Start& start : plan.starts()) {
       Sequence& sequence = sequences[static_cast<size_t>(start.seq)];
+      // Another thread parked it between two micro-batches: nothing of this one is in it.
+      if (const auto parked = cache.is_parked(sequence.id); parked.ok() && *parked) continue;
       if (start.length > 0 && cache.truncate(sequence.id, start.length).ok()) continue;
       (void)cache.remove(sequence.id).ok();
       sequence.live = false;
@@ -389,6 +391,8 @@ Status Host::decode(llama_context* context, const llama_batch& batch) {
   const int64_t start = now_ns();
   auto length = [this](int32_t seq) -> Result<uint32_t> {
     TIERKV_ASSIGN_OR_RETURN(const SeqId id, sequence(seq));
+    TIERKV_ASSIGN_OR_RETURN(const bool parked, impl_->cache.is_parked(id));
+    if (parked) return error(StatusCode::failed_precondition, "sequence ", seq, " is parked: AdaptiveKVCache::wake(", id, ") comes first");
     return impl_->cache.length(id);
   };
   auto plan = BatchPlan::make(batch, llama_model_n_embd_inp(impl_->shape.model), impl_->micro_batch,

@@ -1,6 +1,7 @@
 // Tests of the host on tiny models: the cache's attention in libllama's graph gives libllama's own logits.
 #include <map>
 
+#include "deep/testing.h"
 #include "llama/test_model.h"
 
 namespace tierkv::llama {
@@ -319,6 +320,46 @@ TEST_F(HostTest, CompressedTiersStayCloseToStock) {
   }
   EXPECT_LT(worst_difference({last_logits()}, {stock_logits(model_.get(), tokens, 128).back()}), 0.05);
   EXPECT_GT(hosted_.cache->memory_usage()[Tier::warm].tokens + hosted_.cache->memory_usage()[Tier::archive].tokens, 0u);
+}
+
+TEST(HostPark, AParkedSequenceIsRefusedAndKeptUntilItWakes) {
+  const ModelPtr model = load_tiny("llama");
+  ASSERT_NE(model, nullptr);
+  CacheConfig config;
+  ASSERT_TRUE(apply_inline("hot=16,warm=32,archive=rot4,archive_block=64,warm_block=32,sinks=4", config).ok());
+  Hosted hosted;
+  ASSERT_TRUE(hosted.open(model.get(), config, test_params(64), {}).ok());
+  // The first layers of a made-up model of the same heads: how well they fit does not matter here.
+  calib::Statistics statistics = deep::testing::model().statistics();
+  statistics.model.layers = hosted.shape.layers;
+  statistics.layers.resize(hosted.shape.layers);
+  statistics.rotations.resize(hosted.shape.layers);
+  statistics.pairs.resize(static_cast<size_t>(hosted.shape.layers) * hosted.shape.kv_heads);
+  auto calibration = std::make_shared<calib::Calibration>(statistics, calib::Origin());
+  calibration->deep = std::make_shared<calib::DeepTables>(calib::solve_deep(statistics, {}).value());
+  ASSERT_TRUE(calibration->finish().ok());
+  ASSERT_TRUE(hosted.cache->set_calibration(calibration).ok());
+  const auto tokens = some_tokens(240, 1);
+  const auto decode = [&](const llama_batch& batch) {
+    const Status status = hosted.host->decode(hosted.context.get(), batch);
+    ASSERT_TRUE(status.ok()) << status.to_string();
+  };
+  all_logits(hosted.context.get(), tokens, 40, decode);
+  const SeqId id = hosted.host->sequence(0).value();
+  DeepOptions options;
+  options.ratio = 4.0;
+  const Status parked = hosted.cache->park(id, options);
+  ASSERT_TRUE(parked.ok()) << parked.to_string();
+  TestBatch batch(1);
+  batch.add(5, 240, 0);
+  const Status refused = hosted.host->decode(hosted.context.get(), batch.batch);
+  EXPECT_EQ(refused.code(), StatusCode::failed_precondition);
+  EXPECT_NE(refused.message().find("wake("), std::string::npos) << refused.message();
+  EXPECT_EQ(hosted.host->sequence(0).value(), id);
+  EXPECT_EQ(hosted.cache->length(id).value(), 240u);
+  ASSERT_TRUE(hosted.cache->wake(id).ok());
+  decode(batch.batch);
+  EXPECT_EQ(hosted.cache->length(id).value(), 241u);
 }
 
 }  // namespace

@@ -100,6 +100,7 @@ void PairTask::begin(const HeadWindow& head, uint32_t positions) {
   queries.assign(square, 0.0f);
   value.assign(head.group, 0.0f);
   weight.assign(positions, 0.0f);
+  influence.assign(positions, 0.0f);
   rows = 0;
   pairs = 0;
   q_.resize(static_cast<size_t>(head.group) * head.dim);
@@ -189,16 +190,18 @@ void PairTask::add_head(const SeenQuery& query, uint32_t i, uint32_t first, uint
   const float* o = query.out + static_cast<size_t>(i) * dim;
   const float own = dot(go_.data() + static_cast<size_t>(i) * dim, o, dim), square = norm * norm;
   const float inverse = query.residual == 0.0f ? 0.0f : 1.0f / query.residual;  // NaN stays one, and is found
-  float* mass = weight.data() + first;
+  const float* q = q_.data() + static_cast<size_t>(i) * dim;
+  const float loud = dot(q, q, dim);
+  float *mass = weight.data() + first, *reach = influence.data() + first;
   float* w = w_.data();
   for (uint32_t s = 0; s < count; ++s) {
     const float p2 = p[s] * p[s] * square;
     const float moved = lengths[s] - 2.0f * dots[s] + own;
     mass[s] += p2;
     w[s] = p2 * (moved > 0.0f ? moved : 0.0f) * inverse * query.scale * query.scale;
+    reach[s] += w[s] * loud;
   }
   value[i] += sum_of(count, [p](uint32_t s) { return p[s] * p[s]; }) * square * inverse;
-  const float* q = q_.data() + static_cast<size_t>(i) * dim;
   for (uint32_t at = first; at < last;) {
     const uint32_t start = calib::block_start(at, head_.sinks, head_.block), end = std::min(last, start + head_.block);
     add_block(q, start, w + (at - first), at, end - at, mixed(query.seed + i) ^ start);

@@ -50,6 +50,7 @@ class PairTask {
   std::vector<float> key_block, key_plain, queries;  // upper triangles
   std::vector<float> value;                          // of each query head: sum of p²/|h|²
   std::vector<float> weight;                         // of each position: sum of p²
+  std::vector<float> influence;                      // of each position: sum of w·|q|²
   uint32_t rows = 0;                                 // of `queries`
   uint64_t pairs = 0;
 

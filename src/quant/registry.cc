@@ -214,8 +214,15 @@ std::string to_string(const CodecSpec& spec) {
 
 std::string_view resolve_auto(std::string_view name, bool calibrated) {
   if (name == "auto") return calibrated ? "klt1.875" : "rot2";
+  if (name == "auto1") return calibrated ? "klt1.5" : "rot2";
   if (name == "auto3") return calibrated ? "klt2.5" : "rot3";
   return name;
+}
+
+std::span<const AdaptiveStep, kAdaptiveSteps> adaptive_steps() {
+  // SQuat without its subspace is KIVI; for KVQuant's three bits the nearest thing without tables is KIVI's three.
+  static constexpr AdaptiveStep steps[kAdaptiveSteps] = {{2048, "kivi2", "kivi2"}, {8192, "squat2", "kivi2"}, {UINT32_MAX, "kvquant3", "kivi3"}};
+  return steps;
 }
 
 Result<CodecPair> parse_codec_pair(std::string_view text) {

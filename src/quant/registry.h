@@ -46,8 +46,19 @@ struct CodecPair {
 Result<CodecPair> parse_codec_pair(std::string_view text);
 std::string to_string(const CodecPair& pair);
 
-// What the names "auto" and "auto3" stand for; any other name as it is. parse_codec_pair() takes them for the uncalibrated ones.
+// What the names "auto", "auto1" and "auto3" stand for; any other name as it is. parse_codec_pair() takes them for the uncalibrated ones.
 std::string_view resolve_auto(std::string_view name, bool calibrated);
+
+// The archive codec "adaptive" is document 000's choice by the length of the sequence at the moment a block is made. It is no codec of its own:
+// blocks say which of these they are in. `plain` stands in for `codec` where a calibration has no tables for it.
+inline constexpr std::string_view kAdaptive = "adaptive";
+struct AdaptiveStep {
+  uint32_t below;  // tokens; the last step has no end
+  const char* codec;
+  const char* plain;
+};
+inline constexpr size_t kAdaptiveSteps = 3;
+std::span<const AdaptiveStep, kAdaptiveSteps> adaptive_steps();
 
 // `tables`: of the KV head, for codecs that need them (failed_precondition without).
 Result<std::unique_ptr<Codec>> make_codec(const CodecSpec& spec, Side side, const BlockShape& shape, const calib::HeadTables* tables = nullptr);
