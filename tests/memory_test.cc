@@ -11,6 +11,7 @@
 
 #include "inspect.h"
 #include "tierkv/cache.h"
+#include "tierkv/calibration.h"
 
 namespace tierkv::testing {
 namespace {
@@ -111,6 +112,44 @@ INSTANTIATE_TEST_SUITE_P(Memory, AtOneGigabyte,
                                            Gigabyte{"int8", "int8", 2, 4, 128, 2048},
                                            Gigabyte{"balanced", "balanced", 1, 8, 128, 4096, true}),
                          [](const auto& info) { return info.param.name; });
+
+// --- the default with a calibration
+
+// Everything counted, tables included: at 8,192 tokens of the default model, whose heads are of 64, the contract is a sixth of FP16.
+TEST(Calibrated, EightThousandTokensTakeASixthOfFp16) {
+  if (std::getenv("TIERKV_TEST_BRIEF")) GTEST_SKIP() << "takes minutes on an emulator";
+  const auto calibration = load_calibration(TIERKV_SOURCE_DIR "/data/calibration/smollm2-135m.tkc");
+  ASSERT_TRUE(calibration.ok()) << calibration.status().to_string();
+  const CalibrationInfo model = describe(**calibration);
+  ASSERT_EQ(model.head_dim, 64u);
+  CacheConfig config = make_config(model.num_layers, model.num_kv_heads, model.head_dim, "balanced");
+  config.num_heads = model.num_heads;
+  constexpr uint32_t kTokens = 8192, kChunk = 64;  // as the host feeds a prompt
+  const auto rows = half_rows(size_t{kChunk} * model.num_kv_heads * model.head_dim);
+  const auto view = RowsView::dense(rows.data(), DType::f16, kChunk, model.num_kv_heads, model.head_dim);
+  const uint64_t before = resident();
+  auto made = AdaptiveKVCache::create(config, *calibration);
+  ASSERT_TRUE(made.ok()) << made.status().to_string();
+  AdaptiveKVCache& cache = **made;
+  const SeqId seq = cache.add_sequence().value();
+  for (uint32_t t = 0; t < kTokens; t += kChunk) {
+    for (uint32_t l = 0; l < model.num_layers; ++l) ASSERT_TRUE(cache.append(seq, l, view, view).ok());
+  }
+  const MemoryStats m = cache.memory_usage();
+  EXPECT_EQ(m.fp16_bytes, 4ull * kTokens * model.num_layers * model.num_kv_heads * model.head_dim);
+  EXPECT_GE(m.compression(), 6.0);
+  EXPECT_LE(m[Tier::archive].bits_per_value(model.head_dim), 2.1);
+  EXPECT_LE(m.table_bytes, uint64_t{1200} << 10);
+  EXPECT_LE(m.free_bytes, m.total_bytes / 50);
+  EXPECT_EQ(m.peak_bytes, m.total_bytes);
+  const double grown = static_cast<double>(resident()) - static_cast<double>(before);
+  if (!kSanitized) {
+    EXPECT_LT(grown, 1.1 * static_cast<double>(m.total_bytes)) << "what is reported is what the process has";
+  }
+  std::printf("%.2f MiB of %.0f, FP16/%.2f: tables %.2f, free %.2f, resident %.2f\n", static_cast<double>(m.total_bytes) / 1048576,
+              static_cast<double>(m.fp16_bytes) / 1048576, m.compression(), static_cast<double>(m.table_bytes) / 1048576,
+              static_cast<double>(m.free_bytes) / 1048576, grown / 1048576);
+}
 
 // --- budgets
 

@@ -112,7 +112,7 @@ int run(Request& request) {
   std::optional<Folder> folder;
   if (request.output.empty()) {
     folder.emplace(fs::path(cache_folder()) / "calibration");
-    request.output = calibration_path(shape);
+    request.output = llama::calibration_path(shape);
   }
   std::vector<Tokens> tokens;
   for (const std::string& text : texts) tokens.push_back(engine.tokenize(text, false));

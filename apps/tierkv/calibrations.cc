@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <span>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 #include "common.h"
-#include "gguf_file.h"
+#include "eval_common.h"
 #include "terminal.h"
 #include "tierkv/calibrate.h"
 
@@ -24,52 +26,32 @@ extern "C" const std::byte tierkv_shipped_calibration[], tierkv_shipped_calibrat
 namespace tierkv::cli {
 namespace {
 
-CalibrationInfo identity(const llama::ModelShape& shape) {
-  CalibrationInfo id;
-  id.model = shape.name;
-  id.fingerprint = shape.fingerprint;
-  id.num_layers = shape.layers;
-  id.num_heads = shape.heads;
-  id.num_kv_heads = shape.kv_heads;
-  id.head_dim = shape.head_dim;
-  return id;
-}
+constexpr uint64_t kSelfCalibrationMost = 16384;  // tokens of a long prompt that are read: more would keep the user waiting for little
 
-CalibrationPtr shipped() {
-#ifdef TIERKV_SHIPPED_CALIBRATION
-  static const CalibrationPtr calibration =
-      take(parse_calibration({tierkv_shipped_calibration, tierkv_shipped_calibration_end}, "the calibration that ships with tierkv"), "");
-  return calibration;
-#else
-  return nullptr;
+// The sample and the sums of a calibration are some hundred MB that the heap would keep for the rest of the session.
+void give_back_heap() {
+#ifdef __GLIBC__
+  malloc_trim(0);
 #endif
 }
 
 }  // namespace
 
-std::string calibration_path(const llama::ModelShape& shape) {
-  return (std::filesystem::path(cache_folder()) / "calibration" / format("%016llx.tkc", static_cast<unsigned long long>(shape.fingerprint))).string();
+CalibrationPtr shipped_calibration([[maybe_unused]] const llama::ModelShape& shape) {
+#ifdef TIERKV_SHIPPED_CALIBRATION
+  static const CalibrationPtr calibration =
+      take(parse_calibration({tierkv_shipped_calibration, tierkv_shipped_calibration_end}, "the calibration that ships with tierkv", /*bytes_stay=*/true), "");
+  if (check_fit(*calibration, shape.identity()).ok()) return calibration;
+#endif
+  return nullptr;
 }
 
-CalibrationPtr find_calibration(const CacheConfig& config, const llama::ModelShape& shape) {
-  const CalibrationInfo id = identity(shape);
-  if (!config.calibration.empty()) {
-    CalibrationPtr named = take(load_calibration(config.calibration), "");
-    check(check_fit(*named, id), config.calibration);
-    return named;
-  }
-  const std::string made = calibration_path(shape);
-  if (std::filesystem::exists(made)) {
-    CalibrationPtr calibration = take(load_calibration(made), "");
-    check(check_fit(*calibration, id), made);
-    return calibration;
-  }
-  return shipped() && check_fit(*shipped(), id).ok() ? shipped() : nullptr;
-}
-
-void self_calibrate(Engine& engine, const std::vector<int32_t>& prompt, const std::string& kv, bool quiet) {
-  const llama::ModelShape& shape = engine.shape();
-  if (find_calibration(engine.config(kv), shape)) return;
+void self_calibrate(Engine& engine, std::span<const llama_token> prompt, const std::vector<std::string>& kv, bool quiet) {
+  const auto needs_one = [&](const std::string& setting) {
+    const CacheConfig config = engine.config(setting);
+    return wants_calibration(config) && !engine.calibration(config);
+  };
+  if (std::none_of(kv.begin(), kv.end(), needs_one)) return;
   if (prompt.size() < kSelfCalibrationTokens) {
     if (!quiet) {
       remark(format("--self-calibrate: the prompt has %zu tokens, and calibration needs %zu: the archive stays uncalibrated\n", prompt.size(),
@@ -77,39 +59,42 @@ void self_calibrate(Engine& engine, const std::vector<int32_t>& prompt, const st
     }
     return;
   }
-  const std::string path = calibration_path(shape);
+  const std::string path = llama::calibration_path(engine.shape());
   std::error_code ignored;
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), ignored);
   Progress progress("calibrating from the prompt", 1000, quiet);
   llama::CalibrateOptions options;
-  options.tokens = std::min<uint64_t>(prompt.size(), 16384);
+  options.tokens = kSelfCalibrationMost;
   options.threads = engine.threads();
+  options.first_token = first_token(engine);
   options.model_file = engine.path();
   options.text_name = "a prompt";
-  options.progress = [&](const llama::CalibrateProgress& p) { progress.update(p.total != 0 ? 1000 * p.done / p.total : 0); };
+  // Reading takes most of the time; the bar is one for both parts.
+  options.progress = [&](const llama::CalibrateProgress& p) {
+    const bool reading = std::string_view(p.phase) == "reading";
+    const double share = static_cast<double>(p.done) / static_cast<double>(std::max<uint64_t>(p.total, 1));
+    progress.update(static_cast<uint64_t>(reading ? 800.0 * share : 800.0 + 200.0 * share));
+  };
   options.cancelled = [] { return interrupted(); };
-  const auto report = llama::calibrate(shape, {prompt}, path, options);
+  // Every window starts with the first token by itself.
+  const bool starts = options.first_token >= 0 && prompt.front() == options.first_token;
+  const auto report = llama::calibrate(engine.shape(), {Tokens(prompt.begin() + (starts ? 1 : 0), prompt.end())}, path, options);
   progress.finish();
+  give_back_heap();
   if (interrupted()) throw Interrupted();
   if (!report.ok()) {
     remark("--self-calibrate: " + report.status().message() + ": the archive stays uncalibrated\n");
   } else if (!quiet) {
-    remark(dim(format("calibrated from %llu tokens of the prompt in %.0f s, kept as %s\n", static_cast<unsigned long long>(report->tokens),
-                      report->seconds, path.c_str())));
+    remark(dim("calibrated from " + human_count(report->tokens) + " tokens of the prompt in " + human_seconds(report->seconds) + ", kept as " + path) + "\n");
   }
 }
 
 void remark_uncalibrated(Engine& engine, Session& session) {
   AdaptiveKVCache* cache = session.cache();
-  if (!cache || cache->calibration()) return;
-  const CacheConfig& config = cache->config();
-  for (uint32_t l = 0; l < config.num_layers; ++l) {
-    const std::string named = config.layer(l).archive_codec;
-    if (cache->archive_codec(l).empty() || !(named.starts_with("auto") || named == "adaptive")) continue;
-    remark(dim("no calibration of this model: the archive is " + cache->archive_codec(l) + "; `tierkv calibrate -m " + engine.path() +
-               "` makes it smaller and better\n"));
-    return;
-  }
+  if (!cache || cache->calibration() || !wants_calibration(cache->config())) return;
+  std::string codec;
+  for (uint32_t l = 0; l < cache->config().num_layers && codec.empty(); ++l) codec = cache->archive_codec(l);
+  remark(dim("no calibration of this model: the archive is " + codec + "; `tierkv calibrate -m " + engine.path() + "` makes it smaller and better") + "\n");
 }
 
 }  // namespace tierkv::cli

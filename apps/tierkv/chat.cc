@@ -4,6 +4,7 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "calibrations.h"
 #include "commands.h"
 #include "engine.h"
 #include "generation.h"
@@ -73,6 +74,7 @@ class Chat {
   }
 
   bool terminal() const { return terminal_; }
+  Session& session() { return *session_; }
   int exit_code() const { return exit_code_; }
   nlohmann::json json() {
     nlohmann::json messages = nlohmann::json::array();
@@ -221,6 +223,7 @@ int run(Request& request) {
     remark(bold(engine.name()) + dim(", --kv " + options.kv.front() + ". /help lists commands, /quit or Ctrl-D ends.") + "\n");
     if (!engine.has_template()) remark(dim("The model has no chat template that libllama knows: expect it to ramble.") + "\n");
   }
+  if (!options.quiet) remark_uncalibrated(engine, chat.session());
   std::string line;
   while (!interrupted()) {
     if (chat.terminal()) remark(green("> "));

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "calibrations.h"
 #include "gguf_file.h"
 #include "terminal.h"
 
@@ -98,6 +99,13 @@ CacheConfig Engine::config(const std::string& kv) {
   shape().apply(config);
   check(validate(config), "--kv " + kv + " does not fit " + name_);
   return config;
+}
+
+CalibrationPtr Engine::calibration(const CacheConfig& config) {
+  CalibrationPtr& known = calibrations_[config.calibration];
+  if (!known) known = take(llama::find_calibration(shape(), config), "");
+  if (!known) known = shipped_calibration(shape());
+  return known;
 }
 
 llama_context_params Engine::context_params(uint32_t micro_batch) const {

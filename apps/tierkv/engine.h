@@ -12,6 +12,7 @@
 #include <llama.h>
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -135,6 +136,9 @@ class Engine {
 
   // The configuration that `kv` means for this model.
   CacheConfig config(const std::string& kv);
+  // The calibration that serves it (calibrations.h says where it comes from), or null. Each is loaded once; its tables are read when a codec needs
+  // them. Whether a named one fits the model is said when a session opens.
+  CalibrationPtr calibration(const CacheConfig& config);
   std::unique_ptr<Session> open_session(const std::string& kv, const SessionOptions& options = {});
   // With a configuration that already has the model's shape (config() gave it, or a session file kept it).
   std::unique_ptr<Session> open_session(const std::string& name, const CacheConfig& config, const SessionOptions& options = {});
@@ -161,6 +165,7 @@ class Engine {
   const llama_vocab* vocab_ = nullptr;
   uint32_t context_ = 0;
   std::unique_ptr<llama::ModelShape> shape_;
+  std::map<std::string, CalibrationPtr> calibrations_;  // by the name of the file in the configuration; "": the one that was found
   bool tested_ = false, patch_works_ = false;  // what the first session's self-test found
 };
 

@@ -46,10 +46,6 @@ nlohmann::json run_one(Request& request, Engine& engine, const std::string& kv, 
   SessionOptions session_options;
   session_options.ctx = request.ctx;
   const auto session = engine.open_session(kv, session_options);
-  if (prompt.size() >= session->limit()) {
-    bad_input("the prompt has " + human_count(prompt.size()) + " tokens, which leaves no room in a context of " +
-              human_count(session->limit()));
-  }
   if (!options.quiet) remark_uncalibrated(engine, *session);
   Sampler sampler(request.sampler, options.seed);
   for (const llama_token token : prompt) sampler.accept(token);
@@ -89,9 +85,12 @@ int run(Request& request) {
   check_kv(options.kv);
   if (request.file.empty() && request.prompt.empty()) bad_input("there is no prompt: give one, or a file with -f (- for stdin)");
   Engine engine(options);
-  engine.check_context(request.ctx);
+  const uint32_t limit = engine.check_context(request.ctx);
   const Tokens prompt = engine.tokenize(prompt_of(request, engine), true, request.chat);
-  if (request.self_calibrate) self_calibrate(engine, prompt, options.kv.front(), options.quiet);
+  if (prompt.size() >= limit) {
+    bad_input("the prompt has " + human_count(prompt.size()) + " tokens, which leaves no room in a context of " + human_count(limit));
+  }
+  if (request.self_calibrate) self_calibrate(engine, prompt, options.kv, options.quiet);
   nlohmann::json results = nlohmann::json::array();
   for (const std::string& kv : options.kv) {
     results.push_back(run_one(request, engine, kv, prompt));

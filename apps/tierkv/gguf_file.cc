@@ -15,6 +15,7 @@
 
 #include "common.h"
 #include "terminal.h"
+#include "tierkv/llama.h"
 
 namespace tierkv::cli {
 namespace fs = std::filesystem;
@@ -135,15 +136,7 @@ const std::vector<KnownModel>& known_models() {
   return models;
 }
 
-std::string cache_folder() {
-  auto set = [](const char* name) {
-    const char* value = std::getenv(name);
-    return std::string(value != nullptr ? value : "");
-  };
-  if (const std::string own = set("TIERKV_CACHE"); !own.empty()) return own;
-  if (const std::string xdg = set("XDG_CACHE_HOME"); !xdg.empty()) return xdg + "/tierkv";
-  return set("HOME") + "/.cache/tierkv";
-}
+std::string cache_folder() { return llama::cache_folder(); }
 
 std::string find_model(const std::string& name_or_path) {
   for (const KnownModel& known : known_models()) {

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <chrono>
 
-#include "calibrations.h"
 #include "engine.h"
 #include "terminal.h"
 
@@ -99,7 +98,7 @@ class TieredSession : public Session {
     name_ = name;
     vocabulary_ = engine.vocabulary();
     const llama::ModelShape& shape = engine.shape();
-    cache_ = take(AdaptiveKVCache::create(config, find_calibration(config, shape)), "--kv " + name);
+    cache_ = take(AdaptiveKVCache::create(config, engine.calibration(config)), "--kv " + name);
     llama_context_params params = engine.context_params(options.micro_batch);
     llama::HostOptions host;
     host.micro_batch = options.micro_batch;

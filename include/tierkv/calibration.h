@@ -6,6 +6,7 @@
 // `tierkv calibrate` makes such files; docs/calibration.md says how and describes them. A file is for one model: its shape and the
 // fingerprint of its weights are in it, and blocks carry its id, so nothing is ever decoded with the wrong tables.
 //
+// Memory:   a calibration that was loaded keeps little: its tables stay in the file until a codec needs them, and the file must stay as it is.
 // Errors:   data_loss for bytes that are damaged, unsupported for a file of another version, not_found and io_error for the file itself.
 // Threads:  a calibration is immutable and may be shared by any number of caches.
 #pragma once
@@ -41,8 +42,9 @@ struct CalibrationInfo {
 };
 
 [[nodiscard]] Result<CalibrationPtr> load_calibration(const std::string& path);
-// `name` is what messages call the bytes.
-[[nodiscard]] Result<CalibrationPtr> parse_calibration(std::span<const std::byte> bytes, const std::string& name);
+// `name` is what messages call the bytes. `bytes_stay`: they outlive the calibration (they are part of the program, say), and tables are read
+// from them when a codec needs some; otherwise all tables are kept in memory.
+[[nodiscard]] Result<CalibrationPtr> parse_calibration(std::span<const std::byte> bytes, const std::string& name, bool bytes_stay = false);
 CalibrationInfo describe(const calib::Calibration& calibration);
 // Refuses when `model` (its name, fingerprint and shape; a fingerprint of 0 is not looked at) is not what the calibration was made for.
 [[nodiscard]] Status check_fit(const calib::Calibration& calibration, const CalibrationInfo& model);

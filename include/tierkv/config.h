@@ -114,6 +114,9 @@ struct CacheConfig {
 // Refuses impossible values and combinations, naming the key and what is allowed.
 Status validate(const CacheConfig& config);
 
+// Whether some layer would use a calibration of the model: it archives tokens in a codec that needs one, or in "auto", which is better with one.
+bool wants_calibration(const CacheConfig& config);
+
 // Presets set tiers, blocks, eviction and the deep archive's target, and leave the model and the limits alone.
 std::vector<std::string> preset_names();
 Status apply_preset(std::string_view name, CacheConfig& config);

@@ -33,7 +33,9 @@ extern "C" {
 typedef struct tierkv_llama tierkv_llama;
 
 /* Changes `params` so that a context made from them keeps its sequences in a new cache. `kv` is a preset, a configuration file or
- * the inline form ("balanced,hot=128"). NULL on failure, with one sentence in `error`; `params` is then as it was. */
+ * the inline form ("balanced,hot=128"). A calibration of the model is found as find_calibration() below finds it: the file that `kv` names
+ * ("balanced,calibration=model.tkc"), or the one that `tierkv calibrate` left in $TIERKV_CACHE. NULL on failure, with one sentence in
+ * `error`; `params` is then as it was. */
 tierkv_llama* tierkv_llama_attach(struct llama_context_params* params, struct llama_model* model, const char* kv, char* error,
                                   size_t error_size);
 /* As llama_decode: 0 on success. 1: no room in the cache; 2: aborted; below 0: an error. Nothing of the batch is kept unless it is
@@ -63,6 +65,7 @@ void tierkv_llama_free(tierkv_llama* kv);
 #include <vector>
 
 #include "tierkv/cache.h"
+#include "tierkv/calibration.h"
 #include "tierkv/rotation.h"
 
 namespace tierkv::llama {
@@ -86,10 +89,20 @@ struct ModelShape {
 
   // Writes the model's part of a configuration: its shape and its windows (as overrides).
   void apply(CacheConfig& config) const;
+  // What a calibration of it must say (check_fit()).
+  CalibrationInfo identity() const;
 };
 
 // unsupported: the model is one that tierkv does not serve, and the message says why.
 Result<ModelShape> inspect(llama_model* model);
+
+// Where models, texts and calibrations are kept: $TIERKV_CACHE, or tierkv in $XDG_CACHE_HOME or in ~/.cache.
+std::string cache_folder();
+// Where `tierkv calibrate` leaves the calibration of a model: calibration/<fingerprint>.tkc in the cache folder.
+std::string calibration_path(const ModelShape& shape);
+// The calibration of a model: the file that the configuration names, or else the one at calibration_path(); null when that is not there.
+// Whether a named one fits is for Host::attach() to say.
+Result<CalibrationPtr> find_calibration(const ModelShape& shape, const CacheConfig& config);
 
 // How attention gets into libllama's graph.
 enum class Path {
@@ -133,7 +146,7 @@ class Host {
  public:
   // Changes `params` so that llama_init_from_model() gives a context whose attention is the cache's. The cache, the host and the
   // params' own callbacks must outlive that context.
-  // REQUIRES: the cache has the model's shape (ModelShape::apply).
+  // Refuses a cache with the calibration of another model. REQUIRES: the cache has the model's shape (ModelShape::apply).
   static Result<std::unique_ptr<Host>> attach(llama_context_params& params, const ModelShape& shape, AdaptiveKVCache& cache,
                                               const HostOptions& options = {});
   ~Host();

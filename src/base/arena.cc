@@ -18,36 +18,35 @@ namespace tierkv {
 namespace {
 
 constexpr size_t kPage = 4096;
-constexpr size_t kSmallRegion = size_t{64} << 10;
-constexpr size_t kLargeRegion = size_t{2} << 20;  // what the system maps with one entry of its tables, where it does
+constexpr size_t kRegion = size_t{2} << 20;       // what the system maps with one entry of its tables, where it does
+constexpr size_t kWholeFrom = 16 * kRegion;       // with this much mapped, the unused end of a region is a small part of the whole
+constexpr size_t kWorthGiving = size_t{64} << 10;
 constexpr size_t kLargest = size_t{1} << 48;
 
 size_t whole_pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
-
-// Regions grow with the arena, so that the unused end of the last one stays a small part of the whole, and small budgets get small ones.
-size_t region_size(size_t mapped, size_t limit) {
-  const size_t least = limit ? std::clamp(whole_pages(limit / 64), 4 * kPage, kSmallRegion) : kSmallRegion;
-  return std::clamp(whole_pages(mapped / 16), least, kLargeRegion);
-}
 
 void* map_pages(size_t size) {
   void* p = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   return p == MAP_FAILED ? nullptr : p;
 }
 
-// A large region starts at a multiple of its size, so that huge pages can hold it: a long context is read end to end for every token,
+// Starts at a multiple of kRegion, so that huge pages can hold it: a long context is read end to end for every token,
 // and with small pages the processor spends a fifth of that time looking addresses up.
-void* map_large(size_t size) {
-  void* p = map_pages(size + kLargeRegion);
+void* map_aligned(size_t size) {
+  void* p = map_pages(size + kRegion);
   if (!p) return nullptr;
   const auto at = reinterpret_cast<uintptr_t>(p);
-  const uintptr_t from = (at + kLargeRegion - 1) / kLargeRegion * kLargeRegion;
+  const uintptr_t from = (at + kRegion - 1) / kRegion * kRegion;
   if (from > at) munmap(p, from - at);
-  if (from < at + kLargeRegion) munmap(reinterpret_cast<void*>(from + size), at + kLargeRegion - from);
-#ifdef MADV_HUGEPAGE
-  (void)madvise(reinterpret_cast<void*>(from), size, MADV_HUGEPAGE);  // a wish: without it everything works as before
-#endif
+  if (from < at + kRegion) munmap(reinterpret_cast<void*>(from + size), at + kRegion - from);
   return reinterpret_cast<void*>(from);
+}
+
+// A wish: without it everything works as before. A region that grows must not get a huge page at its first touch, which would be in memory whole.
+void wish_huge_pages([[maybe_unused]] uintptr_t at, [[maybe_unused]] size_t size, [[maybe_unused]] bool huge) {
+#if defined(MADV_HUGEPAGE) && defined(MADV_NOHUGEPAGE)
+  (void)madvise(reinterpret_cast<void*>(at), size, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+#endif
 }
 
 }  // namespace
@@ -56,8 +55,8 @@ Arena::Arena(size_t limit, size_t headroom) : limit_(limit), headroom_(headroom)
 
 Arena::~Arena() {
   for (const auto& [base, region] : regions_) {
-    TIERKV_UNPOISON(base, region.bytes);
-    munmap(reinterpret_cast<void*>(base), region.bytes);
+    TIERKV_UNPOISON(base, region.reserved);
+    munmap(reinterpret_cast<void*>(base), region.reserved);
   }
 }
 
@@ -67,12 +66,14 @@ void* Arena::allocate(size_t bytes, MemoryTag tag, Use use) noexcept {
   std::lock_guard lock(mutex_);
   // What relief gave back may still be mapped; it stays relief's.
   if (limit_ != 0 && use == Use::normal && used_locked() + need > limit_ - std::min(limit_, headroom_)) return nullptr;
+  const int pool = pool_of(tag);
   try {
-    void* p = take(need);
-    if (!p && map_region(need, use)) p = take(need);
+    void* p = take(need, pool);
+    if (!p && grow(need, pool, use)) p = take(need, pool);
+    if (!p) p = take(need, 1 - pool);
     if (!p) {
       trim_locked();  // an empty region of the wrong size may stand between us and the limit
-      if (map_region(need, use)) p = take(need);
+      if (grow(need, pool, use)) p = take(need, pool);
     }
     if (p) {
       allocated_[static_cast<int>(tag)] += need;
@@ -93,9 +94,9 @@ void Arena::release(void* p, size_t bytes, MemoryTag tag) noexcept {
   give(reinterpret_cast<Address>(p), size);
 }
 
-void* Arena::take(size_t bytes) noexcept {
-  const auto it = free_by_size_.lower_bound({bytes, 0, 0});
-  if (it == free_by_size_.end()) return nullptr;
+void* Arena::take(size_t bytes, int pool) noexcept {
+  const auto it = free_by_size_[pool].lower_bound({bytes, 0, 0});
+  if (it == free_by_size_[pool].end()) return nullptr;
   const Address at = it->at;
   const size_t size = it->bytes;
   drop_free(at, size);
@@ -103,22 +104,80 @@ void* Arena::take(size_t bytes) noexcept {
   return reinterpret_cast<void*>(at);
 }
 
-bool Arena::map_region(size_t bytes, Use use) noexcept {
-  size_t size = whole_pages(std::max(bytes, region_size(mapped_, limit_)));
-  if (limit_ != 0) {
+// A free piece of `bytes` or more for the pool, which it has not got yet.
+bool Arena::grow(size_t bytes, int pool, Use use) noexcept {
+  const auto left = [&]() -> size_t {
+    if (limit_ == 0) return kLargest;
     const size_t allowed = use == Use::relief ? limit_ : limit_ - std::min(limit_, headroom_);
-    const size_t left = allowed > mapped_ ? allowed - mapped_ : 0;
-    if (size > left) size = whole_pages(bytes);  // near the limit: just what is needed
-    if (size > left) return false;
+    return allowed > mapped_ ? allowed - mapped_ : 0;
+  };
+  return take_spare(bytes, pool) || grow_open(bytes, pool, left()) || map_region(bytes, pool, left());
+}
+
+// The empty region that was kept changes pools.
+bool Arena::take_spare(size_t bytes, int pool) noexcept {
+  if (!spare_ || !empty(spare_)) return false;
+  Region& region = regions_.at(spare_);
+  if (region.pool == pool || region.bytes < bytes) return false;
+  drop_free(spare_, region.bytes);
+  if (open_[region.pool] == spare_) open_[region.pool] = 0;
+  region.pool = pool;
+  add_free(spare_, region.bytes);
+  return true;
+}
+
+bool Arena::grow_open(size_t bytes, int pool, size_t left) noexcept {
+  const Address base = open_[pool];
+  if (!base) return false;
+  Region& region = regions_.at(base);
+  // The last piece counts if it is free.
+  const auto next = free_by_address_.lower_bound(base + region.bytes);
+  const auto last = next == free_by_address_.begin() ? free_by_address_.end() : std::prev(next);
+  const bool joins = last != free_by_address_.end() && last->first >= base && last->first + last->second == base + region.bytes;
+  const Address at = joins ? last->first : base + region.bytes;
+  const size_t had = joins ? last->second : 0;
+  const size_t more = whole_pages(bytes - std::min(bytes, had));
+  const size_t room = region.reserved - region.bytes;
+  // An end too small for this one is counted too when it is small, so that the region is whole and huge pages may hold it.
+  const bool fits = more <= room, ends = room <= kRegion / 32;
+  const size_t taken = fits ? more : room;
+  if (taken == 0 || taken > left || !(fits || ends)) return false;
+  if (had) drop_free(at, had);
+  region.bytes += taken;
+  add_free(at, had + taken);
+  mapped_ += taken;
+  peak_ = std::max(peak_, mapped_);
+  if (region.bytes == region.reserved) {
+    wish_huge_pages(base, region.reserved, true);
+    open_[pool] = 0;
   }
-  void* p = size % kLargeRegion == 0 ? map_large(size) : map_pages(size);
+  return fits;
+}
+
+bool Arena::map_region(size_t bytes, int pool, size_t left) noexcept {
+  const size_t need = whole_pages(bytes);
+  if (need > left) return false;
+  const size_t reserved = std::max(need, kRegion);
+  const bool whole = mapped_ >= kWholeFrom && reserved <= left;
+  void* p = reserved % kRegion == 0 ? map_aligned(reserved) : map_pages(reserved);
   if (!p) return false;
-  regions_.emplace(reinterpret_cast<Address>(p), Region{size, next_order_++});
-  add_free(reinterpret_cast<Address>(p), size);
-  TIERKV_POISON(p, size);
+  const auto base = reinterpret_cast<Address>(p);
+  const size_t size = whole ? reserved : need;
+  if (reserved % kRegion == 0) wish_huge_pages(base, reserved, size == reserved);
+  regions_.emplace(base, Region{size, reserved, next_order_++, pool});
+  add_free(base, size);
+  TIERKV_POISON(p, reserved);
+  const auto room = [&](Address at) { return at ? regions_.at(at).reserved - regions_.at(at).bytes : 0; };
+  if (room(base) > room(open_[pool])) open_[pool] = base;
   mapped_ += size;
   peak_ = std::max(peak_, mapped_);
   return true;
+}
+
+bool Arena::empty(Address region) const {
+  const auto at = regions_.find(region);
+  const auto free = free_by_address_.find(region);
+  return at != regions_.end() && free != free_by_address_.end() && free->second == at->second.bytes;
 }
 
 void Arena::give(Address at, size_t bytes) noexcept {
@@ -140,26 +199,36 @@ void Arena::give(Address at, size_t bytes) noexcept {
     bytes += size;
   }
   add_free(at, bytes);
-  // One empty region is kept against thrashing at a region's edge; with a limit, all are: that memory is the cache's to use.
-  if (limit_ == 0 && bytes == region_end - region && free_by_size_.size() > 1) {
-    for (const auto& [base, other] : regions_) {
-      if (base == region) continue;
-      const auto it = free_by_address_.find(base);
-      if (it != free_by_address_.end() && it->second == other.bytes) {
-        unmap(region);
-        return;
-      }
-    }
-  }
+  if (limit_ != 0) return;  // that memory is the cache's to use
+  if (open_[regions_.at(region).pool] == region && at + bytes == region_end) return shrink_open(region, at, bytes);
+  // One empty region is kept against thrashing at a region's edge.
+  if (bytes != region_end - region) return;
+  if (spare_ && spare_ != region && empty(spare_)) unmap(region);
+  else spare_ = region;
+}
+
+// A region that grows page by page gives its free end back, if it is worth the faults when it grows again.
+void Arena::shrink_open(Address base, Address at, size_t bytes) noexcept {
+  Region& region = regions_.at(base);
+  if (bytes == region.bytes) return unmap(base);
+  const Address keep = base + whole_pages(at - base);
+  const size_t end = base + region.bytes - keep;
+  if (end < kWorthGiving || madvise(reinterpret_cast<void*>(keep), end, MADV_DONTNEED) != 0) return;
+  drop_free(at, bytes);
+  region.bytes -= end;
+  mapped_ -= end;
+  if (keep > at) add_free(at, keep - at);
 }
 
 void Arena::unmap(Address base) noexcept {
-  const size_t size = regions_.at(base).bytes;
-  drop_free(base, size);
+  const Region region = regions_.at(base);
+  drop_free(base, region.bytes);
+  if (open_[region.pool] == base) open_[region.pool] = 0;
+  if (spare_ == base) spare_ = 0;
   regions_.erase(base);
-  mapped_ -= size;
-  TIERKV_UNPOISON(base, size);
-  munmap(reinterpret_cast<void*>(base), size);
+  mapped_ -= region.bytes;
+  TIERKV_UNPOISON(base, region.reserved);
+  munmap(reinterpret_cast<void*>(base), region.reserved);
 }
 
 void Arena::trim() noexcept {
@@ -169,10 +238,8 @@ void Arena::trim() noexcept {
 
 void Arena::trim_locked() noexcept {
   for (auto it = regions_.begin(); it != regions_.end();) {
-    const Address base = it->first;
-    const size_t size = (it++)->second.bytes;
-    const auto free = free_by_address_.find(base);
-    if (free != free_by_address_.end() && free->second == size) unmap(base);
+    const Address base = (it++)->first;
+    if (empty(base)) unmap(base);
   }
 }
 
@@ -180,12 +247,14 @@ Arena::Address Arena::region_of(Address at) const { return std::prev(regions_.up
 
 void Arena::add_free(Address at, size_t bytes) {
   free_by_address_.emplace(at, bytes);
-  free_by_size_.insert({bytes, regions_.at(region_of(at)).order, at});
+  const Region& region = regions_.at(region_of(at));
+  free_by_size_[region.pool].insert({bytes, region.order, at});
 }
 
 void Arena::drop_free(Address at, size_t bytes) {
   free_by_address_.erase(at);
-  free_by_size_.erase({bytes, regions_.at(region_of(at)).order, at});
+  const Region& region = regions_.at(region_of(at));
+  free_by_size_[region.pool].erase({bytes, region.order, at});
 }
 
 size_t Arena::mapped() const {

@@ -2,9 +2,14 @@
 //
 // Sizes vary by codec and head, and blocks are freed roughly in the order they were made, so a best-fit cut with coalescing wastes
 // less than size classes would, and the books are exact: mapped() == sum of allocated(tag) + free_bytes(), always.
-// Sized release keeps no header per allocation. A region that becomes empty goes back to the system (one is kept, until
+// Sized release keeps no header per allocation. A region that becomes empty goes back to the system (a whole one is kept, until
 // trim()); with a limit it stays, faulted in and ready, until trim() or until the limit needs its bytes for another shape.
 //
+// Regions:  2 MiB of addresses each (more for what is larger). The first ones grow page by page, and shrink, and count as far as they are used,
+//           because pages that nobody touched are not in memory; an arena past 32 MiB takes the rest whole, as huge pages where the system has them.
+// Pools:    archive blocks, which stay, lie in regions apart from what comes and goes (tails, warm blocks, lists): in the holes of warm
+//           blocks, which are all of one size, they left gaps that fit nothing, 5 % of a cache of 8K tokens. Near the limit each pool
+//           serves the other.
 // Limit:    mapped() never exceeds it. A part of it, the headroom, only serves Use::relief: the work that frees memory (merging
 //           half-dead blocks) must still be able to allocate when everything else no longer may.
 // Threads:  safe; one mutex.
@@ -47,9 +52,16 @@ class Arena {
 
  private:
   using Address = uintptr_t;
-  void* take(size_t bytes) noexcept;
-  bool map_region(size_t bytes, Use use) noexcept;
+  static constexpr int kPools = 2;
+  static int pool_of(MemoryTag tag) { return tag == MemoryTag::archive ? 1 : 0; }
+  void* take(size_t bytes, int pool) noexcept;
+  bool grow(size_t bytes, int pool, Use use) noexcept;
+  bool grow_open(size_t bytes, int pool, size_t left) noexcept;
+  bool map_region(size_t bytes, int pool, size_t left) noexcept;
+  bool take_spare(size_t bytes, int pool) noexcept;
+  bool empty(Address region) const;
   void give(Address at, size_t bytes) noexcept;
+  void shrink_open(Address base, Address at, size_t bytes) noexcept;
   void unmap(Address base) noexcept;
   void trim_locked() noexcept;
   size_t used_locked() const;
@@ -61,8 +73,10 @@ class Arena {
   const size_t headroom_;
   mutable std::mutex mutex_;
   struct Region {
-    size_t bytes = 0;
-    uint64_t order = 0;  // counts up: the system's addresses are random, what fits where must not be
+    size_t bytes = 0;     // counted: from the base on, all that was ever cut
+    size_t reserved = 0;  // addresses it may grow into
+    uint64_t order = 0;   // counts up: the system's addresses are random, what fits where must not be
+    int pool = 0;
   };
   struct FreeExtent {
     size_t bytes = 0;
@@ -72,7 +86,9 @@ class Arena {
   };
   std::map<Address, Region> regions_;  // by base
   std::map<Address, size_t> free_by_address_;
-  std::set<FreeExtent> free_by_size_;                 // best fit first; ties go to the oldest region
+  std::set<FreeExtent> free_by_size_[kPools];  // best fit first; ties go to the oldest region
+  Address open_[kPools] = {};                  // the region that grows, or 0
+  Address spare_ = 0;                          // the empty region that is kept, if it still is empty
   uint64_t next_order_ = 0;
   size_t mapped_ = 0;
   size_t peak_ = 0;

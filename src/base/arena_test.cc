@@ -147,6 +147,44 @@ TEST(Arena, WithALimitEmptyRegionsStayUntilTheyAreNeededInAnotherShape) {
   EXPECT_EQ(arena.mapped(), 0u);
 }
 
+TEST(Arena, CountsWhatWasUsedAndNoMore) {
+  Arena arena;
+  void* small = arena.allocate(100, MemoryTag::hot);
+  EXPECT_EQ(arena.mapped(), 4096u);
+  std::vector<void*> blocks;
+  for (int i = 0; i < 700; ++i) blocks.push_back(arena.allocate(4032, MemoryTag::archive));
+  EXPECT_LE(arena.free_bytes(), 3 * 4096u + (64u << 10)) << "of 2.7 MiB";
+  for (void* p : blocks) arena.release(p, 4032, MemoryTag::archive);
+  arena.release(small, 100, MemoryTag::hot);
+  arena.trim();
+  EXPECT_EQ(arena.mapped(), 0u);
+}
+
+// What comes and goes leaves holes; blocks of other sizes that stay must not break them up.
+TEST(Arena, ArchiveBlocksStayOutOfTheHolesOfWarmOnes) {
+  Arena arena;
+  std::vector<void*> warm;
+  for (int i = 0; i < 100; ++i) warm.push_back(arena.allocate(4672, MemoryTag::warm));
+  for (int i = 0; i < 100; i += 2) arena.release(warm[static_cast<size_t>(i)], 4672, MemoryTag::warm);
+  for (int i = 0; i < 100; ++i) ASSERT_NE(arena.allocate(3200, MemoryTag::archive), nullptr);
+  const size_t mapped = arena.mapped();
+  for (int i = 0; i < 100; i += 2) ASSERT_NE(arena.allocate(4672, MemoryTag::warm), nullptr);
+  EXPECT_EQ(arena.mapped(), mapped) << "every hole was still whole";
+}
+
+TEST(Arena, NearTheLimitThePoolsServeEachOther) {
+  const size_t limit = 256 << 10;
+  Arena arena(limit);
+  void* p = arena.allocate(limit, MemoryTag::warm);
+  ASSERT_NE(p, nullptr);
+  EXPECT_EQ(arena.allocate(4096, MemoryTag::archive), nullptr);
+  arena.release(p, limit, MemoryTag::warm);
+  size_t taken = 0;
+  while (arena.allocate(4096, MemoryTag::archive)) taken += 4096;
+  EXPECT_EQ(taken, limit);
+  EXPECT_LE(arena.mapped(), limit);
+}
+
 TEST(Arena, AbsurdSizesAreRefused) {
   Arena arena;
   EXPECT_EQ(arena.allocate(~size_t{0}, MemoryTag::hot), nullptr);

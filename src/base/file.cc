@@ -137,6 +137,24 @@ Result<std::vector<std::byte>> read_file(const std::string& path, uint64_t max_s
   return read_whole<std::vector<std::byte>>(path, max_size);
 }
 
+Result<std::vector<std::byte>> read_file_part(const std::string& path, uint64_t offset, uint64_t size) {
+  Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (fd.get() < 0) return system_error("open", path, errno);
+  struct stat info {};
+  if (::fstat(fd.get(), &info) != 0) return system_error("inspect", path, errno);
+  if (S_ISDIR(info.st_mode)) return system_error("read", path, EISDIR);
+  const auto end = static_cast<uint64_t>(info.st_size);
+  std::vector<std::byte> out(static_cast<size_t>(std::min(size, end - std::min(offset, end))));
+  for (size_t used = 0; used < out.size();) {
+    const ssize_t n = ::pread(fd.get(), out.data() + used, std::min<size_t>(out.size() - used, size_t{1} << 30), static_cast<off_t>(offset + used));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return system_error("read", path, errno);
+    if (n == 0) out.resize(used);
+    used += static_cast<size_t>(n);
+  }
+  return out;
+}
+
 Result<std::string> read_text_file(const std::string& path, uint64_t max_size) { return read_whole<std::string>(path, max_size); }
 
 }  // namespace tierkv

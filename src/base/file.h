@@ -22,6 +22,8 @@ namespace tierkv {
 
 // not_found when there is no such file, out_of_range when it holds more than max_size bytes, io_error otherwise.
 [[nodiscard]] Result<std::vector<std::byte>> read_file(const std::string& path, uint64_t max_size);
+// `size` bytes from `offset` on, fewer where the file ends before that.
+[[nodiscard]] Result<std::vector<std::byte>> read_file_part(const std::string& path, uint64_t offset, uint64_t size);
 [[nodiscard]] Result<std::string> read_text_file(const std::string& path, uint64_t max_size);
 
 }  // namespace tierkv

@@ -99,5 +99,20 @@ TEST_F(File, ConcurrentWritersLeaveOneWholeText) {
   EXPECT_EQ(entries(), 1u);
 }
 
+TEST(ReadFilePart, GivesWhatThereIs) {
+  const std::string path = ::testing::TempDir() + "tierkv_part";
+  ASSERT_TRUE(write_file_atomic(path, std::string_view("abcdefgh")).ok());
+  const auto part = [&](uint64_t offset, uint64_t size) {
+    const auto bytes = read_file_part(path, offset, size).value();
+    return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  };
+  EXPECT_EQ(part(2, 3), "cde");
+  EXPECT_EQ(part(0, 8), "abcdefgh");
+  EXPECT_EQ(part(6, 100), "gh");
+  EXPECT_EQ(part(8, 1), "");
+  EXPECT_EQ(part(~uint64_t{0}, 5), "");
+  EXPECT_EQ(read_file_part(path + "-absent", 0, 1).status().code(), StatusCode::not_found);
+}
+
 }  // namespace
 }  // namespace tierkv

@@ -12,9 +12,9 @@ uint64_t Block::compute_checksum() const {
 }
 
 Block* Block::allocate(Arena& arena, const CodecEntry& codec, Tier tier, Arena::Use use) {
-  void* memory = arena.allocate(total_bytes(codec), static_cast<MemoryTag>(tier), use);
+  auto* memory = static_cast<std::byte*>(arena.allocate(total_bytes(codec), static_cast<MemoryTag>(tier), use));
   if (!memory) return nullptr;
-  Block* block = new (memory) Block;
+  Block* block = new (memory + data_bytes(codec)) Block;
   block->tier = tier;
   block->codec = &codec;
   return block;
@@ -24,9 +24,10 @@ void Block::release(Arena& arena, Block* block) {
   // acq_rel: the last owner must see every read of the others finished before the bytes are reused.
   if (block->refs.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   const size_t bytes = block->total_bytes();
+  std::byte* memory = block->key_data();
   const MemoryTag tag = static_cast<MemoryTag>(block->tier);
   block->~Block();
-  arena.release(block, bytes, tag);
+  arena.release(memory, bytes, tag);
 }
 
 }  // namespace tierkv::cache

@@ -1,8 +1,8 @@
 // block.h — a sealed block of one KV head: up to 256 tokens' keys and values as codec bytes, shared by reference count.
 //
-// Layout in the arena: [Block, 64 bytes][key bytes, padded to 64][value bytes]. The bytes never change after sealing, so forks share
-// them and a checksum over them means something. What differs between sequences (how many rows are used, which are
-// evicted) is in the BlockRef.
+// Layout in the arena: [key bytes, padded to 64][value bytes, padded to 8][Block]. Codes start where a cache line does, and the Block has its
+// place in what the line of the last value bytes leaves. The bytes never change after sealing, so forks share them and a checksum over them
+// means something. What differs between sequences (how many rows are used, which are evicted) is in the BlockRef.
 #pragma once
 
 #include <atomic>
@@ -20,25 +20,26 @@ namespace tierkv::cache {
 
 using attn::kDeadPosition;
 
-struct alignas(64) Block {
+struct Block {
   std::atomic<uint32_t> refs{1};
   Tier tier = Tier::warm;
   const CodecEntry* codec = nullptr;
   const CodecEntry* source = nullptr;  // what the rows were decoded from; null: the hot tail's own 16-bit rows
   uint64_t checksum = 0;
 
-  static size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
-  static size_t total_bytes(const CodecEntry& codec) {
-    return sizeof(Block) + padded(codec.key->bytes()) + padded(codec.value->bytes());
-  }
+  static size_t padded(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
+  // Of keys and values with their padding: where the Block lies.
+  static size_t data_bytes(const CodecEntry& codec);
+  static size_t total_bytes(const CodecEntry& codec) { return data_bytes(codec) + sizeof(Block); }
+  size_t data_bytes() const { return data_bytes(*codec); }
   size_t total_bytes() const { return total_bytes(*codec); }
   size_t payload_bytes() const { return codec->key->bytes() + codec->value->bytes(); }
 
-  std::byte* key_data() { return reinterpret_cast<std::byte*>(this + 1); }
-  std::byte* value_data() { return key_data() + padded(codec->key->bytes()); }
-  std::span<const std::byte> keys() const { return {reinterpret_cast<const std::byte*>(this + 1), codec->key->bytes()}; }
+  std::byte* key_data() { return reinterpret_cast<std::byte*>(this) - data_bytes(); }
+  std::byte* value_data() { return key_data() + padded(codec->key->bytes(), 64); }
+  std::span<const std::byte> keys() const { return {reinterpret_cast<const std::byte*>(this) - data_bytes(), codec->key->bytes()}; }
   std::span<const std::byte> values() const {
-    return {reinterpret_cast<const std::byte*>(this + 1) + padded(codec->key->bytes()), codec->value->bytes()};
+    return {reinterpret_cast<const std::byte*>(this) - data_bytes() + padded(codec->key->bytes(), 64), codec->value->bytes()};
   }
   uint64_t compute_checksum() const;
 
@@ -47,7 +48,10 @@ struct alignas(64) Block {
   void retain() { refs.fetch_add(1, std::memory_order_relaxed); }
   static void release(Arena& arena, Block* block);
 };
-static_assert(sizeof(Block) == 64);
+static_assert(sizeof(Block) == 32 && alignof(Block) == 8);
+inline size_t Block::data_bytes(const CodecEntry& codec) {
+  return padded(padded(codec.key->bytes(), 64) + codec.value->bytes(), alignof(Block));
+}
 
 // A sequence's hold on a block. Plain data: stream.cc owns the references and arrays.
 struct BlockRef {

@@ -82,6 +82,7 @@ Status AdaptiveKVCache::Impl::resolve_plans() {
   const quant::CodecSpec raw{static_cast<uint16_t>(env.hot_bf16 ? 2 : 1), 0, 0, 0, 0};  // registry rows bf16 and fp16
   const quant::CodecPair raw_pair{raw, raw};
   TIERKV_ASSIGN_OR_RETURN(hot_codec, book.get(raw_pair, attn::kMaxViewRows));
+  const auto held = book.hold_tables();
   for (uint32_t l = 0; l < config.num_layers; ++l) {
     const LayerConfig tiers = config.layer(l);
     LayerPlan p;
@@ -112,7 +113,7 @@ Status AdaptiveKVCache::Impl::resolve_plans() {
 Status AdaptiveKVCache::Impl::configure_archive(uint32_t layer, LayerPlan& p, quant::CodecPair& pair) {
   const std::string name = config.layer(layer).archive_codec;
   if (name == quant::kAdaptive) return set_adaptive(layer, p, pair);
-  const bool calibrated = book.calibration() && book.calibration()->klt;
+  const bool calibrated = book.calibration() && book.calibration()->has_klt();
   TIERKV_ASSIGN_OR_RETURN(pair, quant::parse_codec_pair(quant::resolve_auto(name, calibrated)));
   return set_archive(layer, pair, p);
 }
@@ -148,8 +149,7 @@ Status AdaptiveKVCache::Impl::set_archive(uint32_t layer, const quant::CodecPair
     auto entry = book.get(pair, config.archive_block, layer, h);
     if (!entry.ok() && book.calibration() && entry.status().code() == StatusCode::failed_precondition && config.layer(layer).window != 0) {
       // A windowed layer whose keys never are far from their queries: calibration has nothing to say about it.
-      TIERKV_ASSIGN_OR_RETURN(const quant::CodecPair plain, quant::parse_codec_pair(quant::resolve_auto("auto", false)));
-      entry = book.get(plain, config.archive_block);
+      entry = book.uncalibrated(config.archive_block);
     }
     if (!entry.ok()) return entry.status();
     heads.push_back(*entry);
@@ -165,6 +165,7 @@ Status AdaptiveKVCache::set_calibration(CalibrationPtr calibration) {
   std::lock_guard lock(impl_->threshold_mutex);
   const CalibrationPtr before = impl_->book.calibration();
   impl_->book.set_calibration(std::move(calibration));
+  const auto held = impl_->book.hold_tables();
   std::vector<LayerPlan> next = impl_->plans;
   std::vector<quant::CodecPair> pairs = impl_->archive_pairs;
   for (uint32_t l = 0; l < next.size(); ++l) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
 
 #include "calib/synthetic_statistics.h"
 #include "tierkv/cache.h"
@@ -14,9 +15,12 @@ using calib::SyntheticModel;
 using calib::SyntheticShape;
 
 CalibrationPtr tables(uint32_t seed = 1) {
+  static std::map<uint32_t, CalibrationPtr> made;
   SyntheticShape shape;
   shape.seed = seed;
-  return SyntheticModel(shape).calibration().value();
+  CalibrationPtr& known = made[seed];
+  if (!known) known = SyntheticModel(shape).calibration().value();
+  return known;
 }
 
 CacheConfig config_of(const char* kv) {
@@ -166,9 +170,18 @@ TEST(Calibrated, AnotherShapeIsRefused) {
   EXPECT_NE(without.status().message().find("calibrate"), std::string::npos);
 }
 
+TEST(Calibrated, WhoWantsACalibration) {
+  for (const char* kv : {"balanced", "quality", "compact", "archive=klt2", "warm_codec=kltk2/rot4", "archive=squat2", "archive=adaptive"}) EXPECT_TRUE(wants_calibration(config_of(kv))) << kv;
+  for (const char* kv : {"fp16", "hot=all", "archive=rot2", "warm=all", "window=32,hot=64"}) EXPECT_FALSE(wants_calibration(config_of(kv))) << kv;
+}
+
 TEST(Calibrated, TablesAreCounted) {
   Filled f("balanced", tables());
   EXPECT_GT(f.cache->memory_usage().table_bytes, 4u * 64 * 64 * 4);
+  const CalibrationPtr second = tables(2);
+  const uint64_t before = f.cache->memory_usage().table_bytes;
+  ASSERT_TRUE(f.cache->set_calibration(second).ok());
+  EXPECT_GT(f.cache->memory_usage().table_bytes, before + second->bytes()) << "blocks may still need the first";
   EXPECT_EQ(Filled("balanced", nullptr).cache->memory_usage().table_bytes, 0u);
 }
 

@@ -1,16 +1,27 @@
 #include "cache/codec_book.h"
 
+#include <set>
+
 #include "base/status_macros.h"
 
 namespace tierkv::cache {
 
 Result<const CodecEntry*> CodecBook::get(const quant::CodecPair& pair, uint32_t tokens, uint32_t layer, uint32_t head) {
+  const CodecEntry* fallback = nullptr;
+  if (quant::needs_tables(pair)) {
+    TIERKV_ASSIGN_OR_RETURN(fallback, uncalibrated(tokens));
+  }
   std::lock_guard lock(mutex_);
-  return find_or_make(pair, tokens, layer, head);
+  return find_or_make(pair, tokens, layer, head, fallback);
+}
+
+Result<const CodecEntry*> CodecBook::uncalibrated(uint32_t tokens) {
+  TIERKV_ASSIGN_OR_RETURN(const quant::CodecPair plain, quant::parse_codec_pair("auto"));
+  return get(plain, tokens);
 }
 
 // REQUIRES: mutex_ held.
-Result<const CodecEntry*> CodecBook::find_or_make(const quant::CodecPair& pair, uint32_t tokens, uint32_t layer, uint32_t head) {
+Result<const CodecEntry*> CodecBook::find_or_make(const quant::CodecPair& pair, uint32_t tokens, uint32_t layer, uint32_t head, const CodecEntry* fallback) {
   const bool own = quant::needs_tables(pair);
   for (const CodecEntry& entry : entries_) {
     if (!(entry.pair == pair) || entry.tokens != tokens) continue;
@@ -24,8 +35,7 @@ Result<const CodecEntry*> CodecBook::find_or_make(const quant::CodecPair& pair, 
     entry.calibration = calibration_;
     entry.layer = layer;
     entry.head = head;
-    TIERKV_ASSIGN_OR_RETURN(const quant::CodecPair plain, quant::parse_codec_pair(quant::resolve_auto("auto", false)));
-    TIERKV_ASSIGN_OR_RETURN(entry.fallback, find_or_make(plain, tokens, 0, 0));
+    entry.fallback = fallback;
   }
   const calib::HeadTables tables{calibration_, layer, head};
   const calib::HeadTables* given = calibration_ ? &tables : nullptr;
@@ -45,15 +55,21 @@ CalibrationPtr CodecBook::calibration() const {
   return calibration_;
 }
 
+std::shared_ptr<const void> CodecBook::hold_tables() const {
+  const CalibrationPtr tables = calibration();
+  return tables ? tables->hold() : nullptr;
+}
+
 size_t CodecBook::table_bytes() const {
   std::lock_guard lock(mutex_);
   size_t total = 0;
-  bool used = false;
+  std::set<CalibrationPtr> calibrations = {calibration_};
   for (const CodecEntry& entry : entries_) {
     total += entry.key->table_bytes() + entry.value->table_bytes();
-    used |= entry.calibration != nullptr;
+    calibrations.insert(entry.calibration);
   }
-  return used && calibration_ ? total + calibration_->bytes() : total;
+  for (const CalibrationPtr& calibration : calibrations) total += calibration ? calibration->bytes() : 0;
+  return total;
 }
 
 }  // namespace tierkv::cache

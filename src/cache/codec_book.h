@@ -30,14 +30,18 @@ class CodecBook {
   Result<const CodecEntry*> get(const quant::CodecPair& pair, uint32_t tokens, uint32_t layer, uint32_t head);
   // For codecs that are the same for every head.
   Result<const CodecEntry*> get(const quant::CodecPair& pair, uint32_t tokens) { return get(pair, tokens, 0, 0); }
+  // What takes rows and heads that a calibration has nothing to say about: the best codec there is without one.
+  Result<const CodecEntry*> uncalibrated(uint32_t tokens);
   // From here on entries are made with these tables; those there are keep theirs.
   void set_calibration(CalibrationPtr calibration);
   CalibrationPtr calibration() const;
-  // Of every entry, and of the calibration when one of them was made from it.
+  // While the result lives, the calibration's tables are read once and stay in memory: for making the codecs of many heads. May be null.
+  std::shared_ptr<const void> hold_tables() const;
+  // Of every entry, and of the calibrations they and the next ones are made from.
   size_t table_bytes() const;
 
  private:
-  Result<const CodecEntry*> find_or_make(const quant::CodecPair& pair, uint32_t tokens, uint32_t layer, uint32_t head);
+  Result<const CodecEntry*> find_or_make(const quant::CodecPair& pair, uint32_t tokens, uint32_t layer, uint32_t head, const CodecEntry* fallback);
 
   const uint32_t head_dim_;
   mutable std::mutex mutex_;

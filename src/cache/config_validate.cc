@@ -208,6 +208,20 @@ LayerConfig CacheConfig::layer(uint32_t index) const {
   return out;
 }
 
+bool wants_calibration(const CacheConfig& config) {
+  const auto wants = [](const std::string& name) {
+    if (name == quant::kAdaptive) return true;
+    const auto pair = quant::parse_codec_pair(quant::resolve_auto(name, /*calibrated=*/true));
+    return pair.ok() && quant::needs_tables(*pair);
+  };
+  for (uint32_t i = 0; i < config.num_layers; ++i) {
+    const LayerConfig l = config.layer(i);
+    if (l.hot == kAll || (l.window != 0 && l.hot >= l.window)) continue;  // nothing ever leaves the hot tail
+    if ((l.warm != 0 && wants(l.warm_codec)) || (l.warm != kAll && wants(l.archive_codec))) return true;
+  }
+  return false;
+}
+
 Status validate(const CacheConfig& config) {
   const auto problems = cache::find_problems(config, true);
   if (problems.empty()) return {};

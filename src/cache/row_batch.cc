@@ -33,7 +33,7 @@ Block* encode_block(const StreamEnv& env, const RowBatch& batch, const CodecEntr
   Block* block = Block::allocate(*env.arena, codec, tier, use);
   if (!block) return nullptr;
   // Padding between and after the parts is written once, so that nothing undefined is ever read or saved.
-  std::memset(block->key_data(), 0, block->total_bytes() - sizeof(Block));
+  std::memset(block->key_data(), 0, block->data_bytes());
   const bool ok = codec.key->encode(batch.keys.data(), ctx, {block->key_data(), codec.key->bytes()}).ok() &&
                   codec.value->encode(batch.values.data(), ctx, {block->value_data(), codec.value->bytes()}).ok();
   if (!ok) {

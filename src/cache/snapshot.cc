@@ -57,7 +57,7 @@ bool build_block(const Building& b, const SnapshotBlock& from, BlockRef& ref) {
     return false;
   }
   Block& block = *ref.block;
-  std::memset(block.key_data(), 0, block.total_bytes() - sizeof(Block));
+  std::memset(block.key_data(), 0, block.data_bytes());
   std::memcpy(block.key_data(), from.keys.data(), from.keys.size());
   std::memcpy(block.value_data(), from.values.data(), from.values.size());
   block.checksum = from.checksum;

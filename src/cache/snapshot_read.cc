@@ -403,6 +403,7 @@ Result<Snapshot> read_body(std::span<const std::byte> bytes, SnapshotHeader head
   out.header = std::move(header);
   out.book = std::make_unique<CodecBook>(out.header.head_dim);
   if (calibration && calibration->model.head_dim == out.header.head_dim) out.book->set_calibration(calibration);
+  const auto held = out.book->hold_tables();
   TIERKV_RETURN_IF_ERROR(BodyReader(bytes.first(bytes.size() - kTrailerBytes), out).read());
   return out;
 }

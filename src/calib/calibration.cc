@@ -19,7 +19,11 @@ constexpr uint64_t kMostBytes = uint64_t{4} << 30;
 constexpr uint32_t kMostText = 4096;
 constexpr uint32_t kMostLayers = 4096, kMostHeads = 1024, kMostDim = 256;
 
-constexpr char kKltTag[] = "KLT1", kKvquantTag[] = "KVQT", kSquatTag[] = "SQUA", kDeepTag[] = "DEEP";
+struct SectionName {
+  char tag[5];
+  const char* what;  // for messages
+};
+constexpr SectionName kSections[] = {{"KLT1", "bases"}, {"KVQT", "codebooks"}, {"SQUA", "query directions"}, {"DEEP", "the deep archive"}};  // by Kind
 
 template <class Tables>
 void put_section(ByteWriter& out, const char* tag, const std::shared_ptr<const Tables>& tables) {
@@ -69,31 +73,44 @@ Status get_rotations(ByteReader& in, const std::string& name, Calibration& c) {
 }
 
 template <class Tables>
-Status get_tables(ByteReader& in, const std::string& name, const char* what, const ModelId& model, std::shared_ptr<const Tables>& tables) {
+Result<std::shared_ptr<const Tables>> get_tables(std::span<const std::byte> bytes, const std::string& name, const char* what, const ModelId& model) {
+  ByteReader in(bytes);
   auto read = Tables::read(in, model);
   if (!read.ok()) return damaged(name, read.status().message());
-  if (!in.at_end()) return damaged(name, std::string("the section of ") + what + " is longer than its heads");
-  tables = std::make_shared<Tables>(std::move(*read));
-  return {};
+  if (!in.at_end()) return damaged(name, std::string("the section of ") + what + " is longer than it says");
+  return std::shared_ptr<const Tables>(std::make_shared<Tables>(std::move(*read)));
 }
 
-Result<std::shared_ptr<const DeepTables>> read_deep(std::span<const std::byte> bytes, const std::string& name, const ModelId& model) {
-  ByteReader in(bytes);
-  auto tables = DeepTables::read(in, model);
-  if (!tables.ok()) return damaged(name, tables.status().message());
-  if (!in.at_end()) return damaged(name, "the section of the deep archive is longer than its layers");
-  return std::shared_ptr<const DeepTables>(std::make_shared<DeepTables>(std::move(*tables)));
+template <class T>
+size_t size_of(const std::vector<T>& values) {
+  return values.capacity() * sizeof(T);
 }
 
-Status get_section(std::span<const std::byte> tag, std::span<const std::byte> bytes, const std::string& name, Calibration& c) {
-  ByteReader in(bytes);
-  if (std::memcmp(tag.data(), kKltTag, 4) == 0) return get_tables(in, name, "bases", c.model, c.klt);
-  if (std::memcmp(tag.data(), kKvquantTag, 4) == 0) return get_tables(in, name, "codebooks", c.model, c.kvquant);
-  if (std::memcmp(tag.data(), kSquatTag, 4) == 0) return get_tables(in, name, "query directions", c.model, c.squat);
-  if (std::memcmp(tag.data(), kDeepTag, 4) == 0) {
-    TIERKV_ASSIGN_OR_RETURN(c.deep, read_deep(bytes, name, c.model));
+size_t bytes_of(const KltTables& tables) {
+  size_t total = sizeof tables + size_of(tables.heads);
+  for (const KltHead& head : tables.heads) {
+    total += size_of(head.mean) + size_of(head.analysis) + size_of(head.synthesis) + size_of(head.variance) + size_of(head.value_distortion);
+    for (int w = 0; w < kKltWidths; ++w) total += size_of(head.step[w]) + size_of(head.distortion[w]);
   }
-  return {};  // a section of a newer version: whoever needs one will say what is missing
+  return total;
+}
+
+size_t bytes_of(const KvquantTables& tables) {
+  size_t total = sizeof tables + size_of(tables.heads) + size_of(tables.codebooks);
+  for (const KvquantHead& head : tables.heads) total += size_of(head.low) + size_of(head.high) + size_of(head.weight);
+  for (const KvquantCodebook& book : tables.codebooks) total += size_of(book.levels) + size_of(book.edges);
+  return total;
+}
+
+size_t bytes_of(const SquatTables& tables) { return sizeof tables + size_of(tables.directions); }
+
+size_t bytes_of(const DeepTables& tables) {
+  size_t total = sizeof tables + size_of(tables.coded);
+  for (const DeepLayer& layer : tables.coded) {
+    total += size_of(layer.mean) + size_of(layer.unit) + size_of(layer.scale) + size_of(layer.predict) + size_of(layer.metric) + size_of(layer.weight);
+    for (const DeepBasis& basis : layer.basis) total += size_of(basis.rows) + size_of(basis.exponent) + size_of(basis.spread);
+  }
+  return total;
 }
 
 std::string hex(uint64_t value) {
@@ -117,15 +134,15 @@ std::vector<std::byte> Calibration::serialize() const {
   out.put(origin.tokens);
   out.put_text(origin.made_by);
   put_rotations(out, rotations);
-  put_section(out, kKltTag, klt);
-  put_section(out, kKvquantTag, kvquant);
-  put_section(out, kSquatTag, squat);
-  put_section(out, kDeepTag, deep);
+  put_section(out, kSections[kKlt].tag, klt);
+  put_section(out, kSections[kKvquant].tag, kvquant);
+  put_section(out, kSections[kSquat].tag, squat);
+  put_section(out, kSections[kDeep].tag, deep);
   out.put(checksum(out.bytes()));
   return std::move(out.bytes());
 }
 
-Status Calibration::finish() {
+Status Calibration::make_turners() {
   if (rotations.size() != model.layers) {
     return error(StatusCode::invalid_argument, "a calibration of ", model.layers, " layers has ", rotations.size(), " rotations");
   }
@@ -136,25 +153,54 @@ Status Calibration::finish() {
     turner_of_.push_back(static_cast<size_t>(same - turners_.begin()));
     if (same == turners_.end()) turners_.push_back(std::make_unique<Turner>(rotation, model.head_dim));
   }
-  const std::vector<std::byte> bytes = serialize();
+  return {};
+}
+
+Status Calibration::finish(std::vector<std::byte>* file) {
+  TIERKV_RETURN_IF_ERROR(make_turners());
+  std::vector<std::byte> bytes = serialize();
   std::memcpy(&id_, bytes.data() + bytes.size() - sizeof id_, sizeof id_);
+  if (file) *file = std::move(bytes);
   return {};
 }
 
 Status Calibration::save(const std::string& path) const {
-  if (deep || !deep_bytes_) return write_file_atomic(path, std::span<const std::byte>(serialize()));
-  TIERKV_ASSIGN_OR_RETURN(const std::vector<std::byte> bytes, read_file(path_, kMostBytes));  // with the tables that were left in the file
+  if (!bytes_.empty()) return write_file_atomic(path, bytes_);
+  if (!from_file_) return write_file_atomic(path, std::span<const std::byte>(serialize()));
+  TIERKV_ASSIGN_OR_RETURN(const std::vector<std::byte> bytes, read_file(name_, kMostBytes));
+  if (bytes.size() < sizeof id_ || std::memcmp(bytes.data() + bytes.size() - sizeof id_, &id_, sizeof id_) != 0) {
+    return damaged(name_, "it changed since it was loaded");
+  }
   return write_file_atomic(path, std::span<const std::byte>(bytes));
 }
 
 Result<std::shared_ptr<const Calibration>> Calibration::load(const std::string& path) {
   TIERKV_ASSIGN_OR_RETURN(const std::vector<std::byte> bytes, read_file(path, kMostBytes));
-  return parse(bytes, path, false);
+  return parse(bytes, path, Source::file);
 }
 
-Result<std::shared_ptr<const Calibration>> Calibration::parse(std::span<const std::byte> bytes, const std::string& name) { return parse(bytes, name, true); }
+Result<std::shared_ptr<const Calibration>> Calibration::parse(std::span<const std::byte> bytes, const std::string& name, bool bytes_stay) {
+  return parse(bytes, name, bytes_stay ? Source::stays : Source::goes);
+}
 
-Result<std::shared_ptr<const Calibration>> Calibration::parse(std::span<const std::byte> bytes, const std::string& name, bool keep_deep) {
+Status Calibration::get_section(std::span<const std::byte> tag, const Place& place, std::span<const std::byte> bytes, Source source) {
+  for (int kind = 0; kind < kKinds; ++kind) {
+    const SectionName& name = kSections[kind];
+    if (std::memcmp(tag.data(), name.tag, 4) != 0) continue;
+    if (source != Source::goes) {
+      places_[kind] = place;
+      return {};
+    }
+    const auto get = [&]<class Tables>(std::shared_ptr<const Tables>& tables) -> Status {
+      TIERKV_ASSIGN_OR_RETURN(tables, get_tables<Tables>(bytes, name_, name.what, model));
+      return {};
+    };
+    return kind == kKlt ? get(klt) : kind == kKvquant ? get(kvquant) : kind == kSquat ? get(squat) : get(deep);
+  }
+  return {};  // a section of a newer version: whoever needs one will say what is missing
+}
+
+Result<std::shared_ptr<const Calibration>> Calibration::parse(std::span<const std::byte> bytes, const std::string& name, Source source) {
   if (bytes.size() < sizeof kMagic + 12 || std::memcmp(bytes.data(), kMagic, sizeof kMagic) != 0) {
     return error(StatusCode::data_loss, name, " is not a calibration file (`tierkv calibrate` makes one)");
   }
@@ -169,6 +215,9 @@ Result<std::shared_ptr<const Calibration>> Calibration::parse(std::span<const st
 
   auto result = std::make_shared<Calibration>();
   Calibration& c = *result;
+  c.name_ = name;
+  c.from_file_ = source == Source::file;
+  if (source == Source::stays) c.bytes_ = bytes;
   c.model.name = in.get_text(kMostText);
   c.model.fingerprint = in.get<uint64_t>();
   for (uint32_t* v : {&c.model.layers, &c.model.heads, &c.model.kv_heads, &c.model.head_dim, &c.block, &c.sinks, &c.distance}) *v = in.get<uint32_t>();
@@ -187,65 +236,82 @@ Result<std::shared_ptr<const Calibration>> Calibration::parse(std::span<const st
     const auto section = in.get_bytes(size);
     if (!in.ok()) break;
     if (checksum(section) != expected) return damaged(name, "a section does not match its checksum");
-    if (!keep_deep && std::memcmp(tag.data(), kDeepTag, 4) == 0) {
-      c.path_ = name;
-      c.deep_at_ = static_cast<uint64_t>(section.data() - bytes.data());
-      c.deep_bytes_ = size;
-      c.deep_checksum_ = expected;
-      continue;
-    }
-    TIERKV_RETURN_IF_ERROR(get_section(tag, section, name, c));
+    TIERKV_RETURN_IF_ERROR(c.get_section(tag, {static_cast<uint64_t>(section.data() - bytes.data()), size, expected}, section, source));
   }
   if (!in.ok()) return damaged(name, "it ends in the middle of a section");
-  TIERKV_RETURN_IF_ERROR(c.finish());
+  TIERKV_RETURN_IF_ERROR(c.make_turners());
   c.id_ = stored;  // of the file itself, sections that this build does not know included
   return std::shared_ptr<const Calibration>(std::move(result));
 }
 
-Result<std::shared_ptr<const DeepTables>> Calibration::deep_tables() const {
-  if (deep) return deep;
-  if (!deep_bytes_) {
-    return error(StatusCode::failed_precondition, "the calibration of ", model.name, " has no tables for deep archives; `tierkv calibrate --deep` makes them");
-  }
+template <class Tables>
+Result<std::shared_ptr<const Tables>> Calibration::read(Kind kind, const std::shared_ptr<const Tables>& solved, const char* missing) const {
+  if (solved) return solved;
+  const Place& place = places_[kind];
+  if (!place.bytes) return error(StatusCode::failed_precondition, "the calibration of ", model.name, " has no ", missing);
   std::lock_guard lock(mutex_);
-  if (auto held = deep_held_.lock()) return held;
-  TIERKV_ASSIGN_OR_RETURN(const std::vector<std::byte> bytes, read_file(path_, kMostBytes));
-  if (deep_at_ > bytes.size() || deep_bytes_ > bytes.size() - deep_at_) return damaged(path_, "it is shorter than when it was loaded");
-  const auto section = std::span<const std::byte>(bytes).subspan(deep_at_, deep_bytes_);
-  if (checksum(section) != deep_checksum_) return damaged(path_, "the tables of the deep archive changed since it was loaded");
-  TIERKV_ASSIGN_OR_RETURN(auto tables, read_deep(section, path_, model));
-  deep_held_ = tables;
+  if (auto held = held_[kind].lock()) return std::static_pointer_cast<const Tables>(held);
+  std::vector<std::byte> part;
+  if (from_file_) {
+    TIERKV_ASSIGN_OR_RETURN(part, read_file_part(name_, place.at, place.bytes));
+  }
+  const std::span<const std::byte> section = from_file_ ? std::span<const std::byte>(part) : bytes_.subspan(place.at, place.bytes);
+  if (section.size() != place.bytes || checksum(section) != place.checksum) {
+    return damaged(name_, std::string("the section of ") + kSections[kind].what + " changed since it was loaded");
+  }
+  TIERKV_ASSIGN_OR_RETURN(auto tables, get_tables<Tables>(section, name_, kSections[kind].what, model));
+  held_[kind] = tables;
+  if (const auto keeper = keeper_.lock()) keeper->push_back(tables);
   return tables;
 }
 
+Result<std::shared_ptr<const KltTables>> Calibration::klt_tables() const {
+  return read(kKlt, klt, "section of bases for klt: make it again with `tierkv calibrate`");
+}
+Result<std::shared_ptr<const KvquantTables>> Calibration::kvquant_tables() const {
+  return read(kKvquant, kvquant, "KVQuant tables; `tierkv calibrate` makes them");
+}
+Result<std::shared_ptr<const SquatTables>> Calibration::squat_tables() const { return read(kSquat, squat, "query subspace for squat; `tierkv calibrate` makes one"); }
+Result<std::shared_ptr<const DeepTables>> Calibration::deep_tables() const {
+  return read(kDeep, deep, "tables for deep archives; `tierkv calibrate --deep` makes them");
+}
+
+std::shared_ptr<const void> Calibration::hold() const {
+  std::lock_guard lock(mutex_);
+  auto keeper = keeper_.lock();
+  if (!keeper) keeper_ = keeper = std::make_shared<Keeper>();
+  return keeper;
+}
+
 size_t Calibration::bytes() const {
-  size_t total = sizeof *this;
-  if (deep) {
-    for (const DeepLayer& layer : deep->coded) {
-      total += layer.predict.size() * sizeof(int16_t) + (layer.metric.size() + 4 * layer.mean.size()) * sizeof(float);
-      for (const DeepBasis& basis : layer.basis) total += basis.rows.size() * sizeof(uint16_t);
-    }
-  }
+  size_t total = sizeof *this + model.name.capacity() + origin.text.capacity() + origin.made_by.capacity() + name_.capacity();
+  total += size_of(rotations) + size_of(turner_of_);
+  for (const Rotation& rotation : rotations) total += size_of(rotation);
   for (const auto& turner : turners_) total += turner->bytes();
-  if (klt) {
-    const size_t d = model.head_dim;
-    for (const KltHead& head : klt->heads) {
-      if (!head.mean.empty()) total += sizeof(KltHead) + 2 * d * d * sizeof(uint16_t) + (2 + 2 * kKltWidths) * d * sizeof(float);
-    }
-  }
-  if (kvquant) {
-    for (const KvquantHead& head : kvquant->heads) total += sizeof head + 3 * head.low.size() * sizeof(float);
-    for (const KvquantCodebook& book : kvquant->codebooks) total += sizeof book + (book.levels.size() + book.edges.size()) * sizeof(float);
-  }
-  if (squat) total += squat->directions.size() * sizeof(float);
+  std::lock_guard lock(mutex_);
+  for (const auto& [bits, choices] : choices_) total += size_of(choices);
+  const auto add = [&]<class Tables>(Kind kind, const std::shared_ptr<const Tables>& solved) {
+    const auto held = solved ? solved : std::static_pointer_cast<const Tables>(held_[kind].lock());
+    if (held) total += bytes_of(*held);
+  };
+  add(kKlt, klt);
+  add(kKvquant, kvquant);
+  add(kSquat, squat);
+  add(kDeep, deep);
   return total;
 }
 
-KltChoice Calibration::klt_choice(double bits, bool joint, uint32_t layer, uint32_t head) const {
+Result<KltChoice> Calibration::klt_choice(double bits, bool joint, uint32_t layer, uint32_t head) const {
+  const size_t index = static_cast<size_t>(layer) * model.kv_heads + head;
+  {
+    std::lock_guard lock(mutex_);
+    const auto known = choices_.find({bits, joint});
+    if (known != choices_.end()) return known->second[index];
+  }
+  TIERKV_ASSIGN_OR_RETURN(const auto tables, klt_tables());
+  std::vector<KltChoice> choices = tables->allocate(bits, joint);
   std::lock_guard lock(mutex_);
-  auto [at, fresh] = choices_.try_emplace({bits, joint});
-  if (fresh) at->second = klt->allocate(bits, joint);
-  return at->second[static_cast<size_t>(layer) * model.kv_heads + head];
+  return choices_.try_emplace({bits, joint}, std::move(choices)).first->second[index];
 }
 
 Status Calibration::check_model(const ModelId& other) const {
@@ -267,7 +333,9 @@ namespace tierkv {
 
 Result<CalibrationPtr> load_calibration(const std::string& path) { return calib::Calibration::load(path); }
 
-Result<CalibrationPtr> parse_calibration(std::span<const std::byte> bytes, const std::string& name) { return calib::Calibration::parse(bytes, name); }
+Result<CalibrationPtr> parse_calibration(std::span<const std::byte> bytes, const std::string& name, bool bytes_stay) {
+  return calib::Calibration::parse(bytes, name, bytes_stay);
+}
 
 Status check_fit(const calib::Calibration& calibration, const CalibrationInfo& model) {
   return calibration.check_model({model.model, model.fingerprint, model.num_layers, model.num_heads, model.num_kv_heads, model.head_dim});
@@ -285,9 +353,9 @@ CalibrationInfo describe(const calib::Calibration& c) {
   info.block = c.block;
   info.text = c.origin.text;
   info.tokens = c.origin.tokens;
-  if (c.klt) info.codecs.push_back("klt");
-  if (c.kvquant) info.codecs.push_back("kvquant");
-  if (c.squat) info.codecs.push_back("squat");
+  if (c.has_klt()) info.codecs.push_back("klt");
+  if (c.has_kvquant()) info.codecs.push_back("kvquant");
+  if (c.has_squat()) info.codecs.push_back("squat");
   if (c.has_deep()) info.codecs.push_back("deep");
   return info;
 }

@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdio>
 #include <limits>
 
+#include "base/file.h"
 #include "calib/synthetic_tables.h"
 
 namespace tierkv::calib {
@@ -53,6 +55,65 @@ TEST(Calibration, KeepsTheTablesOfKvquantAndSquat) {
     damaged[i] ^= std::byte{0x04};
     EXPECT_FALSE(Calibration::parse(damaged, "test").ok()) << "byte " << i;
   }
+}
+
+std::string written(const std::vector<std::byte>& bytes, const char* name) {
+  const std::string path = ::testing::TempDir() + name;
+  EXPECT_TRUE(write_file_atomic(path, std::span<const std::byte>(bytes)).ok());
+  return path;
+}
+
+TEST(Calibration, TablesOfAFileAreReadWhenAskedForAndGoAgain) {
+  const auto bytes = made()->serialize();
+  const std::string path = written(bytes, "lazy.tkc");
+  const auto back = Calibration::load(path).value();
+  EXPECT_EQ(back->id(), made()->id());
+  EXPECT_EQ(back->klt, nullptr);
+  EXPECT_TRUE(back->has_klt());
+  EXPECT_FALSE(back->has_squat());
+  EXPECT_EQ(back->squat_tables().status().code(), StatusCode::failed_precondition);
+  const size_t bare = back->bytes();
+  {
+    const auto tables = back->klt_tables().value();
+    EXPECT_EQ(back->klt_tables().value(), tables) << "read once while somebody has it";
+    EXPECT_EQ(tables->heads[1].analysis, made()->klt->heads[1].analysis);
+    EXPECT_GE(back->bytes(), bare + 4u * 2 * 64 * 64 * sizeof(uint16_t));
+  }
+  EXPECT_EQ(back->bytes(), bare);
+  {
+    const auto held = back->hold();
+    const void* first = back->klt_tables().value().get();
+    EXPECT_GT(back->bytes(), bare) << "held";
+    EXPECT_EQ(back->klt_tables().value().get(), first);
+  }
+  EXPECT_EQ(back->bytes(), bare);
+  const std::string copy = ::testing::TempDir() + "copy.tkc";
+  ASSERT_TRUE(back->save(copy).ok());
+  EXPECT_EQ(read_file(copy, 1 << 30).value(), bytes);
+}
+
+TEST(Calibration, AFileThatChangedIsNoticed) {
+  auto bytes = made()->serialize();
+  const std::string path = written(bytes, "changed.tkc");
+  const auto back = Calibration::load(path).value();
+  bytes[bytes.size() / 2] ^= std::byte{1};
+  written(bytes, "changed.tkc");
+  EXPECT_EQ(back->klt_tables().status().code(), StatusCode::data_loss);
+  written({bytes.begin(), bytes.begin() + 2000}, "changed.tkc");
+  EXPECT_EQ(back->klt_tables().status().code(), StatusCode::data_loss);
+  EXPECT_EQ(back->save(::testing::TempDir() + "copy.tkc").code(), StatusCode::data_loss);
+  std::remove(path.c_str());
+  EXPECT_EQ(back->klt_tables().status().code(), StatusCode::not_found);
+}
+
+TEST(Calibration, BytesThatStayServeAsTheFile) {
+  const auto bytes = made()->serialize();
+  const auto back = parse_calibration(bytes, "test", /*bytes_stay=*/true).value();
+  EXPECT_EQ(back->klt, nullptr);
+  EXPECT_EQ(back->klt_tables().value()->heads[0].mean, made()->klt->heads[0].mean);
+  EXPECT_LT(back->bytes() + 4u * 2 * 64 * 64 * sizeof(uint16_t), made()->bytes());
+  EXPECT_EQ(describe(*back).codecs, describe(*made()).codecs);
+  EXPECT_EQ(back->klt_choice(1.5, true, 1, 1).value().keys, made()->klt_choice(1.5, true, 1, 1).value().keys);
 }
 
 TEST(Calibration, RefusesAnotherModel) {

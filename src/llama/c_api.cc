@@ -26,7 +26,8 @@ Result<std::unique_ptr<tierkv_llama>> attach(llama_context_params& params, llama
   tierkv::CacheConfig config;
   TIERKV_RETURN_IF_ERROR(tierkv::apply_spec(kv != nullptr ? kv : "balanced", config));
   shape.apply(config);
-  TIERKV_ASSIGN_OR_RETURN(handle->cache, tierkv::AdaptiveKVCache::create(config));
+  TIERKV_ASSIGN_OR_RETURN(tierkv::CalibrationPtr calibration, tierkv::llama::find_calibration(shape, config));
+  TIERKV_ASSIGN_OR_RETURN(handle->cache, tierkv::AdaptiveKVCache::create(config, std::move(calibration)));
   TIERKV_ASSIGN_OR_RETURN(handle->host, tierkv::llama::Host::attach(params, shape, *handle->cache));
   return handle;
 }

@@ -1,7 +1,12 @@
 // Tests of tierkv_llama_*: the three lines a libllama program adds.
+#include <algorithm>
 #include <cstdio>
+#include <cstdlib>
+#include <filesystem>
 
 #include "llama/test_model.h"
+#include "tierkv/calibrate.h"
+#include "tierkv/snapshot.h"
 
 namespace tierkv::llama {
 namespace {
@@ -47,6 +52,45 @@ TEST(LlamaC, ASavedSequenceGoesOnBitForBit) {
   std::remove(path.c_str());
   llama_free(context);
   tierkv_llama_free(kv);
+}
+
+TEST(LlamaC, FindsTheCalibrationThatWasMade) {
+  const ModelPtr model = load_tiny("llama");
+  const std::string folder = testing::TempDir() + "tierkv_llama_cache";
+  std::filesystem::create_directories(folder + "/calibration");
+  ASSERT_EQ(setenv("TIERKV_CACHE", folder.c_str(), 1), 0);
+  const ModelShape shape = inspect(model.get()).value();
+  const std::string made = calibration_path(shape), session = folder + "/session";
+  EXPECT_EQ(made.find(folder + "/calibration/"), 0u) << made;
+  CalibrateOptions options;
+  options.tokens = 2200, options.window = 1100, options.sample_tokens = 1024, options.query_stride = 32, options.threads = 1;
+  const auto report = calibrate(shape, {some_tokens(2200, 3)}, made, options);
+  ASSERT_TRUE(report.ok()) << report.status().to_string();
+
+  char error[300] = "";
+  llama_context_params params = test_params(64);
+  tierkv_llama* kv = tierkv_llama_attach(&params, model.get(), "hot=32,warm=64", error, sizeof(error));
+  ASSERT_NE(kv, nullptr) << error;
+  llama_context* context = llama_init_from_model(model.get(), params);
+  auto tokens = some_tokens(500, 4);
+  ASSERT_EQ(tierkv_llama_decode(kv, context, llama_batch_get_one(tokens.data(), 500)), 0) << tierkv_llama_error(kv);
+  ASSERT_EQ(tierkv_llama_save(kv, 0, session.c_str()), 0) << tierkv_llama_error(kv);
+  llama_free(context);
+  tierkv_llama_free(kv);
+  const auto info = inspect_snapshot(session, load_calibration(made).value());
+  ASSERT_TRUE(info.ok()) << info.status().to_string();
+  EXPECT_NE(std::find(info->codecs.begin(), info->codecs.end(), "klt1.875 x128"), info->codecs.end());
+
+  // Not any file will do, and none is no error.
+  ASSERT_EQ(std::system(("echo x > " + made).c_str()), 0);
+  params = test_params(64);
+  EXPECT_EQ(tierkv_llama_attach(&params, model.get(), "balanced", error, sizeof(error)), nullptr);
+  EXPECT_NE(std::string(error).find("calibration"), std::string::npos) << error;
+  std::filesystem::remove_all(folder);
+  kv = tierkv_llama_attach(&params, model.get(), "balanced", error, sizeof(error));
+  EXPECT_NE(kv, nullptr) << error;
+  tierkv_llama_free(kv);
+  unsetenv("TIERKV_CACHE");
 }
 
 TEST(LlamaC, FailureIsOneSentenceAndChangesNothing) {

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <memory>
 
+#include "base/file.h"
 #include "base/status_macros.h"
 #include "calib/calibration.h"
 #include "calib/deep.h"
@@ -65,9 +66,10 @@ Result<CalibrateReport> calibrate(const ModelShape& shape, const std::vector<std
     }));
     calibration.deep = std::make_shared<const calib::DeepTables>(std::move(deep));
   }
-  TIERKV_RETURN_IF_ERROR(calibration.finish());
-  report.bytes = calibration.serialize().size();
-  TIERKV_RETURN_IF_ERROR(calibration.save(path));
+  std::vector<std::byte> file;
+  TIERKV_RETURN_IF_ERROR(calibration.finish(&file));
+  report.bytes = file.size();
+  TIERKV_RETURN_IF_ERROR(write_file_atomic(path, std::span<const std::byte>(file)));
 
   report.fingerprint = shape.fingerprint;
   report.id = calibration.id_text();

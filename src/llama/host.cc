@@ -348,11 +348,7 @@ Result<std::unique_ptr<Host>> Host::attach(llama_context_params& params, const M
   auto impl = std::make_unique<Impl>(shape, cache);
   TIERKV_RETURN_IF_ERROR(impl->check_cache());
   if (const CalibrationPtr calibration = cache.calibration()) {
-    CalibrationInfo model;
-    model.model = shape.name;
-    model.fingerprint = shape.fingerprint;
-    model.num_layers = shape.layers, model.num_heads = shape.heads, model.num_kv_heads = shape.kv_heads, model.head_dim = shape.head_dim;
-    TIERKV_RETURN_IF_ERROR(check_fit(*calibration, model));
+    TIERKV_RETURN_IF_ERROR(check_fit(*calibration, shape.identity()));
   }
   if (params.embeddings || params.pooling_type > 0) {
     return error(StatusCode::invalid_argument, "the cache serves text generation, not contexts for embeddings");

@@ -226,6 +226,17 @@ void ModelShape::apply(CacheConfig& config) const {
   }
 }
 
+CalibrationInfo ModelShape::identity() const {
+  CalibrationInfo id;
+  id.model = name;
+  id.fingerprint = fingerprint;
+  id.num_layers = layers;
+  id.num_heads = heads;
+  id.num_kv_heads = kv_heads;
+  id.head_dim = head_dim;
+  return id;
+}
+
 Result<ModelShape> inspect(llama_model* model) {
   if (model == nullptr) return error(StatusCode::invalid_argument, "there is no model: llama_model_load_from_file() failed");
   ModelShape shape;

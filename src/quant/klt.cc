@@ -23,12 +23,12 @@ using calib::kKltWidths;
 
 class KltCodec final : public Codec {
  public:
-  KltCodec(const CodecSpec& spec, const BlockShape& shape, const calib::HeadTables& tables, const calib::KltWords& words)
+  KltCodec(const CodecSpec& spec, const BlockShape& shape, const calib::HeadTables& tables, const calib::KltHead& head, const calib::KltWords& words)
       : Codec(spec, Side::key, shape, Frame::block), calibration_(tables.calibration), turner_(tables.calibration->turner(tables.layer)) {
     tolerance_ = 2e-3;
     for (int w = 0; w < kKltWidths; ++w) words_.words[w] = words.words[w];
     bytes_ = static_cast<size_t>(words.total()) * shape.tokens * sizeof(uint32_t);
-    build(calibration_->klt->head(tables.layer, tables.head));
+    build(head);
   }
 
   Status encode(const float* rows, const BlockContext& ctx, std::span<std::byte> out) const override {
@@ -39,12 +39,13 @@ class KltCodec final : public Codec {
     float* turned = at_least(block_scratch().rotated, static_cast<size_t>(tokens) * d);
     turner_.turn(rows, tokens, -static_cast<int64_t>(ctx.first_position), turned);
     std::fill(out.begin(), out.end(), std::byte{0});
+    const float* analysis = widened_analysis();
     float sums[256];
     for (uint32_t t = 0; t < tokens; ++t) {
       std::copy(shift_.begin(), shift_.end(), sums);
       for (uint32_t c = 0; c < d; ++c) {
         const float x = turned[static_cast<size_t>(t) * d + c];
-        const float* row = analysis_.data() + static_cast<size_t>(c) * padded_;
+        const float* row = analysis + static_cast<size_t>(c) * padded_;
         for (uint32_t j = 0; j < padded_; ++j) sums[j] += x * row[j];
       }
       std::byte* lane = out.data() + static_cast<size_t>(t / kTileLanes) * tile_bytes() + t % kTileLanes * sizeof(uint32_t);
@@ -114,7 +115,7 @@ class KltCodec final : public Codec {
   }
 
   size_t table_bytes() const override {
-    return sizeof *this + (mean_.size() + analysis_.size() + shift_.size() + middle_.size()) * sizeof(float) + rows_.size() * sizeof(uint16_t);
+    return sizeof *this + (mean_.size() + step_.size() + shift_.size() + middle_.size()) * sizeof(float) + (analysis_.size() + rows_.size()) * sizeof(uint16_t);
   }
 
   // Every pattern of bits is a code; the tables are what was checked, when they were loaded.
@@ -158,6 +159,20 @@ class KltCodec final : public Codec {
     return packed >> shift & ((1u << bits) - 1u);
   }
 
+  // In units of the steps, as floats: made for every block, a hundredth of what its 128 tokens take, because a cache has a basis for every head.
+  const float* widened_analysis() const {
+    float* out = at_least(block_scratch().basis, analysis_.size());
+    if (const Kernels* kernels = active_kernels()) {
+      kernels->widen(analysis_.data(), /*bf16=*/false, static_cast<uint32_t>(analysis_.size()), out);
+    } else {
+      for (size_t i = 0; i < analysis_.size(); ++i) out[i] = f16_to_f32(analysis_[i]);
+    }
+    for (size_t i = 0; i < analysis_.size(); i += padded_) {
+      for (uint32_t j = 0; j < padded_; ++j) out[i + j] /= step_[j];
+    }
+    return out;
+  }
+
   void build(const calib::KltHead& head) {
     const uint32_t d = shape().head_dim;
     components_ = 0;
@@ -166,18 +181,20 @@ class KltCodec final : public Codec {
     mean_ = head.mean;
     middle_.assign(padded_, 0.0f);
     shift_.assign(padded_, 0.0f);
-    analysis_.assign(static_cast<size_t>(d) * padded_, 0.0f);
+    step_.assign(padded_, 1.0f);
+    analysis_.assign(static_cast<size_t>(d) * padded_, 0);
     rows_.assign(static_cast<size_t>(padded_) * d, 0);
     for_each_code([&](uint32_t j, uint32_t bits, size_t, uint32_t) {
       const int w = bits == 2 ? 0 : bits == 4 ? 1 : 2;
       const float step = head.step[w][j];
       const float half_range = static_cast<float>(1u << (bits - 1));
+      step_[j] = step;
       middle_[j] = half_range - 0.5f;
       double offset = half_range;
       for (uint32_t c = 0; c < d; ++c) {
-        const float a = f16_to_f32(head.analysis[static_cast<size_t>(j) * d + c]) / step;
-        analysis_[static_cast<size_t>(c) * padded_ + j] = a;
-        offset -= static_cast<double>(a) * mean_[c];
+        const uint16_t half = head.analysis[static_cast<size_t>(j) * d + c];
+        analysis_[static_cast<size_t>(c) * padded_ + j] = half;
+        offset -= static_cast<double>(f16_to_f32(half) / step) * mean_[c];
         rows_[static_cast<size_t>(j) * d + c] = f32_to_f16(f16_to_f32(head.synthesis[static_cast<size_t>(j) * d + c]) * step);
       }
       shift_[j] = static_cast<float>(offset);
@@ -202,24 +219,35 @@ class KltCodec final : public Codec {
   WordCounts words_;
   uint32_t components_ = 0, padded_ = 0;  // in use; to whole vectors
   std::vector<float> mean_;       // [d]
-  std::vector<float> analysis_;   // [d][padded]: in units of the step
-  std::vector<float> shift_;      // [padded]: what a code is beside that
+  std::vector<uint16_t> analysis_;  // fp16 [d][padded], of the components in use
+  std::vector<float> step_;       // [padded]: of the components; 1 for those that only pad
+  std::vector<float> shift_;      // [padded]: what a code is beside (analysis / step) · key
   std::vector<float> middle_;     // [padded]: of the codes
   std::vector<uint16_t> rows_;    // fp16 [padded][d]: a step of each component
 };
 
-Status check_tables(const BlockShape& shape, const calib::HeadTables& tables) {
+// A head's tables, and what keeps them in memory while a codec is made from them.
+struct Found {
+  std::shared_ptr<const calib::KltTables> tables;
+  const calib::KltHead* head = nullptr;
+  calib::KltChoice choice;
+};
+
+Result<Found> find_tables(const CodecSpec& spec, bool joint, const BlockShape& shape, const calib::HeadTables& tables) {
   const calib::Calibration& c = *tables.calibration;
-  if (!c.klt) return error(StatusCode::failed_precondition, "the calibration has no section of bases for klt: make it again with `tierkv calibrate`");
+  Found found;
+  TIERKV_ASSIGN_OR_RETURN(found.tables, c.klt_tables());
   if (shape.head_dim != c.model.head_dim || tables.layer >= c.model.layers || tables.head >= c.model.kv_heads) {
     return error(StatusCode::invalid_argument, "the calibration is of ", c.model.layers, " layers, ", c.model.kv_heads, " KV heads and head_dim ",
                  c.model.head_dim, ", asked for layer ", tables.layer, ", KV head ", tables.head, ", head_dim ", shape.head_dim);
   }
   if (shape.tokens % kTileLanes != 0) return error(StatusCode::invalid_argument, "klt needs blocks of a multiple of 16 tokens, not ", shape.tokens);
-  if (c.klt->head(tables.layer, tables.head).mean.empty()) {
+  found.head = &found.tables->head(tables.layer, tables.head);
+  if (found.head->mean.empty()) {
     return error(StatusCode::failed_precondition, "layer ", tables.layer, " has no basis: calibration saw no key far enough from its query there");
   }
-  return {};
+  TIERKV_ASSIGN_OR_RETURN(found.choice, c.klt_choice(0.125 * spec.bits, joint, tables.layer, tables.head));
+  return found;
 }
 
 constexpr uint16_t kMidId = 12;  // registry row of the values
@@ -227,17 +255,15 @@ constexpr uint16_t kMidId = 12;  // registry row of the values
 }  // namespace
 
 Result<std::unique_ptr<Codec>> make_klt(const CodecSpec& spec, Side side, const BlockShape& shape, const calib::HeadTables& tables) {
-  TIERKV_RETURN_IF_ERROR(check_tables(shape, tables));
-  const calib::KltChoice choice = tables.calibration->klt_choice(0.125 * spec.bits, /*joint=*/true, tables.layer, tables.head);
-  if (side == Side::value) return make_mid({kMidId, choice.value_bits, 0, 0, 0}, side, shape);
-  return std::unique_ptr<Codec>(new KltCodec(spec, shape, tables, choice.keys));
+  TIERKV_ASSIGN_OR_RETURN(const Found found, find_tables(spec, /*joint=*/true, shape, tables));
+  if (side == Side::value) return make_mid({kMidId, found.choice.value_bits, 0, 0, 0}, side, shape);
+  return std::unique_ptr<Codec>(new KltCodec(spec, shape, tables, *found.head, found.choice.keys));
 }
 
 Result<std::unique_ptr<Codec>> make_kltk(const CodecSpec& spec, Side side, const BlockShape& shape, const calib::HeadTables& tables) {
   if (side != Side::key) return error(StatusCode::invalid_argument, "kltk codes keys alone; name another codec for the values, for example kltk1.5/mid2");
-  TIERKV_RETURN_IF_ERROR(check_tables(shape, tables));
-  const calib::KltChoice choice = tables.calibration->klt_choice(0.125 * spec.bits, /*joint=*/false, tables.layer, tables.head);
-  return std::unique_ptr<Codec>(new KltCodec(spec, shape, tables, choice.keys));
+  TIERKV_ASSIGN_OR_RETURN(const Found found, find_tables(spec, /*joint=*/false, shape, tables));
+  return std::unique_ptr<Codec>(new KltCodec(spec, shape, tables, *found.head, found.choice.keys));
 }
 
 }  // namespace tierkv::quant

@@ -35,16 +35,17 @@ float dot(const float* a, const float* b, uint32_t n) {
 
 class KvquantCodec final : public Codec {
  public:
-  KvquantCodec(const CodecSpec& spec, Side side, const BlockShape& shape, const calib::HeadTables& tables)
+  KvquantCodec(const CodecSpec& spec, Side side, const BlockShape& shape, const calib::HeadTables& tables, std::shared_ptr<const calib::KvquantTables> known)
       : Codec(spec, side, shape, Frame::plain),
         calibration_(tables.calibration),
+        known_(std::move(known)),
         turner_(calibration_->turner(tables.layer)),
-        book_(calibration_->kvquant->codebook(tables.layer, side == Side::key ? KvquantTensor::keys : KvquantTensor::values, spec.bits)),
+        book_(known_->codebook(tables.layer, side == Side::key ? KvquantTensor::keys : KvquantTensor::values, spec.bits)),
         lanes_(shape.tokens, shape.head_dim, spec.bits),
         outliers_(calib::kvquant_outliers(shape.tokens, shape.head_dim)) {
     const uint32_t levels = 1u << spec.bits;
     if (side == Side::key) {
-      const calib::KvquantHead& head = calibration_->kvquant->head(tables.layer, tables.head);
+      const calib::KvquantHead& head = known_->head(tables.layer, tables.head);
       key_weight_ = head.weight.data();
       for (uint32_t c = 0; c < shape.head_dim; ++c) {
         const double middle = 0.5 * (static_cast<double>(head.low[c]) + head.high[c]), half = 0.5 * (static_cast<double>(head.high[c]) - head.low[c]);
@@ -285,6 +286,7 @@ class KvquantCodec final : public Codec {
   }
 
   std::shared_ptr<const calib::Calibration> calibration_;
+  std::shared_ptr<const calib::KvquantTables> known_;
   const calib::Turner& turner_;
   const calib::KvquantCodebook& book_;
   Lanes lanes_;
@@ -299,18 +301,18 @@ class KvquantCodec final : public Codec {
 
 Result<std::unique_ptr<Codec>> make_kvquant(const CodecSpec& spec, Side side, const BlockShape& shape, const calib::HeadTables& tables) {
   TIERKV_RETURN_IF_ERROR(check_packed_shape(shape));
-  if (!tables.calibration || !tables.calibration->kvquant) {
+  if (!tables.calibration) {
     return error(StatusCode::failed_precondition, "kvquant needs a calibration with KVQuant tables; `tierkv calibrate` makes one");
   }
-  const calib::KvquantTables& known = *tables.calibration->kvquant;
-  if (known.head_dim != shape.head_dim || tables.layer >= known.layers || tables.head >= known.kv_heads) {
-    return error(StatusCode::invalid_argument, "the calibration has ", known.layers, " layers of ", known.kv_heads, " KV heads of ", known.head_dim,
+  TIERKV_ASSIGN_OR_RETURN(auto known, tables.calibration->kvquant_tables());
+  if (known->head_dim != shape.head_dim || tables.layer >= known->layers || tables.head >= known->kv_heads) {
+    return error(StatusCode::invalid_argument, "the calibration has ", known->layers, " layers of ", known->kv_heads, " KV heads of ", known->head_dim,
                  "; layer ", tables.layer, ", head ", tables.head, " of ", shape.head_dim, " is not among them");
   }
   if (spec.bits < calib::kKvquantMinBits || spec.bits > calib::kKvquantMaxBits) {
     return error(StatusCode::invalid_argument, "kvquant at ", static_cast<int>(spec.bits), " bits does not exist; allowed: 2..4");
   }
-  return std::unique_ptr<Codec>(std::make_unique<KvquantCodec>(spec, side, shape, tables));
+  return std::unique_ptr<Codec>(std::make_unique<KvquantCodec>(spec, side, shape, tables, std::move(known)));
 }
 
 }  // namespace tierkv::quant

@@ -113,10 +113,11 @@ class SquatCodec final : public Codec {
 }  // namespace
 
 Result<std::unique_ptr<Codec>> make_squat(const CodecSpec& spec, Side side, const BlockShape& shape, const calib::HeadTables& tables) {
-  if (!tables.calibration || !tables.calibration->squat) {
+  if (!tables.calibration) {
     return error(StatusCode::failed_precondition, "squat needs a calibration with SQuat tables; `tierkv calibrate` makes one");
   }
-  const calib::SquatTables& known = *tables.calibration->squat;
+  TIERKV_ASSIGN_OR_RETURN(const auto held, tables.calibration->squat_tables());
+  const calib::SquatTables& known = *held;
   if (known.head_dim != shape.head_dim || tables.layer >= known.layers || tables.head >= known.kv_heads) {
     return error(StatusCode::invalid_argument, "the calibration has ", known.layers, " layers of ", known.kv_heads, " KV heads of ", known.head_dim,
                  "; layer ", tables.layer, ", head ", tables.head, " of ", shape.head_dim, " is not among them");
