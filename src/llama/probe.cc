@@ -19,10 +19,11 @@ namespace {
 
 constexpr double kProbeBits = 1.0;      // of kProbeCodec
 constexpr double kUsualBits = 1.5;      // an archive as it is used
-constexpr double kLoudness = 8.0;       // times the distortion that all layers together have there
-constexpr double kMostGain = 3.0;       // of an error: beyond it nothing is linear any more
+constexpr double kLoudness = 0.25;      // of the distortion that all layers together have there
+// Of an error. On SmolLM2 the divergence is proportional to the distortion up to a gain of 2 in keys; at 3 the softmax of some layers breaks down, and it is tenfold.
+constexpr double kMostGain[2] = {2.0, 4.0};
 constexpr double kWhisper = 0.03;       // of an error, for the floor: a thousandth of the distortion
-constexpr uint32_t kFloorLayers = 5;
+constexpr uint32_t kFloorLayers = 10;
 constexpr uint32_t kStretch = 256;      // scored tokens of a window, unless there are too few windows
 constexpr uint32_t kMostPrefix = 2048;  // tokens before them
 constexpr uint32_t kChunk = 128;        // scored tokens at a time
@@ -87,7 +88,7 @@ Trials plan_trials(const calib::Calibration& c) {
   const auto add = [&](std::vector<Trial>& trials, uint32_t layer, Side side, double share) {
     const double own = layer_distortion(c, kProbeBits, layer, side);
     if (!(own > 0.0) || !std::isfinite(own)) return;
-    const double gain = share * std::min(kMostGain, std::sqrt(kLoudness * usual / own));
+    const double gain = share * std::min(kMostGain[side], std::sqrt(kLoudness * usual / own));
     trials.push_back({layer, side, gain, gain * gain * own, {}});
   };
   Trials trials;
@@ -331,29 +332,55 @@ Mean mean_of(const std::vector<double>& samples) {
   return mean;
 }
 
-// A straight line over layers through the whispers: the earlier the first difference, the more there is to round differently.
-struct Floor {
-  double at_zero = 0.0, slope = 0.0, error = 0.0;
-  double at(uint32_t layer) const { return std::max(0.0, at_zero + slope * layer); }
-};
-
-Floor fit_floor(std::span<const Trial> whispers) {
-  Floor floor;
-  if (whispers.empty()) return floor;
-  const auto n = static_cast<double>(whispers.size());
-  double x = 0.0, y = 0.0, xx = 0.0, xy = 0.0, noise = 0.0;
-  for (const Trial& t : whispers) x += t.layer / n, y += mean_of(t.blocks).value / n;
-  for (const Trial& t : whispers) {
-    const Mean mean = mean_of(t.blocks);
-    xx += (t.layer - x) * (t.layer - x);
-    xy += (t.layer - x) * (mean.value - y);
-    noise += mean.error * mean.error / n;
+// A parabola over layers through the whispers: the earlier the first difference, the more there is to round differently.
+class Floor {
+ public:
+  explicit Floor(std::span<const Trial> whispers) {
+    std::vector<Mean> means;
+    for (const Trial& t : whispers) means.push_back(mean_of(t.blocks));
+    double noise = 0.0;
+    for (const Mean& m : means) noise += m.error * m.error;
+    // Polynomials that are orthogonal on the layers measured, one degree after the other, as many as there are points for.
+    std::vector<std::vector<double>> rows(whispers.size());
+    for (size_t degree = 0; degree < std::min<size_t>(3, whispers.size()); ++degree) {
+      Term term;
+      std::vector<double> values;
+      for (const Trial& t : whispers) values.push_back(std::pow(static_cast<double>(t.layer), static_cast<double>(degree)));
+      for (size_t lower = 0; lower < terms_.size(); ++lower) {
+        double dot = 0.0, size = 0.0;
+        for (size_t i = 0; i < values.size(); ++i) dot += values[i] * rows[i][lower], size += rows[i][lower] * rows[i][lower];
+        term.less.push_back(dot / size);
+        for (size_t i = 0; i < values.size(); ++i) values[i] -= term.less.back() * rows[i][lower];
+      }
+      double dot = 0.0, size = 0.0;
+      for (size_t i = 0; i < values.size(); ++i) dot += values[i] * means[i].value, size += values[i] * values[i];
+      term.weight = dot / size;
+      terms_.push_back(term);
+      for (size_t i = 0; i < values.size(); ++i) rows[i].push_back(values[i]);
+    }
+    if (!means.empty()) error_ = std::sqrt(noise * static_cast<double>(terms_.size())) / static_cast<double>(means.size());
   }
-  floor.slope = xx > 0.0 ? xy / xx : 0.0;
-  floor.at_zero = y - floor.slope * x;
-  floor.error = std::sqrt(noise / n);
-  return floor;
-}
+  double at(uint32_t layer) const {
+    std::vector<double> values;
+    double sum = 0.0;
+    for (size_t degree = 0; degree < terms_.size(); ++degree) {
+      double x = std::pow(static_cast<double>(layer), static_cast<double>(degree));
+      for (size_t lower = 0; lower < degree; ++lower) x -= terms_[degree].less[lower] * values[lower];
+      values.push_back(x);
+      sum += terms_[degree].weight * x;
+    }
+    return std::max(0.0, sum);
+  }
+  double error() const { return error_; }
+
+ private:
+  struct Term {
+    std::vector<double> less;  // of each polynomial of lower degree
+    double weight = 0.0;
+  };
+  std::vector<Term> terms_;
+  double error_ = 0.0;
+};
 
 }  // namespace
 
@@ -379,13 +406,13 @@ Result<ProbeEffects> probe(const ModelShape& shape, const std::vector<TokenList>
     }
   }
 
-  const Floor floor = fit_floor(trials.whispers);
+  const Floor floor(trials.whispers);
   ProbeEffects effects;
   effects.keys.resize(shape.layers);
   effects.values.resize(shape.layers);
   for (const Trial& trial : trials.loud) {
     const Mean mean = mean_of(trial.blocks);
-    (trial.side == kKeys ? effects.keys : effects.values)[trial.layer] = {mean.value, mean.error, floor.at(trial.layer), floor.error, trial.distortion};
+    (trial.side == kKeys ? effects.keys : effects.values)[trial.layer] = {mean.value, mean.error, floor.at(trial.layer), floor.error(), trial.distortion};
   }
   return effects;
 }
