@@ -166,7 +166,9 @@ void add_calibrate(CLI::App& app, Action& action) {
   llama::CalibrateOptions& calibrate = request->calibrate;
   command->add_flag("--deep", calibrate.deep, "with tables for deep archives (`snapshot save --deep`), about 40 MB for a small model");
   command->add_flag("--probe", calibrate.probe, "measure what an error in each layer does to predictions, and weigh layers by it: minutes more");
-  command->add_option("--probe-tokens", calibrate.probe_tokens, "tokens whose predictions are looked at in each run of --probe")->check(CLI::Range(64u, 1u << 20))->capture_default_str();
+  command->add_option("--probe-tokens", calibrate.probe_tokens, "tokens whose predictions are looked at in each run of --probe")
+      ->check(CLI::Range(64u, 1u << 20))
+      ->capture_default_str();
   command->add_option("-f,--file", request->files, "a text; may be repeated (default: WikiText-2 validation, as `tierkv fetch wikitext2` leaves it)")
       ->type_name("FILE")
       ->expected(1)

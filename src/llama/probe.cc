@@ -20,7 +20,7 @@ namespace {
 constexpr double kProbeBits = 1.0;      // of kProbeCodec
 constexpr double kUsualBits = 1.5;      // an archive as it is used
 constexpr double kLoudness = 0.25;      // of the distortion that all layers together have there
-// Of an error. On SmolLM2 the divergence is proportional to the distortion up to a gain of 2 in keys; at 3 the softmax of some layers breaks down, and it is tenfold.
+// Of an error. On SmolLM2 the divergence is proportional to the distortion up to a gain of 2 in keys; at 3 the softmax of some layers breaks down.
 constexpr double kMostGain[2] = {2.0, 4.0};
 constexpr double kWhisper = 0.03;       // of an error, for the floor: a thousandth of the distortion
 constexpr uint32_t kFloorLayers = 10;
@@ -387,7 +387,8 @@ class Floor {
 Result<ProbeEffects> probe(const ModelShape& shape, const std::vector<TokenList>& windows, const CalibrationPtr& tables, const CalibrateOptions& options) {
   Trials trials = plan_trials(*tables);
   // Windows are equally long, and have room for an archive and as much again: calibration_windows().
-  const auto length = static_cast<uint32_t>(windows.front().size()), count = static_cast<uint32_t>(std::clamp<uint64_t>(options.probe_tokens / kStretch, 1, windows.size()));
+  const auto length = static_cast<uint32_t>(windows.front().size());
+  const auto count = static_cast<uint32_t>(std::clamp<uint64_t>(options.probe_tokens / kStretch, 1, windows.size()));
   const uint32_t scored = std::clamp((options.probe_tokens + count - 1) / count, 1u, length - (options.sinks + options.distance + options.block));
   const uint32_t prefix = std::min(kMostPrefix, length - scored);
   Prober prober(shape, tables, options);

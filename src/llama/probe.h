@@ -1,9 +1,9 @@
 // probe.h — what an error in one layer does to the model's predictions, measured, beside what the tables say it should do.
 //
-// The tables weigh an error by how much it moves the residual stream. What becomes of that downstream differs by layer. So a few windows of the text are
-// run once in FP16, and then again and again with an error in the archived keys, or values, of one layer: the error its own codec makes at kProbeCodec, amplified
-// until the tables predict the same distortion for every layer, as loud as it takes to be heard above the floor. The weight of a layer is the KL divergence
-// of the predictions over the distortion predicted.
+// The tables weigh an error by how much it moves the residual stream. What becomes of that downstream differs by layer. So a few windows of the
+// text are run once in FP16, and then again and again with an error in the archived keys, or values, of one layer: the error its own codec makes at
+// kProbeCodec, amplified where it would be lost in the noise, and no further than effects stay proportional. The weight of a layer is the KL divergence
+// of the predictions over the distortion that the tables predict.
 //
 // Cost:     only the scored tokens are computed again: the rows of what comes before them are kept from the FP16 run and put into a sequence of its own.
 // Floor:    weights of 4 bits make predictions jump when anything is rounded differently. Some layers are run with next to no error to see how far.
