@@ -65,7 +65,7 @@ class Folder {
 std::string hex(uint64_t value) { return format("%016llx", static_cast<unsigned long long>(value)); }
 
 json report_json(const llama::CalibrateReport& report, const Request& request, const Engine& engine) {
-  return {{"command", "calibrate"},
+  json value = {{"command", "calibrate"},
           {"model", engine.name()},
           {"fingerprint", hex(report.fingerprint)},
           {"file", request.output},
@@ -83,6 +83,25 @@ json report_json(const llama::CalibrateReport& report, const Request& request, c
           {"watching_seconds", report.watching_seconds},
           {"solving_seconds", report.solving_seconds},
           {"key_bits_by_layer", report.key_bits}};
+  if (!request.calibrate.probe) return value;
+  value["probe"] = {{"tokens", request.calibrate.probe_tokens},
+                    {"codec", "klt1"},
+                    {"seconds", report.probing_seconds},
+                    {"lambda_keys", report.key_weights},
+                    {"lambda_values", report.value_weights},
+                    {"kld_keys", report.key_divergence},
+                    {"kld_values", report.value_divergence},
+                    {"kld_floor", report.floor_divergence}};
+  return value;
+}
+
+void print_by_layer(const char* what, const std::vector<double>& values) {
+  std::printf("%s\n", what);
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (i % 10 == 0) std::printf("%s%s", i == 0 ? "" : "\n", dim(format("%5zu ", i)).c_str());
+    std::printf(" %5.2f", values[i]);
+  }
+  std::printf("\n");
 }
 
 void print(const llama::CalibrateReport& report, const Request& request, const Engine& engine) {
@@ -92,12 +111,11 @@ void print(const llama::CalibrateReport& report, const Request& request, const E
               human_seconds(report.watching_seconds).c_str(), human_seconds(report.solving_seconds).c_str());
   std::printf("%s: %s, calibration %s of model %s\n\n", request.output.c_str(), human_bytes(static_cast<double>(report.bytes)).c_str(), report.id.c_str(),
               hex(report.fingerprint).c_str());
-  std::printf("bits of a key value by layer, when all layers have 1.5 on average:\n");
-  for (size_t i = 0; i < report.key_bits.size(); ++i) {
-    if (i % 10 == 0) std::printf("%s%s", i == 0 ? "" : "\n", dim(format("%5zu ", i)).c_str());
-    std::printf(" %5.2f", report.key_bits[i]);
-  }
-  std::printf("\n");
+  print_by_layer("bits of a key value by layer, when all layers have 1.5 on average:", report.key_bits);
+  if (!request.calibrate.probe) return;
+  std::printf("\nprobing took %s\n", human_seconds(report.probing_seconds).c_str());
+  print_by_layer("how much more than predicted an error in a layer's keys changes what comes next:", report.key_weights);
+  print_by_layer("and in its values:", report.value_weights);
 }
 
 int run(Request& request) {
@@ -124,8 +142,10 @@ int run(Request& request) {
   for (const std::string& file : request.files) calibrate.text_name += (calibrate.text_name.empty() ? "" : ", ") + fs::path(file).filename().string();
   Progress progress("reading", 1000, options.quiet);
   calibrate.progress = [&](const llama::CalibrateProgress& at) {
-    const bool reading = std::string_view(at.phase) == "reading";
-    progress.label(reading ? format("reading %s of %s tokens", human_count(at.done).c_str(), human_count(at.total).c_str()) : "computing tables");
+    const std::string_view phase = at.phase;
+    progress.label(phase == "reading" ? format("reading %s of %s tokens", human_count(at.done).c_str(), human_count(at.total).c_str())
+                   : phase == "probing" ? format("probing, run %s of %s", human_count(at.done).c_str(), human_count(at.total).c_str())
+                                        : "computing tables");
     progress.update(1000 * at.done / std::max<uint64_t>(at.total, 1));
   };
   calibrate.cancelled = interrupted;
@@ -145,6 +165,10 @@ void add_calibrate(CLI::App& app, Action& action) {
       add_command<Request>(app, action, "calibrate", "Learn from a text what a model's keys look like, for calibrated archives", kFooter, run);
   llama::CalibrateOptions& calibrate = request->calibrate;
   command->add_flag("--deep", calibrate.deep, "with tables for deep archives (`snapshot save --deep`), about 40 MB for a small model");
+  command->add_flag("--probe", calibrate.probe, "measure what an error in each layer does to predictions, and weigh layers by it: minutes more");
+  command->add_option("--probe-tokens", calibrate.probe_tokens, "tokens whose predictions are looked at in each run of --probe")
+      ->check(CLI::Range(64u, 1u << 20))
+      ->capture_default_str();
   command->add_option("-f,--file", request->files, "a text; may be repeated (default: WikiText-2 validation, as `tierkv fetch wikitext2` leaves it)")
       ->type_name("FILE")
       ->expected(1)

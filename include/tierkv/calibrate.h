@@ -7,7 +7,7 @@
 //
 // Forward passes only: the text runs through the model in windows, each a new sequence over an FP16 cache, while the attention is watched.
 // Nothing of the text or of its keys and values is kept but a sample of tokens, and that only until the tables are computed.
-// The same text, model and options give the same windows, samples and draws for any number of threads.
+// The same text, model and options give the same windows, samples and draws for any number of threads (probing: for the same number).
 // Threads: one call at a time on a model.
 #pragma once
 
@@ -26,8 +26,8 @@ inline constexpr uint32_t kLeastDistinctTokens = 64;
 
 // What calibrate() is doing, for those who wait.
 struct CalibrateProgress {
-  const char* phase = "";  // "reading", "solving"
-  uint64_t done = 0, total = 1;  // tokens while reading
+  const char* phase = "";  // "reading", "solving", "probing"
+  uint64_t done = 0, total = 1;  // tokens while reading, runs while probing
 };
 
 struct CalibrateOptions {
@@ -39,6 +39,8 @@ struct CalibrateOptions {
   uint32_t sample_tokens = 8192;  // whose keys and values are looked at one by one
   uint32_t query_stride = 4;      // every n-th query's attention is looked at
   bool deep = false;              // with tables for deep archives, which are large
+  bool probe = false;             // weigh layers by what an error in them does to predictions, which takes two runs a layer
+  uint32_t probe_tokens = 1024;   // whose predictions are looked at in each
   uint32_t threads = 0;           // 0: one for each core
   uint32_t micro_batch = 512;
   int32_t first_token = -1;       // that every window starts with; below 0: none
@@ -59,6 +61,12 @@ struct CalibrateReport {
   double seconds = 0.0, watching_seconds = 0.0, solving_seconds = 0.0;  // in all; watching attention; computing the tables
   // Bits per key value that each layer gets when all have 1.5 on average.
   std::vector<double> key_bits;
+  // With CalibrateOptions::probe: of each layer, how much more an error in its keys or values matters than the statistics say; 1 on (geometric)
+  // average, and where there was nothing to probe. Without: empty.
+  std::vector<double> key_weights, value_weights;
+  // What they come from: the divergence of the predictions, in nats, and what of it the tables do not predict because any rounding gives it.
+  std::vector<double> key_divergence, value_divergence, floor_divergence;
+  double probing_seconds = 0.0;
 };
 
 // Each text is tokens; windows are taken from them in turn, evenly spread over each. invalid_argument: a text too short (fewer than

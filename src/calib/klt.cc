@@ -322,6 +322,17 @@ std::vector<KltChoice> KltTables::allocate(double bits, bool joint) const {
   return result;
 }
 
+void KltTables::weigh(std::span<const double> keys, std::span<const double> values) {
+  const auto scale = [](std::vector<float>& distortions, double by) {
+    for (float& d : distortions) d = static_cast<float>(d * by);
+  };
+  for (size_t i = 0; i < heads.size(); ++i) {
+    for (std::vector<float>& distortion : heads[i].distortion) scale(distortion, keys[i / kv_heads]);
+    scale(heads[i].variance, keys[i / kv_heads]);
+    scale(heads[i].value_distortion, values[i / kv_heads]);
+  }
+}
+
 // --- bytes
 
 void KltTables::write(ByteWriter& out) const {

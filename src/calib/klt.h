@@ -58,6 +58,8 @@ struct KltTables {
   // Widths for all heads, [layer][kv head]: `bits` is the mean per key value, of which values may take what goes beyond their 2 bits when
   // `joint`. Never more than asked, and less by a few words at most.
   std::vector<KltChoice> allocate(double bits, bool joint) const;
+  // Multiplies the distortions of each layer's keys and values, which is all that allocate() looks at. REQUIRES: one weight per layer, above 0.
+  void weigh(std::span<const double> keys, std::span<const double> values);
 
   void write(ByteWriter& out) const;
   static Result<KltTables> read(ByteReader& in, const ModelId& model);

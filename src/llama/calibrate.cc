@@ -9,6 +9,7 @@
 #include "calib/deep.h"
 #include "calib/klt.h"
 #include "llama/collect.h"
+#include "llama/probe.h"
 #include "tierkv/c.h"
 
 namespace tierkv::llama {
@@ -47,6 +48,29 @@ Status solve(const calib::Statistics& statistics, const CalibrateOptions& option
   return Status();
 }
 
+// Weighs the tables by what errors do to predictions.
+Status weigh(const ModelShape& shape, const std::vector<TokenList>& windows, const CalibrateOptions& options, const calib::Statistics& statistics,
+             calib::Calibration& calibration, CalibrateReport& report) {
+  const double start = now();
+  const auto plain = std::make_shared<calib::Calibration>(statistics, calibration.origin);
+  plain->klt = calibration.klt;
+  TIERKV_RETURN_IF_ERROR(plain->finish());
+  TIERKV_ASSIGN_OR_RETURN(const ProbeEffects effects, probe(shape, windows, plain, options));
+  LayerWeights weights = weights_of(effects);
+  auto weighed = std::make_shared<calib::KltTables>(*calibration.klt);
+  weighed->weigh(weights.keys, weights.values);
+  calibration.klt = std::move(weighed);
+  for (uint32_t l = 0; l < shape.layers; ++l) {
+    report.key_divergence.push_back(effects.keys[l].divergence);
+    report.value_divergence.push_back(effects.values[l].divergence);
+    report.floor_divergence.push_back(effects.keys[l].floor);
+  }
+  report.key_weights = std::move(weights.keys);
+  report.value_weights = std::move(weights.values);
+  report.probing_seconds = now() - start;
+  return {};
+}
+
 }  // namespace
 
 Result<CalibrateReport> calibrate(const ModelShape& shape, const std::vector<std::vector<int32_t>>& texts, const std::string& path,
@@ -59,6 +83,7 @@ Result<CalibrateReport> calibrate(const ModelShape& shape, const std::vector<std
   TIERKV_RETURN_IF_ERROR(solve(collected.statistics, options, calibration));
 
   CalibrateReport report;
+  if (options.probe) TIERKV_RETURN_IF_ERROR(weigh(shape, windows, options, collected.statistics, calibration, report));
   report.key_bits = bits_by_layer(*calibration.klt);
   if (options.deep) {
     TIERKV_ASSIGN_OR_RETURN(calib::DeepTables deep, calib::solve_deep(collected.statistics, [&](double done) {
@@ -81,7 +106,7 @@ Result<CalibrateReport> calibrate(const ModelShape& shape, const std::vector<std
   report.without_projection = collected.without_projection;
   report.seconds = now() - start;
   report.watching_seconds = collected.watching_seconds;
-  report.solving_seconds = now() - read;
+  report.solving_seconds = now() - read - report.probing_seconds;
   return report;
 }
 

@@ -3,6 +3,7 @@
 
 import contextlib
 import json
+import math
 import os
 import pty
 import resource
@@ -505,6 +506,15 @@ class CalibrateTest(Command):
         other.write_text("".join(chr(97 + (i * 11 + i // 7) % 26) for i in range(3000)))
         value = self.good_json(*self.calibrate("-f", other, "-o", "m.tkc"))
         self.assertEqual((value["windows"], len(value["texts"])), (2, 2))
+
+    def test_probing_gives_every_layer_a_weight(self):
+        self.assertNotIn("probe", self.good_json(*self.calibrate("-o", "plain.tkc")))
+        value = self.good_json(*self.calibrate("-o", "m.tkc", "--probe", "--probe-tokens", 64))["probe"]
+        weights = value["lambda_keys"] + value["lambda_values"]
+        self.assertEqual((value["tokens"], len(weights)), (64, 6))
+        self.assertAlmostEqual(sum(math.log(w) for w in weights), 0.0, places=6)
+        self.assertIn("probing took", self.good(*self.calibrate("-o", "m.tkc", "--probe", "--probe-tokens", 64)).stdout)
+        self.bad(*self.calibrate("-o", "m.tkc", "--probe", "--probe-tokens", 1), saying="probe-tokens")
 
     def test_bad_input_leaves_nothing(self):
         self.bad(*self.calibrate("-o", "no/such/m.tkc"), saying="no/such")
