@@ -59,8 +59,9 @@ double layer_distortion(const calib::Calibration& c, double bits, uint32_t layer
   for (uint32_t h = 0; h < c.model.kv_heads; ++h) {
     const calib::KltHead& head = c.klt->head(layer, h);
     if (head.mean.empty()) continue;
-    const calib::KltChoice choice = c.klt_choice(bits, /*joint=*/true, layer, h);
-    sum += side == kKeys ? key_distortion(head, choice.keys) : static_cast<double>(head.value_distortion[choice.value_bits - 2u]);
+    const auto choice = c.klt_choice(bits, /*joint=*/true, layer, h);
+    if (!choice.ok()) continue;  // never of tables in memory
+    sum += side == kKeys ? key_distortion(head, choice->keys) : static_cast<double>(head.value_distortion[choice->value_bits - 2u]);
   }
   return sum;
 }

@@ -175,11 +175,11 @@ TEST_F(ProbeTest, ChangesNothingButDistortionsAndNothingAtAllUnasked) {
   // The plain tables, weighed by what was reported, are the probed ones.
   const auto a = load_calibration(path("plain.tkc")), b = load_calibration(path("probed.tkc"));
   ASSERT_TRUE(a.ok() && b.ok());
-  calib::KltTables weighed = *(*a)->klt;
+  calib::KltTables weighed = *(*a)->klt_tables().value();
   weighed.weigh(probed->key_weights, probed->value_weights);
   ByteWriter expected, found;
   weighed.write(expected);
-  (*b)->klt->write(found);
+  (*b)->klt_tables().value()->write(found);
   EXPECT_EQ(expected.bytes(), found.bytes());
 }
 
