@@ -35,6 +35,7 @@ struct Block {
   size_t total_bytes() const { return total_bytes(*codec); }
   size_t payload_bytes() const { return codec->key->bytes() + codec->value->bytes(); }
 
+  // The start of the whole piece.
   std::byte* key_data() { return reinterpret_cast<std::byte*>(this) - data_bytes(); }
   std::byte* value_data() { return key_data() + padded(codec->key->bytes(), 64); }
   std::span<const std::byte> keys() const { return {reinterpret_cast<const std::byte*>(this) - data_bytes(), codec->key->bytes()}; }

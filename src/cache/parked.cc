@@ -29,7 +29,7 @@ bool PackedBytes::take_over(Arena& arena, std::span<const std::byte> bytes, std:
   for (Block*& block : blocks) {
     if (pieces_.size() == pieces) break;
     if (!own(block)) continue;
-    pieces_.push_back({reinterpret_cast<std::byte*>(block), block->total_bytes(), static_cast<MemoryTag>(block->tier)});
+    pieces_.push_back({block->key_data(), block->total_bytes(), static_cast<MemoryTag>(block->tier)});
     block->~Block();
     block = nullptr;
   }
