@@ -300,7 +300,7 @@ static void bad_calls(void) {
   float buffer[HEADS * DIM] = {0};
   char* text = NULL;
   void* bytes = NULL;
-  tierkv_memory memory = {sizeof memory, {{0, 0, 0}}, 0, 0, 0, 0, 0, 0};
+  tierkv_memory memory = {sizeof memory, {{0, 0, 0}}, 0, 0, 0, 0, 0, 0, 0, 0};
   OK(tierkv_cache_create(config, &cache));
   OK(tierkv_seq_add(cache, &seq));
   tierkv_rows rows = tierkv_rows_dense(buffer, TIERKV_F32, 1, KV_HEADS, DIM);

@@ -15,6 +15,8 @@ namespace {
 
 using nlohmann::json;
 
+constexpr double kGoodQuality = 0.99;  // share of the energy: below it a deep archive is heard
+
 constexpr const char* kFooter =
     "Examples:\n"
     "  tierkv snapshot save book.tkv -f book.txt --kv balanced     read a text once\n"
@@ -205,6 +207,9 @@ int run_save(Request& request) {
            human_bytes(static_cast<double>(bytes)) + "\n");
     if (packed.tokens > 0) {
       remark(format("%s of them in a deep archive, %.1fx smaller than FP16\n", human_count(packed.tokens).c_str(), packed.ratio));
+    }
+    if (packed.tokens > 0 && packed.quality < kGoodQuality) {
+      remark(format("only %.1f %% of what they say survives: tokens that wait in 4 bits (--kv deep) pack better than those of a 2-bit archive\n", 100.0 * packed.quality));
     }
     if (!packed.note.empty()) remark(packed.note + "\n");
   }

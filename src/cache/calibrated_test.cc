@@ -80,8 +80,8 @@ TEST(Calibrated, AutoIsKltWithTablesAndRotWithout) {
   EXPECT_EQ(Filled("balanced", tables()).cache->archive_codec(0), "klt1.875");
   EXPECT_EQ(Filled("balanced", nullptr).cache->archive_codec(0), "rot2");
   EXPECT_EQ(Filled("quality", tables()).cache->archive_codec(1), "klt2.5");
-  EXPECT_EQ(Filled("deep", tables()).cache->archive_codec(1), "klt1.5");
-  EXPECT_EQ(Filled("deep", nullptr).cache->archive_codec(1), "rot2");
+  EXPECT_EQ(Filled("balanced,archive=auto1", tables()).cache->archive_codec(1), "klt1.5");
+  EXPECT_EQ(Filled("balanced,archive=auto1", nullptr).cache->archive_codec(1), "rot2");
 }
 
 TEST(Calibrated, AttentionIsNearFp16) {

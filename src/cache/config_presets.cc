@@ -19,8 +19,8 @@ constexpr Preset kPresets[] = {
     {"balanced", "the default: a 2-bit archive (under 2 with a calibration) behind 4-bit warm", 64, 448, "rot4", "auto", 4, 64, 128},
     {"quality", "3-bit archive, longer tiers", 128, 896, "rot4", "auto3", 8, 64, 128},
     {"compact", "the smallest that still has every tier", 32, 128, "rot4", "auto", 4, 64, 128},
-    {"deep", "the smallest footprint: under 2 bits with a calibration, idle and saved sequences 32 times smaller than FP16", 64, 448, "rot4",
-     "auto1", 4, 64, 128, 32.0},
+    {"deep", "for many sequences that mostly wait: 4 bits while they are read, 32 times smaller than FP16 when idle or saved", 64, kAll, "rot4",
+     "rot4", 4, 64, 128, 32.0},
     {"adr004", "document 004's defaults: 1024 hot, 2048 at 4 bits, the rest at 2, groups of 128", 1024, 2048, "kivi4-g128",
      "kivi2-g128", 4, 128, 128},
 };
