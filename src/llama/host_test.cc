@@ -1,7 +1,7 @@
 // Tests of the host on tiny models: the cache's attention in libllama's graph gives libllama's own logits.
 #include <map>
 
-#include "deep/testing.h"
+#include "cache/deep_testing.h"
 #include "llama/test_model.h"
 
 namespace tierkv::llama {
@@ -330,7 +330,7 @@ TEST(HostPark, AParkedSequenceIsRefusedAndKeptUntilItWakes) {
   Hosted hosted;
   ASSERT_TRUE(hosted.open(model.get(), config, test_params(64), {}).ok());
   // The first layers of a made-up model of the same heads: how well they fit does not matter here.
-  calib::Statistics statistics = deep::testing::model().statistics();
+  calib::Statistics statistics = cache::testing::made_up::model().statistics();
   statistics.model.layers = hosted.shape.layers;
   statistics.layers.resize(hosted.shape.layers);
   statistics.rotations.resize(hosted.shape.layers);
