@@ -118,7 +118,7 @@ std::vector<Plot> recall_by_bits(const std::vector<QualityResult>& quality, cons
     }
     if (marks.size() < 2) continue;
     plots.push_back({"recall-bits-" + task,
-                     svg::scatter("What a bit buys: recall, " + task, {"bits per value of the coldest tier, everything counted", svg::Scale::log, 0.01, false, {1, 1.5, 2, 3, 4, 6, 8, 12, 16}},
+                     svg::scatter("What a bit buys: recall, " + task, {"bits per value of the coldest tier, everything counted", svg::Scale::log, 0.01, false, {1, 1.25, 1.5, 1.75, 2, 2.25, 2.5, 2.75, 3, 3.5, 4, 6, 8, 12, 16}},
                                   {"missed, percent", svg::Scale::linear, 0.01, true, {}}, marks, true),
                      "Numbers that were hidden in a long text and not found again. Bars are standard errors of a share of that many trials."});
   }
