@@ -24,7 +24,7 @@ constexpr const char* kFooter =
     "  tierkv bench --kv balanced --kv compact\n"
     "  tierkv bench --depths 0,4096,8000 --tokens 128 --json bench.json\n"
     "  tierkv bench -m gemma3-270m --depths 16384 -f book.txt      a short text is repeated\n"
-    "  tierkv bench --depths 4096 --deep 20 --kv balanced,calibration=deep.tkc      waking an idle sequence beside reading its text again\n"
+    "  tierkv bench --depths 4096 --deep 20 --kv deep,calibration=deep.tkc      waking an idle sequence beside reading its text again\n"
     "\n"
     "Depth is how many tokens the cache holds when decoding begins. Ratios are speeds relative to stock f16 in the same run: above 1 is\n"
     "faster. \"host\" is the part of a decode step that connects libllama with the cache, attention and append excluded.";

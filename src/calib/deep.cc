@@ -49,6 +49,14 @@ Rows vectors(const Statistics& s, uint32_t layer) {
   return rows;
 }
 
+// The middle one. REQUIRES: there is one.
+template <class T>
+T median(std::vector<T> values) {
+  const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
 // What later queries gave the ordinary token of a head, as a share of what all got: a few tokens take nearly everything, and what is learnt of pairs
 // is mostly about those.
 double ordinary_share(const Statistics& s, uint32_t layer, uint32_t head, bool keys) {
@@ -62,9 +70,7 @@ double ordinary_share(const Statistics& s, uint32_t layer, uint32_t head, bool k
     total += static_cast<double>(w);
   }
   if (seen.size() < 16) return 1.0;
-  const auto middle = seen.begin() + static_cast<ptrdiff_t>(seen.size() / 2);
-  std::nth_element(seen.begin(), middle, seen.end());
-  return std::max(static_cast<double>(*middle) * static_cast<double>(seen.size()) / total, 1e-6);
+  return std::max(static_cast<double>(median(seen)) * static_cast<double>(seen.size()) / total, 1e-6);
 }
 
 struct Centred {
@@ -196,10 +202,9 @@ std::vector<double> read_rates(const Statistics& s, uint32_t layer) {
       if (later[i] >= kLeastQueries) seen.push_back(static_cast<double>(weight[static_cast<size_t>(i) * heads + h]) / later[i]);
     }
     if (seen.empty()) continue;
-    const auto middle = seen.begin() + static_cast<ptrdiff_t>(seen.size() / 2);
-    std::nth_element(seen.begin(), middle, seen.end());
-    if (!(*middle > 0.0)) continue;
-    for (uint32_t i = 0; i < n; ++i) rates[i] += static_cast<double>(weight[static_cast<size_t>(i) * heads + h]) / std::max(later[i], 1.0) / *middle / heads;
+    const double ordinary = median(std::move(seen));
+    if (!(ordinary > 0.0)) continue;
+    for (uint32_t i = 0; i < n; ++i) rates[i] += static_cast<double>(weight[static_cast<size_t>(i) * heads + h]) / std::max(later[i], 1.0) / ordinary / heads;
   }
   for (uint32_t i = 0; i < n; ++i) {
     if (later[i] < kLeastQueries) rates[i] = -1.0;
@@ -251,10 +256,7 @@ void fit_weight(const Statistics& s, const DeepTables& tables, const Centred& x,
   }
   // The ordinary token of the sample has weight one.
   const Eigen::VectorXf fitted = a * w.cast<float>();
-  std::vector<float> logs(fitted.data(), fitted.data() + count);
-  const auto ordinary = logs.begin() + static_cast<ptrdiff_t>(logs.size() / 2);
-  std::nth_element(logs.begin(), ordinary, logs.end());
-  out.weight[0] = static_cast<float>(constant - static_cast<double>(*ordinary));
+  out.weight[0] = static_cast<float>(constant - static_cast<double>(median(std::vector<float>(fitted.data(), fitted.data() + count))));
 }
 
 // --- sums over the sample, in parts that do not depend on the number of threads
