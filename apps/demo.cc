@@ -1,7 +1,8 @@
 // tierkv-demo — a long synthetic decode through several presets side by side: what each tier holds, what it costs, what it changes.
 //
-// Every preset gets the same rows: a long prompt in one go, then single tokens, each followed by attention in every layer. The outputs
-// of the fp16 preset are the yardstick for the others. Public headers only: this is also an example of how to use the library.
+// Every preset gets the same rows: a long prompt in one go, then single tokens, each followed by attention in every layer. The
+// outputs of the fp16 preset are the yardstick for the others. Public headers only: this is also an example of how to use the
+// library.
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -42,10 +43,10 @@ struct Options {
 struct Outcome {
   std::string name;
   tierkv::MemoryStats memory;
-  double rss_growth = 0;     // bytes, of the process, caused by this cache
-  double error = 0;          // ||out - fp16 out|| / ||fp16 out|| over all steps and layers
+  double rss_growth = 0;  // bytes, of the process, caused by this cache
+  double error = 0;       // ||out - fp16 out|| / ||fp16 out|| over all steps and layers
   double prompt_seconds = 0;
-  double step_ms = 0;        // one decoded token: append and attention in all layers
+  double step_ms = 0;  // one decoded token: append and attention in all layers
 };
 
 double resident_bytes() {
@@ -155,10 +156,11 @@ void print_json(const Outcome& o, const Options& options) {
                 tierkv::tier_name(static_cast<tierkv::Tier>(t)), static_cast<double>(tier.tokens) / streams,
                 static_cast<unsigned long long>(tier.payload_bytes), static_cast<unsigned long long>(tier.overhead_bytes));
   }
-  std::printf("},\"total_bytes\":%llu,\"fp16_bytes\":%llu,\"compression\":%.4f,\"rss_growth_bytes\":%.0f,\"relative_error\":%.6g,"
-              "\"prompt_seconds\":%.4f,\"ms_per_token\":%.4f}\n",
-              static_cast<unsigned long long>(o.memory.total_bytes), static_cast<unsigned long long>(o.memory.fp16_bytes),
-              o.memory.compression(), o.rss_growth, o.error, o.prompt_seconds, o.step_ms);
+  std::printf(
+      "},\"total_bytes\":%llu,\"fp16_bytes\":%llu,\"compression\":%.4f,\"rss_growth_bytes\":%.0f,\"relative_error\":%.6g,"
+      "\"prompt_seconds\":%.4f,\"ms_per_token\":%.4f}\n",
+      static_cast<unsigned long long>(o.memory.total_bytes), static_cast<unsigned long long>(o.memory.fp16_bytes),
+      o.memory.compression(), o.rss_growth, o.error, o.prompt_seconds, o.step_ms);
 }
 
 double mib(uint64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
@@ -197,7 +199,8 @@ class Bars {
 
 void print_outcome(const Outcome& o, const Options& options, const Bars& bars) {
   const double streams = static_cast<double>(options.shape.layers) * options.shape.kv_heads;
-  std::printf("%-9s|%s| %7.1f MiB  %5.2fx", o.name.c_str(), bars.of(o.memory).c_str(), mib(o.memory.total_bytes), o.memory.compression());
+  std::printf("%-9s|%s| %7.1f MiB  %5.2fx", o.name.c_str(), bars.of(o.memory).c_str(), mib(o.memory.total_bytes),
+              o.memory.compression());
   std::printf("   RSS +%.1f MiB   %.1f ms/token", o.rss_growth / (1 << 20), o.step_ms);
   if (o.name == "fp16") std::printf("   the yardstick\n");
   else std::printf("   output off by %.2f %%\n", 100 * o.error);
@@ -206,7 +209,8 @@ void print_outcome(const Outcome& o, const Options& options, const Bars& bars) {
     if (tier.tokens == 0) continue;
     std::printf("          %s %6.0f tokens %8.2f MiB  %5.2f bits a value\n",
                 bars.painted(t, std::string(1, Bars::letter(t)) + " " + tierkv::tier_name(static_cast<tierkv::Tier>(t)) +
-                                    std::string(7 - std::strlen(tierkv::tier_name(static_cast<tierkv::Tier>(t))), ' ')).c_str(),
+                                    std::string(7 - std::strlen(tierkv::tier_name(static_cast<tierkv::Tier>(t))), ' '))
+                    .c_str(),
                 static_cast<double>(tier.tokens) / streams, mib(tier.bytes()), tier.bits_per_value(options.shape.head_dim));
   }
   std::printf("\n");
@@ -236,7 +240,8 @@ Options parse(int argc, char** argv) {
     }
     const bool known = name == "--tokens" || name == "--steps" || name == "--layers" || name == "--kv";
     if (!known || i + 1 >= argc) {
-      std::fprintf(stderr, known ? "tierkv-demo: %s needs a value\n%s" : "tierkv-demo: unknown option %s\n%s", name.c_str(), kUsage);
+      std::fprintf(stderr, known ? "tierkv-demo: %s needs a value\n%s" : "tierkv-demo: unknown option %s\n%s", name.c_str(),
+                   kUsage);
       std::exit(2);
     }
     const char* value = argv[++i];
@@ -255,9 +260,10 @@ int main(int argc, char** argv) {
   const demo::Shape& shape = options.shape;
   const Bars bars;
   if (!options.json) {
-    std::printf("%u + %u tokens through a make-believe model: %u layers, %u query heads on %u KV heads of %u channels.\n"
-                "A full bar is what plain FP16 takes. Tiers: S first tokens, H newest, W recent, A archive.\n\n",
-                options.tokens, options.steps, shape.layers, shape.heads, shape.kv_heads, shape.head_dim);
+    std::printf(
+        "%u + %u tokens through a make-believe model: %u layers, %u query heads on %u KV heads of %u channels.\n"
+        "A full bar is what plain FP16 takes. Tiers: S first tokens, H newest, W recent, A archive.\n\n",
+        options.tokens, options.steps, shape.layers, shape.heads, shape.kv_heads, shape.head_dim);
   }
   const demo::Model model(shape);
   const size_t steps = static_cast<size_t>(options.steps) * shape.layers, size = static_cast<size_t>(shape.heads) * shape.head_dim;
@@ -274,9 +280,11 @@ int main(int argc, char** argv) {
   }
   if (options.json) return 0;
   const auto balanced = std::find_if(outcomes.begin(), outcomes.end(), [](const Outcome& o) { return o.name == "balanced"; });
-  std::printf("In words: \"balanced\" remembers all %u tokens in %.1f MiB instead of %.1f, %.1f times less memory, and what attention reads\n"
-              "from it differs from uncompressed memory by %.1f %%.\n",
-              options.tokens + options.steps, mib(balanced->memory.total_bytes), mib(balanced->memory.fp16_bytes),
-              balanced->memory.compression(), 100 * balanced->error);
+  std::printf(
+      "In words: \"balanced\" remembers all %u tokens in %.1f MiB instead of %.1f, %.1f times less memory, and what attention "
+      "reads\n"
+      "from it differs from uncompressed memory by %.1f %%.\n",
+      options.tokens + options.steps, mib(balanced->memory.total_bytes), mib(balanced->memory.fp16_bytes),
+      balanced->memory.compression(), 100 * balanced->error);
   return 0;
 }

@@ -19,7 +19,8 @@ uint64_t mix(uint64_t z) {
 // Noise is a function of where it is: any row can be made at any time, without the ones before it.
 class Noise {
  public:
-  Noise(uint64_t a, uint64_t b, uint64_t c) : state_(mix(a * 0x9E3779B97F4A7C15ull + mix(b * 0xD1B54A32D192ED03ull + mix(c + 1)))) {}
+  Noise(uint64_t a, uint64_t b, uint64_t c)
+      : state_(mix(a * 0x9E3779B97F4A7C15ull + mix(b * 0xD1B54A32D192ED03ull + mix(c + 1)))) {}
   uint64_t next() { return mix(state_ += 0x9E3779B97F4A7C15ull); }
   // Near enough to a normal distribution, and exact arithmetic everywhere: the sum of four 16-bit integers.
   float normal() {
@@ -75,7 +76,8 @@ void Model::rows(uint32_t layer, uint32_t first, uint32_t count, std::vector<flo
       Noise noise(4 + layer, t, h);
       for (uint32_t c = 0; c < dim; ++c, ++at) {
         const float spread = 0.8f * key_topic[c] + 0.6f * noise.normal();
-        keys[at] = t < kSinks ? mean_[channel + c] * 1.2f : mean_[channel + c] * (1.0f + 0.15f * drift) + width_[channel + c] * spread;
+        keys[at] =
+            t < kSinks ? mean_[channel + c] * 1.2f : mean_[channel + c] * (1.0f + 0.15f * drift) + width_[channel + c] * spread;
         values[at] = t < kSinks ? 0.05f * noise.normal() : 0.6f * value_topic[c] + 0.8f * noise.normal();
       }
     }

@@ -1,7 +1,8 @@
 // demo_model.h — a make-believe model: keys, values and queries with the habits of real ones, the same on every machine.
 //
-// Text moves through topics; a token's key is its layer's channel means (a few channels far from zero and wide), plus its topic, plus a
-// slow drift, plus noise; the first tokens are sinks that every query likes a little; a query looks for one topic, now or long ago.
+// Text moves through topics; a token's key is its layer's channel means (a few channels far from zero and wide), plus its topic,
+// plus a slow drift, plus noise; the first tokens are sinks that every query likes a little; a query looks for one topic, now or
+// long ago.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +31,7 @@ class Model {
   static uint32_t topic_at(uint32_t position);
 
   Shape shape_;
-  std::vector<float> mean_, width_;          // [layer][kv head][channel]
+  std::vector<float> mean_, width_;             // [layer][kv head][channel]
   std::vector<float> key_topic_, value_topic_;  // [layer][kv head][topic][channel]
 };
 

@@ -1,9 +1,10 @@
 // Appending one token to 32 layers that hold T tokens, against concatenate-and-copy.
 //
-// The peer is what an engine does that concatenates: every step it allocates keys and values of T+1 rows, [heads][T+1][dim] in the same
-// FP16, copies the T rows there are, adds the new one and frees the old buffers. Ours is the mean over all T appends of a sequence, from
-// nothing to T, growth included. `ratio` compares it with the peer's step at T tokens; `ratio_decode` with the mean of the peer's steps over
-// the same decode, about half of that. Both sides run in memory that the process already has; `first_ns` is ours in fresh memory.
+// The peer is what an engine does that concatenates: every step it allocates keys and values of T+1 rows, [heads][T+1][dim] in the
+// same FP16, copies the T rows there are, adds the new one and frees the old buffers. Ours is the mean over all T appends of a
+// sequence, from nothing to T, growth included. `ratio` compares it with the peer's step at T tokens; `ratio_decode` with the mean
+// of the peer's steps over the same decode, about half of that. Both sides run in memory that the process already has; `first_ns`
+// is ours in fresh memory.
 #include <time.h>
 
 #include <algorithm>
@@ -109,7 +110,8 @@ Result<double> time_concatenation(const Source& source, uint32_t length, uint32_
   return ns;
 }
 
-// The same averaged over all steps of a decode from nothing to `tokens`: the cost is linear in the length, so evenly spread lengths do.
+// The same averaged over all steps of a decode from nothing to `tokens`: the cost is linear in the length, so evenly spread lengths
+// do.
 Result<double> time_concatenated_decode(const Source& source, uint32_t tokens, uint32_t layers) {
   constexpr uint32_t kLengths = 16;
   double total = 0;
@@ -127,7 +129,8 @@ CacheConfig all_hot(uint32_t layers) {
   config.head_dim = kDim;
   config.tiers.hot = kAll;
   config.tiers.sinks = 0;
-  config.byte_budget = uint64_t{4} << 30;  // with a budget the cache keeps memory it freed, so decodes after the first run in warm memory
+  config.byte_budget =
+      uint64_t{4} << 30;  // with a budget the cache keeps memory it freed, so decodes after the first run in warm memory
   return config;
 }
 
@@ -169,7 +172,10 @@ Status run_append(const std::string& name, uint32_t tokens, double required, con
   TIERKV_ASSIGN_OR_RETURN(const double peer_decode, time_concatenated_decode(source, tokens, layers));
   Row row(name);
   const double median = ours[ours.size() / 2];
-  row.timing({median, ours.front(), static_cast<int>(ours.size())}).number("first_ns", first).number("layers", layers).text("clock", "thread");
+  row.timing({median, ours.front(), static_cast<int>(ours.size())})
+      .number("first_ns", first)
+      .number("layers", layers)
+      .text("clock", "thread");
   row.number("gbps", layers * 2.0 * 2.0 * kRow / median).number("bits", 16).text("peer", "concatenate").number("peer_ns", peer);
   if (required > 0 && !settings.quick) row.at_least("ratio", peer / median, required);
   else row.number("ratio", peer / median);
@@ -188,9 +194,9 @@ void add_append_cases(std::vector<Case>& cases) {
   for (const Length length : {Length{256, 20}, Length{1024, 0}, Length{4096, 700}}) {
     const std::string name = "cache/fp16/append/32layers_T" + std::to_string(length.tokens);
     cases.push_back({name, [=](const Settings& settings, const Emit& emit) -> Status {
-      if (settings.quick && length.tokens > 256) return {};
-      return run_append(name, length.tokens, length.required, settings, emit);
-    }});
+                       if (settings.quick && length.tokens > 256) return {};
+                       return run_append(name, length.tokens, length.required, settings, emit);
+                     }});
   }
 }
 

@@ -104,12 +104,13 @@ double worst(std::span<const float> got, std::span<const double> expected) {
 
 }  // namespace
 
-std::vector<float> attention_on_codes(const BlockRun& keys, const BlockRun& values, const std::vector<float>& queries, uint32_t count,
-                                      uint32_t dim) {
+std::vector<float> attention_on_codes(const BlockRun& keys, const BlockRun& values, const std::vector<float>& queries,
+                                      uint32_t count, uint32_t dim) {
   return values.accumulate(softmax_rows(keys.scores(queries, count), count, keys.tokens(), dim), count);
 }
 
-Status check_on_codes(const BlockRun& keys, const BlockRun& values, const std::vector<float>& queries, uint32_t count, uint32_t dim) {
+Status check_on_codes(const BlockRun& keys, const BlockRun& values, const std::vector<float>& queries, uint32_t count,
+                      uint32_t dim) {
   const uint32_t tokens = keys.tokens();
   const std::vector<float> key_rows = keys.decode(), value_rows = values.decode();
   const std::vector<float> scores = keys.scores(queries, count);

@@ -42,10 +42,11 @@ class BlockRun {
 std::vector<quant::CodecSpec> specs_to_measure();
 
 // softmax(q·K^T/sqrt(dim))·V on the codes of both runs.
-std::vector<float> attention_on_codes(const BlockRun& keys, const BlockRun& values, const std::vector<float>& queries, uint32_t count,
-                                      uint32_t dim);
+std::vector<float> attention_on_codes(const BlockRun& keys, const BlockRun& values, const std::vector<float>& queries,
+                                      uint32_t count, uint32_t dim);
 
 // Scores and sums on codes must be those of the decoded rows in double precision; the error says which is not and by how much.
-Status check_on_codes(const BlockRun& keys, const BlockRun& values, const std::vector<float>& queries, uint32_t count, uint32_t dim);
+Status check_on_codes(const BlockRun& keys, const BlockRun& values, const std::vector<float>& queries, uint32_t count,
+                      uint32_t dim);
 
 }  // namespace tierkv::bench

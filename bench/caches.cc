@@ -54,12 +54,12 @@ Status FilledCache::check_attention(double tolerance) const {
   TIERKV_RETURN_IF_ERROR(cache->attention(seq, 0, RowsView::f32(queries.data(), 1, kHeads, kDim), out.data()));
   for (uint32_t h = 0; h < kHeads; ++h) {
     const size_t kv = static_cast<size_t>(h / (kHeads / kKvHeads)) * kDim;
-    const std::vector<double> exact =
-        attention_reference(queries.data() + static_cast<size_t>(h) * kDim, 1, keys.data() + kv, values.data() + kv, tokens, kDim, row);
+    const std::vector<double> exact = attention_reference(queries.data() + static_cast<size_t>(h) * kDim, 1, keys.data() + kv,
+                                                          values.data() + kv, tokens, kDim, row);
     const double e = relative_error(std::span<const float>(out).subspan(static_cast<size_t>(h) * kDim, kDim), exact);
     if (!(e <= tolerance)) {
-      return error(StatusCode::internal, "attention of query head ", h, " is off by ", e, " from double precision on the same rows, at most ",
-                   tolerance, " is allowed");
+      return error(StatusCode::internal, "attention of query head ", h, " is off by ", e,
+                   " from double precision on the same rows, at most ", tolerance, " is allowed");
     }
   }
   return {};

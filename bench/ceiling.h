@@ -1,7 +1,8 @@
 // ceiling.h — how fast this machine can read memory at all: the roof over every attention kernel.
 //
-// A buffer far larger than the caches, on huge pages where there are any, read once from end to end by every thread in several streams with
-// the widest loads of the processor. Nothing is computed but the exclusive or that keeps the loads from being left out, and is checked.
+// A buffer far larger than the caches, on huge pages where there are any, read once from end to end by every thread in several
+// streams with the widest loads of the processor. Nothing is computed but the exclusive or that keeps the loads from being left
+// out, and is checked.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// Throughput of every codec on one block of 128 tokens x 128 channels: encode, decode, scores and accumulate for a GQA group of 4 queries.
-// gbps counts the packed bytes written or read; ns_per_token is the figure to compare codecs by.
+// Throughput of every codec on one block of 128 tokens x 128 channels: encode, decode, scores and accumulate for a GQA group of 4
+// queries. gbps counts the packed bytes written or read; ns_per_token is the figure to compare codecs by.
 #include <algorithm>
 #include <cmath>
 
@@ -58,13 +58,16 @@ Status run_codec(const quant::CodecSpec& spec, const std::string& prefix, const 
   std::vector<float> framed = queries, scores(kQueries * kBlock), acc(kQueries * kDim, 0.0f);
   quant::to_frame(keys.codec().frame(), framed.data(), kQueries, kDim);
   const std::string group = shape + "x" + std::to_string(kQueries);
-  emit(row_of(prefix + "scores" + group, measure(settings, [&] {
-    keys.codec().scores(keys.block(0), ctx, framed.data(), kQueries, kBlock, scores.data(), kBlock, ws);
-  }), keys));
+  emit(row_of(prefix + "scores" + group,
+              measure(settings,
+                      [&] { keys.codec().scores(keys.block(0), ctx, framed.data(), kQueries, kBlock, scores.data(), kBlock, ws); }),
+              keys));
   const std::vector<float> weights(kQueries * kBlock, 1.0f / kBlock);
-  emit(row_of(prefix + "accumulate" + group, measure(settings, [&] {
-    values.codec().accumulate(values.block(0), ctx, weights.data(), kBlock, kQueries, kBlock, acc.data(), ws);
-  }), values));
+  emit(row_of(
+      prefix + "accumulate" + group,
+      measure(settings,
+              [&] { values.codec().accumulate(values.block(0), ctx, weights.data(), kBlock, kQueries, kBlock, acc.data(), ws); }),
+      values));
   return {};
 }
 
@@ -73,7 +76,8 @@ Status run_codec(const quant::CodecSpec& spec, const std::string& prefix, const 
 void add_codec_cases(std::vector<Case>& cases) {
   for (const quant::CodecSpec& spec : specs_to_measure()) {
     const std::string prefix = "quant/" + quant::to_string(spec) + "/";
-    cases.push_back({prefix + "ops", [=](const Settings& settings, const Emit& emit) { return run_codec(spec, prefix, settings, emit); }});
+    cases.push_back(
+        {prefix + "ops", [=](const Settings& settings, const Emit& emit) { return run_codec(spec, prefix, settings, emit); }});
   }
 }
 

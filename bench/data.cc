@@ -77,8 +77,8 @@ std::vector<float> make_queries(std::span<const float> keys, uint32_t count, uin
   return queries;
 }
 
-std::vector<double> attention_reference(const float* queries, uint32_t count, const float* keys, const float* values, uint32_t tokens,
-                                        uint32_t dim, size_t stride) {
+std::vector<double> attention_reference(const float* queries, uint32_t count, const float* keys, const float* values,
+                                        uint32_t tokens, uint32_t dim, size_t stride) {
   std::vector<double> out(static_cast<size_t>(count) * dim, 0.0), weight(tokens);
   const double scale = 1.0 / std::sqrt(static_cast<double>(dim));
   for (uint32_t i = 0; i < count; ++i) {

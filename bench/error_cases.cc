@@ -57,15 +57,16 @@ void add_error_cases(std::vector<Case>& cases) {
   for (const quant::CodecSpec& spec : specs_to_measure()) {
     for (Shape shape : kShapes) {
       const std::string name = "quant/" + quant::to_string(spec) + "/error/" + shape_name(shape);
-      cases.push_back({name, [=](const Settings& settings, const Emit& emit) -> Status {
-        const Problem p = make_problem(shape, settings.quick ? 256 : 1024);
-        TIERKV_ASSIGN_OR_RETURN(const ErrorFigures f, measure_error(spec, p));
-        Row row(name);
-        row.number("bits", (f.key_bits + f.value_bits) / 2).number("key_bits", f.key_bits).number("value_bits", f.value_bits);
-        row.number("error", f.both).number("error_keys_only", f.key_only).number("error_values_only", f.value_only);
-        emit(row);
-        return {};
-      }});
+      cases.push_back(
+          {name, [=](const Settings& settings, const Emit& emit) -> Status {
+             const Problem p = make_problem(shape, settings.quick ? 256 : 1024);
+             TIERKV_ASSIGN_OR_RETURN(const ErrorFigures f, measure_error(spec, p));
+             Row row(name);
+             row.number("bits", (f.key_bits + f.value_bits) / 2).number("key_bits", f.key_bits).number("value_bits", f.value_bits);
+             row.number("error", f.both).number("error_keys_only", f.key_only).number("error_values_only", f.value_only);
+             emit(row);
+             return {};
+           }});
     }
   }
 }

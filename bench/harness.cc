@@ -15,9 +15,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double elapsed_ns(Clock::time_point start) {
-  return std::chrono::duration<double, std::nano>(Clock::now() - start).count();
-}
+double elapsed_ns(Clock::time_point start) { return std::chrono::duration<double, std::nano>(Clock::now() - start).count(); }
 
 std::string quoted(const std::string& text) {
   std::string out = "\"";
@@ -117,8 +115,9 @@ std::string Row::line() const {
   std::string out = name_;
   out.resize(std::max<size_t>(out.size() + 1, 46), ' ');
   for (const auto& [key, value] : fields_) {
-    static const std::set<std::string> kJsonOnly = {"min_ns", "min_ms", "samples", "peer_isa", "peer_min_ms", "peer_samples", "peer_waited",
-                                                    "ceiling_gbps", "ceiling_waited", "queries", "error", "peer_error"};
+    static const std::set<std::string> kJsonOnly = {"min_ns",         "min_ms",       "samples",     "peer_isa",
+                                                    "peer_min_ms",    "peer_samples", "peer_waited", "ceiling_gbps",
+                                                    "ceiling_waited", "queries",      "error",       "peer_error"};
     if (kJsonOnly.contains(key) || (key == "median_ns" && has("median_ms"))) continue;
     const bool time = key.ends_with("_ns");
     const std::string shown = std::holds_alternative<std::string>(value) ? std::get<std::string>(value)

@@ -1,7 +1,8 @@
 // harness.h — what a benchmark case is, how it is timed and how it reports.
 //
-// A case is named room/codec/op/shape. It first checks its result against a reference and returns an error when that is wrong: then no
-// number is printed and the program ends with 1. A number with a limit that is missed is printed, marked, and ends with 1 as well.
+// A case is named room/codec/op/shape. It first checks its result against a reference and returns an error when that is wrong: then
+// no number is printed and the program ends with 1. A number with a limit that is missed is printed, marked, and ends with 1 as
+// well.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +25,9 @@ struct Timing {
 
 struct Settings {
   bool quick = false;  // a smoke test: small shapes, hardly any repetition, no limits on times
-  std::function<bool(const std::string&)> wants = [](const std::string&) { return true; };  // for cases of several rows: is this one asked for?
+  std::function<bool(const std::string&)> wants = [](const std::string&) {
+    return true;
+  };  // for cases of several rows: is this one asked for?
 };
 
 // Calls `work` once to warm up, then until there are enough samples of enough calls; times are per call.

@@ -1,9 +1,11 @@
-// Attention over one layer of a whole cache beside the peer's, in one run: decode steps and prefill by setting, shape, length and threads.
+// Attention over one layer of a whole cache beside the peer's, in one run: decode steps and prefill by setting, shape, length and
+// threads.
 //
-// All settings, the peer's types and a plain read of memory take turns (turns.h). A row compares one setting with one type; `ratio` is the
-// peer's median over ours, `gbps` the bytes of our cache over our median, `ceiling_fraction` that over the plain read's rate. Below 1 this is
-// what the kernel leaves unused of the memory; prefill reads the cache once for many queries, so it stays far below.
-// graduate rows: what appending a token costs, its share of encoding blocks included, next to a decode step on the same cache.
+// All settings, the peer's types and a plain read of memory take turns (turns.h). A row compares one setting with one type; `ratio`
+// is the peer's median over ours, `gbps` the bytes of our cache over our median, `ceiling_fraction` that over the plain read's
+// rate. Below 1 this is what the kernel leaves unused of the memory; prefill reads the cache once for many queries, so it stays far
+// below. graduate rows: what appending a token costs, its share of encoding blocks included, next to a decode step on the same
+// cache.
 #include <algorithm>
 
 #include "base/status_macros.h"
@@ -16,7 +18,8 @@ namespace {
 constexpr AttentionShape kShapes[] = {{32, 8, 128}, {9, 3, 64}, {32, 32, 128}, {32, 4, 128}, {4, 1, 256}};
 constexpr uint32_t kPrefill = 512, kGraduated = 128;
 // Single precision over many terms; kernels on integer dot products quantize the query to 8 bits on top.
-constexpr double kOurTolerance = 6e-2;  // long 2-bit archives are read coarsely (src/quant/codec.h); ggml's f16 is as far off at 128K
+constexpr double kOurTolerance =
+    6e-2;  // long 2-bit archives are read coarsely (src/quant/codec.h); ggml's f16 is as far off at 128K
 // The peer sums f16 values in f16, whose error grows with the length, and takes the query in 8 bits for quantized keys.
 constexpr double kPeerTolerance = 1e-1;
 
@@ -124,7 +127,8 @@ Status run_attention(Stage& stage, const Point& point, const std::string& op, ui
   return {};
 }
 
-// Tokens one by one onto a fork of the sequence, as many as an archive block holds, so that every call carries one block all the way.
+// Tokens one by one onto a fork of the sequence, as many as an archive block holds, so that every call carries one block all the
+// way.
 Status run_graduate(Stage& stage, const Point& point, const std::string& setting, const Settings& settings, const Emit& emit) {
   const uint32_t tokens = point.tokens(settings);
   const std::vector<float> queries = make_source_queries(stage.rows(), 1);

@@ -1,8 +1,10 @@
-// stage.h — what the attention cases of one shape and thread count share: our caches by setting, the peer's by type, the same rows in all.
+// stage.h — what the attention cases of one shape and thread count share: our caches by setting, the peer's by type, the same rows
+// in all.
 //
-// Caches grow from one length to the next, because filling a long one takes longer than measuring it; ask for lengths in ascending order.
-// A model has many layers, so the bytes of one layer are never in the processor's caches when its turn comes: where they would be, the
-// sequence is copied until all copies together are out of reach, and calls take them in turn. The peer gets the same treatment.
+// Caches grow from one length to the next, because filling a long one takes longer than measuring it; ask for lengths in ascending
+// order. A model has many layers, so the bytes of one layer are never in the processor's caches when its turn comes: where they
+// would be, the sequence is copied until all copies together are out of reach, and calls take them in turn. The peer gets the same
+// treatment.
 #pragma once
 
 #include <cstdint>
@@ -63,8 +65,8 @@ class Stage {
 // Appends tokens first..first+count-1 of `rows`, `chunk` at a time.
 Status append_source(AdaptiveKVCache& cache, SeqId seq, const SourceRows& rows, uint32_t first, uint32_t count, uint32_t chunk);
 
-// `out` is [count][heads][head_dim] of the newest `count` tokens. The largest error of some of its rows, relative to their norm, against
-// double precision on the rows that get() hands out.
+// `out` is [count][heads][head_dim] of the newest `count` tokens. The largest error of some of its rows, relative to their norm,
+// against double precision on the rows that get() hands out.
 Result<double> error_of_ours(const OurCache& ours, const AttentionShape& shape, const std::vector<float>& queries, uint32_t count,
                              const std::vector<float>& out);
 // The same for the peer, on what its cache holds.

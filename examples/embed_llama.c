@@ -11,9 +11,7 @@
 
 enum { MAX_PROMPT = 4096, REPLY = 32 };
 
-static void quiet(enum ggml_log_level level, const char* text, void* user) {
-  (void)level, (void)text, (void)user;
-}
+static void quiet(enum ggml_log_level level, const char* text, void* user) { (void)level, (void)text, (void)user; }
 
 int main(int argc, char** argv) {
   const char* prompt = argc > 2 ? argv[2] : "Once upon a time";

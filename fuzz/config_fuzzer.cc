@@ -1,6 +1,6 @@
 // Configuration text of any kind: the first byte picks TOML, JSON or the inline form, the rest is the text.
-// What is accepted must survive to_json() -> apply_json() unchanged, must be accepted again on top of itself, and what is refused must
-// leave the configuration alone and say why.
+// What is accepted must survive to_json() -> apply_json() unchanged, must be accepted again on top of itself, and what is refused
+// must leave the configuration alone and say why.
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>

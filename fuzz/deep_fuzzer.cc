@@ -1,5 +1,5 @@
-// Deep archives of any kind. The first byte says how the rest is taken: bit 0, its length and checksum are made right, so that the decoder
-// behind them is reached; bit 1, the rest is put over the bytes of a real archive instead of being one.
+// Deep archives of any kind. The first byte says how the rest is taken: bit 0, its length and checksum are made right, so that the
+// decoder behind them is reached; bit 1, the rest is put over the bytes of a real archive instead of being one.
 //
 // Whatever the bytes, decoding ends, stays within what the header says, and either gives finite rows or says why not.
 #include <cmath>
@@ -49,10 +49,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     std::memcpy(bytes.data() + bytes.size() - 8, &sum, sizeof sum);
   }
   const auto info = inspect(bytes);
-  const tierkv::Status status = decode(bytes, testing::model().book(), 1, [&](uint32_t layer, uint32_t first, uint32_t count, const float* keys, const float* values) {
-    require(info.ok() && layer < testing::kLayers && first < info->tokens && count <= info->tokens - first);
-    for (size_t i = 0; i < static_cast<size_t>(count) * testing::kHeads * testing::kDim; ++i) require(std::isfinite(keys[i]) && std::isfinite(values[i]));
-  });
+  const tierkv::Status status =
+      decode(bytes, testing::model().book(), 1,
+             [&](uint32_t layer, uint32_t first, uint32_t count, const float* keys, const float* values) {
+               require(info.ok() && layer < testing::kLayers && first < info->tokens && count <= info->tokens - first);
+               for (size_t i = 0; i < static_cast<size_t>(count) * testing::kHeads * testing::kDim; ++i)
+                 require(std::isfinite(keys[i]) && std::isfinite(values[i]));
+             });
   if (!info.ok()) require(!status.ok());
   return 0;
 }

@@ -1,9 +1,9 @@
-// Snapshots of any kind. The first byte says how the rest is taken: even, as it is; odd, with its length and checksum made right, so that
-// the parser behind them is reached; with bit 3 as well the blocks' own checksums too, so that damaged codes and scales are judged by the
-// codecs. Bits 1 and 2 pick the cache that reads it.
+// Snapshots of any kind. The first byte says how the rest is taken: even, as it is; odd, with its length and checksum made right,
+// so that the parser behind them is reached; with bit 3 as well the blocks' own checksums too, so that damaged codes and scales are
+// judged by the codecs. Bits 1 and 2 pick the cache that reads it.
 //
-// What is refused must leave the cache alone and say why. What is accepted must be a sequence that works: attention, append, eviction,
-// truncation, and a snapshot of it that loads again.
+// What is refused must leave the cache alone and say why. What is accepted must be a sequence that works: attention, append,
+// eviction, truncation, and a snapshot of it that loads again.
 #include <bit>
 #include <cstdint>
 #include <cstdlib>
@@ -129,7 +129,8 @@ class BlockMender {
     at_ = first + padded(keys) + padded(values);
     if (keys == 0 || values == 0 || at_ > bytes_.size()) return false;
     const std::span<const std::byte> all(bytes_);
-    const uint64_t parts[2] = {tierkv::checksum(all.subspan(first, keys)), tierkv::checksum(all.subspan(first + padded(keys), values))};
+    const uint64_t parts[2] = {tierkv::checksum(all.subspan(first, keys)),
+                               tierkv::checksum(all.subspan(first + padded(keys), values))};
     const uint64_t sum = tierkv::checksum(std::as_bytes(std::span(parts)));
     std::memcpy(bytes_.data() + header + 24, &sum, sizeof sum);
     return true;
@@ -151,7 +152,8 @@ void fix_up(std::vector<std::byte>& bytes, bool blocks) {
 }
 
 bool same(const tierkv::MemoryStats& a, const tierkv::MemoryStats& b) {
-  return std::memcmp(a.tier, b.tier, sizeof a.tier) == 0 && a.bookkeeping_bytes == b.bookkeeping_bytes && a.total_bytes == b.total_bytes;
+  return std::memcmp(a.tier, b.tier, sizeof a.tier) == 0 && a.bookkeeping_bytes == b.bookkeeping_bytes &&
+         a.total_bytes == b.total_bytes;
 }
 
 void use(AdaptiveKVCache& cache, SeqId seq) {
@@ -168,7 +170,8 @@ void use(AdaptiveKVCache& cache, SeqId seq) {
     require(cache.get(seq, 0, live[0], got.data(), got.data()).ok());
   }
   const tierkv::Status appended = cache.append(seq, 0, view(40), view(40));
-  require(appended.ok() || appended.code() == tierkv::StatusCode::out_of_range || appended.code() == tierkv::StatusCode::resource_exhausted);
+  require(appended.ok() || appended.code() == tierkv::StatusCode::out_of_range ||
+          appended.code() == tierkv::StatusCode::resource_exhausted);
   if (appended.ok()) require(cache.attention(seq, 0, view(2), out.data()).ok());
   (void)cache.evict(seq, 24);  // refused where there is no policy
   (void)cache.truncate(seq, length / 2);

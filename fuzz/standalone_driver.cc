@@ -2,9 +2,9 @@
 //
 //   foo_fuzzer [--seconds N] [--runs N] [--seed N] [--max-len N] [--dict FILE] [--artifacts DIR] [corpus directory or file]...
 //
-// Every seed runs as it is; then random seeds are mutated (bits, bytes, integers, dictionary words, splices, truncations) until the time
-// or the runs are over. --runs 0 replays the given files and stops. There is no coverage feedback: this is the quick check of every
-// CI run; `make fuzz` is the thorough one.
+// Every seed runs as it is; then random seeds are mutated (bits, bytes, integers, dictionary words, splices, truncations) until the
+// time or the runs are over. --runs 0 replays the given files and stops. There is no coverage feedback: this is the quick check of
+// every CI run; `make fuzz` is the thorough one.
 //
 // A crash, a sanitizer report or an input that takes longer than 20 seconds leaves the input in DIR and its path on stderr.
 #include <fcntl.h>
@@ -102,8 +102,30 @@ void insert(Bytes& data, size_t at, const uint8_t* from, size_t n) {
 
 // Lengths, counts and offsets break at their edges; so do integers of every width inside a binary file.
 void interesting_integer(Bytes& data) {
-  static const uint64_t values[] = {0, 1, 2, 15, 16, 31, 32, 64, 127, 128, 255, 256, 4096, 32767, 32768, 65535, 65536, 0x7FFFFFFF,
-                                    0x80000000, 0xFFFFFFFF, 0x100000000, 0x7FFFFFFFFFFFFFFF, 0x8000000000000000, UINT64_MAX};
+  static const uint64_t values[] = {0,
+                                    1,
+                                    2,
+                                    15,
+                                    16,
+                                    31,
+                                    32,
+                                    64,
+                                    127,
+                                    128,
+                                    255,
+                                    256,
+                                    4096,
+                                    32767,
+                                    32768,
+                                    65535,
+                                    65536,
+                                    0x7FFFFFFF,
+                                    0x80000000,
+                                    0xFFFFFFFF,
+                                    0x100000000,
+                                    0x7FFFFFFFFFFFFFFF,
+                                    0x8000000000000000,
+                                    UINT64_MAX};
   uint64_t value = values[below(std::size(values))];
   if (below(4) == 0) value = data.size() + below(3) - 1;
   overwrite(data, below(data.size()), &value, size_t{1} << below(4));
@@ -231,7 +253,8 @@ Options parse(int argc, char** argv) {
       continue;
     }
     if (name == "--help" || i + 1 >= argc) {
-      std::printf("usage: %s [--seconds N] [--runs N] [--seed N] [--max-len N] [--dict FILE] [--artifacts DIR] [corpus]...\n", argv[0]);
+      std::printf("usage: %s [--seconds N] [--runs N] [--seed N] [--max-len N] [--dict FILE] [--artifacts DIR] [corpus]...\n",
+                  argv[0]);
       std::exit(name == "--help" ? 0 : 2);
     }
     const char* value = argv[++i];

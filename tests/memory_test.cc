@@ -90,7 +90,8 @@ TEST_P(AtOneGigabyte, ReportedEqualsMappedAndResidentWithin5Percent) {
   const double grown = static_cast<double>(resident()) - static_cast<double>(before);
   const double reported = static_cast<double>(m.total_bytes - mapped_before);
   if (cache->config().tiers.hot == kAll) {
-    // One buffer that grows by a quarter: what it has not filled yet is mapped, counted as overhead, and not resident before it is used.
+    // One buffer that grows by a quarter: what it has not filled yet is mapped, counted as overhead, and not resident before it is
+    // used.
     EXPECT_LT(grown, 1.05 * reported);
     EXPECT_GT(grown, 0.95 * static_cast<double>(m.total_bytes - m[Tier::hot].overhead_bytes));
   } else {
@@ -115,7 +116,8 @@ INSTANTIATE_TEST_SUITE_P(Memory, AtOneGigabyte,
 
 // --- the default with a calibration
 
-// Everything counted, tables included: at 8,192 tokens of the default model, whose heads are of 64, the contract is a sixth of FP16.
+// Everything counted, tables included: at 8,192 tokens of the default model, whose heads are of 64, the contract is a sixth of
+// FP16.
 TEST(Calibrated, EightThousandTokensTakeASixthOfFp16) {
   if (std::getenv("TIERKV_TEST_BRIEF")) GTEST_SKIP() << "takes minutes on an emulator";
   const auto calibration = load_calibration(TIERKV_SOURCE_DIR "/data/calibration/smollm2-135m.tkc");

@@ -1,7 +1,7 @@
 // model_machine.h — a machine that does random things to an AdaptiveKVCache and to the naive reference beside it, and compares.
 //
-// Everything random comes from one seed. The first difference stops the machine; report() says what differed, in which operation, and
-// how to run the same again.
+// Everything random comes from one seed. The first difference stops the machine; report() says what differed, in which operation,
+// and how to run the same again.
 #pragma once
 
 #include <functional>

@@ -1,5 +1,5 @@
-// properties_test.cc — the properties that the design documents ask for, by name: growth, fused attention, windows, resuming (documents
-// 002 and 003), the CacheManager's behaviours (document 001), and attention's error over every shape.
+// properties_test.cc — the properties that the design documents ask for, by name: growth, fused attention, windows, resuming
+// (documents 002 and 003), the CacheManager's behaviours (document 001), and attention's error over every shape.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -232,7 +232,8 @@ TEST(Document003, WindowedAttentionEqualsOrderedLastW) {
     const auto rows = [&](uint32_t h) { return all.head(h); };  // every row there ever was: the window's mask picks the last W
     for (const uint32_t chunk : {7u, 90u, 1u, 1u, 33u, 200u, 1u}) {
       all.grow(*cache, seq, chunk, chunk + all.tokens);
-      ASSERT_LT(attention_error(*cache, seq, chunk, 5, rows), attention_tolerance()) << chunk << " tokens up to " << all.tokens << ", " << settings;
+      ASSERT_LT(attention_error(*cache, seq, chunk, 5, rows), attention_tolerance())
+          << chunk << " tokens up to " << all.tokens << ", " << settings;
     }
     for (uint32_t t = 0; t < 60; ++t) {
       all.grow(*cache, seq, 1, 1000 + t);

@@ -1,8 +1,9 @@
-// reference_cache.h — the plainest cache there is: a list of (position, key row, value row) for each head, and a double-precision softmax.
+// reference_cache.h — the plainest cache there is: a list of (position, key row, value row) for each head, and a double-precision
+// softmax.
 //
-// It knows no tiers and no codecs. What it predicts about AdaptiveKVCache: lengths, which positions are live, and, given the rows as
-// the cache would use them, what attention must return. The random test of model_based_test.cc and the properties of properties_test.cc
-// hold the cache against it.
+// It knows no tiers and no codecs. What it predicts about AdaptiveKVCache: lengths, which positions are live, and, given the rows
+// as the cache would use them, what attention must return. The random test of model_based_test.cc and the properties of
+// properties_test.cc hold the cache against it.
 #pragma once
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // bench.cc — `tierkv bench`: end-to-end speed of cache settings beside libllama's own cache, in one process.
 //
-// A time alone means nothing on a busy machine, so all sessions are open at once and take turns: a slice of the prompt each, then a token
-// each, with another one first every round. Ratios are against stock f16, which is always among them.
+// A time alone means nothing on a busy machine, so all sessions are open at once and take turns: a slice of the prompt each, then a
+// token each, with another one first every round. Ratios are against stock f16, which is always among them.
 #include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
@@ -24,9 +24,11 @@ constexpr const char* kFooter =
     "  tierkv bench --kv balanced --kv compact\n"
     "  tierkv bench --depths 0,4096,8000 --tokens 128 --json bench.json\n"
     "  tierkv bench -m gemma3-270m --depths 16384 -f book.txt      a short text is repeated\n"
-    "  tierkv bench --depths 4096 --deep 20 --kv deep,calibration=deep.tkc      waking an idle sequence beside reading its text again\n"
+    "  tierkv bench --depths 4096 --deep 20 --kv deep,calibration=deep.tkc      waking an idle sequence beside reading its text "
+    "again\n"
     "\n"
-    "Depth is how many tokens the cache holds when decoding begins. Ratios are speeds relative to stock f16 in the same run: above 1 is\n"
+    "Depth is how many tokens the cache holds when decoding begins. Ratios are speeds relative to stock f16 in the same run: above "
+    "1 is\n"
     "faster. \"host\" is the part of a decode step that connects libllama with the cache, attention and append excluded.";
 
 constexpr uint32_t kNewest = 4;      // tokens that --deep leaves as they are
@@ -56,9 +58,9 @@ struct Point {
   double first_token = 0.0;   // until the first token could be chosen
   std::vector<double> steps;  // seconds of a decode step
   uint64_t resident = 0;
-  ProcessMemory process;      // with every setting in it
+  ProcessMemory process;  // with every setting in it
   bool has_host = false;
-  llama::HostTimes host;      // of the decode steps
+  llama::HostTimes host;  // of the decode steps
   std::string path;
   std::optional<ParkTimes> nap;
 
@@ -85,7 +87,10 @@ llama::HostTimes difference(const llama::HostTimes& after, const llama::HostTime
 class Bench {
  public:
   Bench(Engine& engine, const Request& request, const Tokens& text, std::vector<Setting>& settings)
-      : engine_(engine), request_(request), text_(text), settings_(settings),
+      : engine_(engine),
+        request_(request),
+        text_(text),
+        settings_(settings),
         progress_("bench", work(request) * settings.size(), request.options.quiet) {}
 
   std::vector<Point> all() {
@@ -186,7 +191,9 @@ class Bench {
 };
 
 const Point& reference_of(const std::vector<Point>& points, const Point& point) {
-  return *std::find_if(points.begin(), points.end(), [&](const Point& p) { return p.depth == point.depth && p.spec == SettingSpec{"f16", true}; });
+  return *std::find_if(points.begin(), points.end(), [&](const Point& p) {
+    return p.depth == point.depth && p.spec == SettingSpec{"f16", true};
+  });
 }
 
 json point_json(const Point& point, const Point& reference, const Engine& engine, const Request& request) {
@@ -210,8 +217,12 @@ json point_json(const Point& point, const Point& reference, const Engine& engine
                 {"resident_bytes", point.resident}};
   add_process_memory(value, point.process);
   if (point.nap) {
-    value["deep"] = {{"ratio", point.nap->report.ratio},          {"bytes", point.nap->report.bytes},         {"tokens", point.nap->report.tokens},
-                     {"quality", point.nap->report.quality},      {"park_seconds", point.nap->park_seconds}, {"wake_seconds", point.nap->wake_seconds},
+    value["deep"] = {{"ratio", point.nap->report.ratio},
+                     {"bytes", point.nap->report.bytes},
+                     {"tokens", point.nap->report.tokens},
+                     {"quality", point.nap->report.quality},
+                     {"park_seconds", point.nap->park_seconds},
+                     {"wake_seconds", point.nap->wake_seconds},
                      {"wake_ratio", point.prefill / point.nap->wake_seconds}};
   }
   if (point.has_host && point.host.decode > 0) {
@@ -232,13 +243,16 @@ void print_naps(const std::vector<Point>& points) {
                human_bytes(static_cast<double>(point.nap->report.bytes)), format("%.1fx", point.nap->report.ratio)});
   }
   if (std::any_of(points.begin(), points.end(), [](const Point& p) { return p.nap.has_value(); })) {
-    std::printf("\n%s\n%s\n", table.str().c_str(), dim("Waking a sequence from the deep archive beside reading its text again.").c_str());
+    std::printf("\n%s\n%s\n", table.str().c_str(),
+                dim("Waking a sequence from the deep archive beside reading its text again.").c_str());
   }
 }
 
 void print(const std::vector<Point>& points, const json& values, const Engine& engine, const Request& request) {
-  std::printf("%s, %u threads, %u tokens decoded at each depth\n\n", bold(engine.name()).c_str(), request.options.threads, request.tokens);
-  Table table({"depth", "<setting", "prefill t/s", "ratio", "first token", "decode t/s", "ratio", "p50", "p99", "host", "resident"});
+  std::printf("%s, %u threads, %u tokens decoded at each depth\n\n", bold(engine.name()).c_str(), request.options.threads,
+              request.tokens);
+  Table table(
+      {"depth", "<setting", "prefill t/s", "ratio", "first token", "decode t/s", "ratio", "p50", "p99", "host", "resident"});
   for (size_t i = 0; i < points.size(); ++i) {
     const json& v = values[i];
     const bool prefilled = points[i].depth > 0;
@@ -250,14 +264,16 @@ void print(const std::vector<Point>& points, const json& values, const Engine& e
                v.contains("host_share") ? format("%.1f%%", 100.0 * v["host_share"].get<double>()) : dim("-"),
                human_bytes(static_cast<double>(points[i].resident))});
   }
-  std::printf("%s\n%s\n", table.str().c_str(), dim("Ratios are speeds relative to stock f16 (of the medians, for decoding); above 1 is faster.").c_str());
+  std::printf("%s\n%s\n", table.str().c_str(),
+              dim("Ratios are speeds relative to stock f16 (of the medians, for decoding); above 1 is faster.").c_str());
   print_naps(points);
 }
 
 // A depth that leaves no room for decoding moves up to where there is.
 void settle_depths(Request& request, const Engine& engine) {
   const uint32_t reserve = request.tokens + request.warm_up;
-  if (reserve >= engine.context()) bad_input(format("--tokens %u does not fit the model's context of %u", request.tokens, engine.context()));
+  if (reserve >= engine.context())
+    bad_input(format("--tokens %u does not fit the model's context of %u", request.tokens, engine.context()));
   for (uint32_t& depth : request.depths) {
     if (depth > engine.context()) engine.check_context(depth);
     depth = std::min(depth, engine.context() - reserve);
@@ -303,17 +319,23 @@ int run(Request& request) {
 }  // namespace
 
 void add_bench(CLI::App& app, Action& action) {
-  const auto [command, request] =
-      add_command<Request>(app, action, "bench",
-                           "Prefill and decode speed beside libllama's own cache, at several depths", kFooter, run);
+  const auto [command, request] = add_command<Request>(
+      app, action, "bench", "Prefill and decode speed beside libllama's own cache, at several depths", kFooter, run);
   request->depths_option =
       command->add_option("--depths", request->depths, "tokens in the cache when decoding begins (default: 0,1024,2048,4096,8192)")
           ->delimiter(',')
           ->type_name("N,...");
-  command->add_option("-n,--tokens", request->tokens, "tokens decoded at each depth")->check(CLI::Range(1u, 1u << 20))->capture_default_str();
-  command->add_option("-b,--batch", request->micro_batch, "tokens of a prefill step")->check(CLI::Range(1u, 4096u))->capture_default_str();
-  command->add_option("--deep", request->deep, "also park and wake a copy of each sequence at this ratio (needs a calibration with the deep archive's tables)")
-      ->check(CLI::Range(2.0, 1000.0))->type_name("RATIO");
+  command->add_option("-n,--tokens", request->tokens, "tokens decoded at each depth")
+      ->check(CLI::Range(1u, 1u << 20))
+      ->capture_default_str();
+  command->add_option("-b,--batch", request->micro_batch, "tokens of a prefill step")
+      ->check(CLI::Range(1u, 4096u))
+      ->capture_default_str();
+  command
+      ->add_option("--deep", request->deep,
+                   "also park and wake a copy of each sequence at this ratio (needs a calibration with the deep archive's tables)")
+      ->check(CLI::Range(2.0, 1000.0))
+      ->type_name("RATIO");
   command->add_option("-f,--file", request->file, "a text, repeated if it is short (default: generated prose)")->type_name("FILE");
   add_stock_option(*command, request->stock, "f16,q8_0,q4_0; f16 is always run");
   add_seed_option(*command, request->options);

@@ -22,8 +22,10 @@ constexpr const char* kFooter =
     "  tierkv calibrate -m model.gguf -f prose.txt -f code.txt -o model.tkc\n"
     "  tierkv calibrate -m gemma3-270m --tokens 8192 --json calibration.json\n"
     "\n"
-    "Forward passes only; 8,192 tokens are enough, and the kind of text matters more than its length: give several kinds (-f may be repeated), and\n"
-    "windows are taken from each in turn. Without -o the file goes where the archive looks for it: calibration/ in $TIERKV_CACHE, under the model's\n"
+    "Forward passes only; 8,192 tokens are enough, and the kind of text matters more than its length: give several kinds (-f may "
+    "be repeated), and\n"
+    "windows are taken from each in turn. Without -o the file goes where the archive looks for it: calibration/ in $TIERKV_CACHE, "
+    "under the model's\n"
     "fingerprint, which is the same for every quantization of a model. A file for another model is never used.";
 
 struct Request {
@@ -37,7 +39,8 @@ std::string default_text() {
   const std::string path = cache_folder() + "/text/wiki.valid.raw";
   std::error_code ignored;
   if (!fs::exists(path, ignored)) {
-    bad_input("the validation text of WikiText-2 is not here (" + path + "): `tierkv fetch wikitext2` downloads it, or give a text with -f FILE");
+    bad_input("the validation text of WikiText-2 is not here (" + path +
+              "): `tierkv fetch wikitext2` downloads it, or give a text with -f FILE");
   }
   return path;
 }
@@ -66,32 +69,28 @@ std::string hex(uint64_t value) { return format("%016llx", static_cast<unsigned 
 
 json report_json(const llama::CalibrateReport& report, const Request& request, const Engine& engine) {
   json value = {{"command", "calibrate"},
-          {"model", engine.name()},
-          {"fingerprint", hex(report.fingerprint)},
-          {"file", request.output},
-          {"id", report.id},
-          {"bytes", report.bytes},
-          {"texts", request.files},
-          {"tokens", report.tokens},
-          {"windows", report.windows},
-          {"block", request.calibrate.block},
-          {"sampled", report.sampled},
-          {"pairs", report.pairs},
-          {"layers_without_residual", report.without_residual},
-          {"layers_without_projection", report.without_projection},
-          {"seconds", report.seconds},
-          {"watching_seconds", report.watching_seconds},
-          {"solving_seconds", report.solving_seconds},
-          {"key_bits_by_layer", report.key_bits}};
+                {"model", engine.name()},
+                {"fingerprint", hex(report.fingerprint)},
+                {"file", request.output},
+                {"id", report.id},
+                {"bytes", report.bytes},
+                {"texts", request.files},
+                {"tokens", report.tokens},
+                {"windows", report.windows},
+                {"block", request.calibrate.block},
+                {"sampled", report.sampled},
+                {"pairs", report.pairs},
+                {"layers_without_residual", report.without_residual},
+                {"layers_without_projection", report.without_projection},
+                {"seconds", report.seconds},
+                {"watching_seconds", report.watching_seconds},
+                {"solving_seconds", report.solving_seconds},
+                {"key_bits_by_layer", report.key_bits}};
   if (!request.calibrate.probe) return value;
-  value["probe"] = {{"tokens", request.calibrate.probe_tokens},
-                    {"codec", "klt1"},
-                    {"seconds", report.probing_seconds},
-                    {"lambda_keys", report.key_weights},
-                    {"lambda_values", report.value_weights},
-                    {"kld_keys", report.key_divergence},
-                    {"kld_values", report.value_divergence},
-                    {"kld_floor", report.floor_divergence}};
+  value["probe"] = {{"tokens", request.calibrate.probe_tokens}, {"codec", "klt1"},
+                    {"seconds", report.probing_seconds},        {"lambda_keys", report.key_weights},
+                    {"lambda_values", report.value_weights},    {"kld_keys", report.key_divergence},
+                    {"kld_values", report.value_divergence},    {"kld_floor", report.floor_divergence}};
   return value;
 }
 
@@ -109,8 +108,8 @@ void print(const llama::CalibrateReport& report, const Request& request, const E
               bold(engine.name()).c_str(), human_count(report.tokens).c_str(), static_cast<unsigned long long>(report.windows),
               report.windows == 1 ? "" : "s", human_count(report.sampled).c_str(), human_seconds(report.seconds).c_str(),
               human_seconds(report.watching_seconds).c_str(), human_seconds(report.solving_seconds).c_str());
-  std::printf("%s: %s, calibration %s of model %s\n\n", request.output.c_str(), human_bytes(static_cast<double>(report.bytes)).c_str(), report.id.c_str(),
-              hex(report.fingerprint).c_str());
+  std::printf("%s: %s, calibration %s of model %s\n\n", request.output.c_str(),
+              human_bytes(static_cast<double>(report.bytes)).c_str(), report.id.c_str(), hex(report.fingerprint).c_str());
   print_by_layer("bits of a key value by layer, when all layers have 1.5 on average:", report.key_bits);
   if (!request.calibrate.probe) return;
   std::printf("\nprobing took %s\n", human_seconds(report.probing_seconds).c_str());
@@ -139,13 +138,15 @@ int run(Request& request) {
   calibrate.threads = options.threads;
   calibrate.first_token = first_token(engine);
   calibrate.model_file = engine.path();
-  for (const std::string& file : request.files) calibrate.text_name += (calibrate.text_name.empty() ? "" : ", ") + fs::path(file).filename().string();
+  for (const std::string& file : request.files)
+    calibrate.text_name += (calibrate.text_name.empty() ? "" : ", ") + fs::path(file).filename().string();
   Progress progress("reading", 1000, options.quiet);
   calibrate.progress = [&](const llama::CalibrateProgress& at) {
     const std::string_view phase = at.phase;
-    progress.label(phase == "reading" ? format("reading %s of %s tokens", human_count(at.done).c_str(), human_count(at.total).c_str())
-                   : phase == "probing" ? format("probing, run %s of %s", human_count(at.done).c_str(), human_count(at.total).c_str())
-                                        : "computing tables");
+    progress.label(
+        phase == "reading"   ? format("reading %s of %s tokens", human_count(at.done).c_str(), human_count(at.total).c_str())
+        : phase == "probing" ? format("probing, run %s of %s", human_count(at.done).c_str(), human_count(at.total).c_str())
+                             : "computing tables");
     progress.update(1000 * at.done / std::max<uint64_t>(at.total, 1));
   };
   calibrate.cancelled = interrupted;
@@ -161,25 +162,40 @@ int run(Request& request) {
 }  // namespace
 
 void add_calibrate(CLI::App& app, Action& action) {
-  const auto [command, request] =
-      add_command<Request>(app, action, "calibrate", "Learn from a text what a model's keys look like, for calibrated archives", kFooter, run);
+  const auto [command, request] = add_command<Request>(
+      app, action, "calibrate", "Learn from a text what a model's keys look like, for calibrated archives", kFooter, run);
   llama::CalibrateOptions& calibrate = request->calibrate;
-  command->add_flag("--deep", calibrate.deep, "with tables for deep archives (`snapshot save --deep`), about 40 MB for a small model");
-  command->add_flag("--probe", calibrate.probe, "measure what an error in each layer does to predictions, and weigh layers by it: minutes more");
+  command->add_flag("--deep", calibrate.deep,
+                    "with tables for deep archives (`snapshot save --deep`), about 40 MB for a small model");
+  command->add_flag("--probe", calibrate.probe,
+                    "measure what an error in each layer does to predictions, and weigh layers by it: minutes more");
   command->add_option("--probe-tokens", calibrate.probe_tokens, "tokens whose predictions are looked at in each run of --probe")
       ->check(CLI::Range(64u, 1u << 20))
       ->capture_default_str();
-  command->add_option("-f,--file", request->files, "a text; may be repeated (default: WikiText-2 validation, as `tierkv fetch wikitext2` leaves it)")
+  command
+      ->add_option("-f,--file", request->files,
+                   "a text; may be repeated (default: WikiText-2 validation, as `tierkv fetch wikitext2` leaves it)")
       ->type_name("FILE")
       ->expected(1)
       ->allow_extra_args(false)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  command->add_option("-o,--output", request->output, "the file to write (default: where the archive looks for the model's)")->type_name("FILE");
-  command->add_option("-n,--tokens", calibrate.tokens, "tokens of the texts to use, 0: all of them")->check(CLI::Range(0u, 1u << 30))->capture_default_str();
-  command->add_option("--window", calibrate.window, "tokens of a window (less if the model's context is)")->check(CLI::Range(1024u, 1u << 20))->capture_default_str();
-  command->add_option("--block", calibrate.block, "tokens of an archive block")->check(CLI::Range(16u, 1024u))->capture_default_str();
-  command->add_option("--sample", calibrate.sample_tokens, "tokens whose keys and values are looked at one by one")->check(CLI::Range(1024u, 1u << 20))->capture_default_str();
-  command->add_option("--every", calibrate.query_stride, "look at the attention of every N-th token")->check(CLI::Range(1u, 64u))->capture_default_str();
+  command->add_option("-o,--output", request->output, "the file to write (default: where the archive looks for the model's)")
+      ->type_name("FILE");
+  command->add_option("-n,--tokens", calibrate.tokens, "tokens of the texts to use, 0: all of them")
+      ->check(CLI::Range(0u, 1u << 30))
+      ->capture_default_str();
+  command->add_option("--window", calibrate.window, "tokens of a window (less if the model's context is)")
+      ->check(CLI::Range(1024u, 1u << 20))
+      ->capture_default_str();
+  command->add_option("--block", calibrate.block, "tokens of an archive block")
+      ->check(CLI::Range(16u, 1024u))
+      ->capture_default_str();
+  command->add_option("--sample", calibrate.sample_tokens, "tokens whose keys and values are looked at one by one")
+      ->check(CLI::Range(1024u, 1u << 20))
+      ->capture_default_str();
+  command->add_option("--every", calibrate.query_stride, "look at the attention of every N-th token")
+      ->check(CLI::Range(1u, 64u))
+      ->capture_default_str();
   add_model_option(*command, request->options);
   add_output_options(*command, request->options);
 }

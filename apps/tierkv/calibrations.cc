@@ -16,7 +16,8 @@
 asm(".pushsection .rodata\n"
     ".balign 64\n"
     "tierkv_shipped_calibration:\n"
-    ".incbin \"" TIERKV_SHIPPED_CALIBRATION "\"\n"
+    ".incbin \"" TIERKV_SHIPPED_CALIBRATION
+    "\"\n"
     "tierkv_shipped_calibration_end:\n"
     ".byte 0\n"
     ".popsection\n");
@@ -26,7 +27,8 @@ extern "C" const std::byte tierkv_shipped_calibration[], tierkv_shipped_calibrat
 namespace tierkv::cli {
 namespace {
 
-constexpr uint64_t kSelfCalibrationMost = 16384;  // tokens of a long prompt that are read: more would keep the user waiting for little
+constexpr uint64_t kSelfCalibrationMost =
+    16384;  // tokens of a long prompt that are read: more would keep the user waiting for little
 
 // The sample and the sums of a calibration are some hundred MB that the heap would keep for the rest of the session.
 void give_back_heap() {
@@ -39,8 +41,9 @@ void give_back_heap() {
 
 CalibrationPtr shipped_calibration([[maybe_unused]] const llama::ModelShape& shape) {
 #ifdef TIERKV_SHIPPED_CALIBRATION
-  static const CalibrationPtr calibration =
-      take(parse_calibration({tierkv_shipped_calibration, tierkv_shipped_calibration_end}, "the calibration that ships with tierkv", /*bytes_stay=*/true), "");
+  static const CalibrationPtr calibration = take(parse_calibration({tierkv_shipped_calibration, tierkv_shipped_calibration_end},
+                                                                   "the calibration that ships with tierkv", /*bytes_stay=*/true),
+                                                 "");
   if (check_fit(*calibration, shape.identity()).ok()) return calibration;
 #endif
   return nullptr;
@@ -54,8 +57,8 @@ void self_calibrate(Engine& engine, std::span<const llama_token> prompt, const s
   if (std::none_of(kv.begin(), kv.end(), needs_one)) return;
   if (prompt.size() < kSelfCalibrationTokens) {
     if (!quiet) {
-      remark(format("--self-calibrate: the prompt has %zu tokens, and calibration needs %zu: the archive stays uncalibrated\n", prompt.size(),
-                    kSelfCalibrationTokens));
+      remark(format("--self-calibrate: the prompt has %zu tokens, and calibration needs %zu: the archive stays uncalibrated\n",
+                    prompt.size(), kSelfCalibrationTokens));
     }
     return;
   }
@@ -85,7 +88,9 @@ void self_calibrate(Engine& engine, std::span<const llama_token> prompt, const s
   if (!report.ok()) {
     remark("--self-calibrate: " + report.status().message() + ": the archive stays uncalibrated\n");
   } else if (!quiet) {
-    remark(dim("calibrated from " + human_count(report->tokens) + " tokens of the prompt in " + human_seconds(report->seconds) + ", kept as " + path) + "\n");
+    remark(dim("calibrated from " + human_count(report->tokens) + " tokens of the prompt in " + human_seconds(report->seconds) +
+               ", kept as " + path) +
+           "\n");
   }
 }
 
@@ -94,7 +99,9 @@ void remark_uncalibrated(Engine& engine, Session& session) {
   if (!cache || cache->calibration() || !wants_calibration(cache->config())) return;
   std::string codec;
   for (uint32_t l = 0; l < cache->config().num_layers && codec.empty(); ++l) codec = cache->archive_codec(l);
-  remark(dim("no calibration of this model: the archive is " + codec + "; `tierkv calibrate -m " + engine.path() + "` makes it smaller and better") + "\n");
+  remark(dim("no calibration of this model: the archive is " + codec + "; `tierkv calibrate -m " + engine.path() +
+             "` makes it smaller and better") +
+         "\n");
 }
 
 }  // namespace tierkv::cli

@@ -1,4 +1,5 @@
-// calibrations.h — which calibration serves a model: the one that is named, one that was made here, or the one that ships with the program.
+// calibrations.h — which calibration serves a model: the one that is named, one that was made here, or the one that ships with the
+// program.
 //
 // Looked for in this order, the first that is there is taken:
 //   1. the file that the configuration names (`calibration=FILE` in --kv); it must fit, or the command ends with the reason
@@ -24,8 +25,9 @@ CalibrationPtr shipped_calibration(const llama::ModelShape& shape);
 // The least prompt that calibrates a model by itself.
 inline constexpr size_t kSelfCalibrationTokens = 4096;
 
-// --self-calibrate: reads the prompt once more, before anything else, to calibrate a model that has no calibration, and keeps the result for the
-// next time. Does nothing when there is one, or when no setting of --kv would use it; says so when the prompt is too short.
+// --self-calibrate: reads the prompt once more, before anything else, to calibrate a model that has no calibration, and keeps the
+// result for the next time. Does nothing when there is one, or when no setting of --kv would use it; says so when the prompt is too
+// short.
 void self_calibrate(Engine& engine, std::span<const llama_token> prompt, const std::vector<std::string>& kv, bool quiet);
 
 // One sentence when `auto` had to make do without a calibration.

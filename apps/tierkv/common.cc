@@ -97,8 +97,7 @@ void add_kv_option(CLI::App& app, Options& options, const std::string& fallback,
                  "how keys and values are kept: a preset (" + presets +
                      "), a .toml or .json file, or one line such as "
                      "hot=64,warm=448,archive=rot2" +
-                     (compares ? "; may be repeated to compare" : "") + " (default: " +
-                     fallback + ")")
+                     (compares ? "; may be repeated to compare" : "") + " (default: " + fallback + ")")
       ->type_name("SPEC")
       ->expected(1)
       ->allow_extra_args(false)

@@ -74,8 +74,8 @@ struct Options {
 };
 
 // Each adds its options to a command. --kv is checked by parse_kv() before a model is loaded.
-void add_output_options(CLI::App& app, Options& options);  // --json --quiet
-void add_model_option(CLI::App& app, Options& options);    // -m --threads
+void add_output_options(CLI::App& app, Options& options);                                                // --json --quiet
+void add_model_option(CLI::App& app, Options& options);                                                  // -m --threads
 void add_kv_option(CLI::App& app, Options& options, const std::string& fallback, bool compares = true);  // compares: takes several
 void add_seed_option(CLI::App& app, Options& options);
 

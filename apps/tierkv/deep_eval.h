@@ -1,7 +1,8 @@
 // deep_eval.h — sessions whose older tokens pass through the deep archive, to measure what that costs.
 //
-// DeepPacker: as the session grows. Every time `every` tokens have become older than the newest `recent` ones, they are frozen into a deep archive, real bytes, thrown away and
-// loaded back from it: what follows attends over what a reader of the file would have. Each token is coded once.
+// DeepPacker: as the session grows. Every time `every` tokens have become older than the newest `recent` ones, they are frozen into
+// a deep archive, real bytes, thrown away and loaded back from it: what follows attends over what a reader of the file would have.
+// Each token is coded once.
 #pragma once
 
 #include <cstdint>

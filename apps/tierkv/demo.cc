@@ -249,9 +249,8 @@ int run(Request& request) {
 }  // namespace
 
 void add_demo(CLI::App& app, Action& action) {
-  const auto [command, request] =
-      add_command<Request>(app, action, "demo",
-                           "A real model reads a long document with several cache settings, side by side", kFooter, run);
+  const auto [command, request] = add_command<Request>(
+      app, action, "demo", "A real model reads a long document with several cache settings, side by side", kFooter, run);
   command->add_option("--tokens", request->tokens, "length of the document")
       ->check(CLI::Range(256u, 1u << 24))
       ->capture_default_str();

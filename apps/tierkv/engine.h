@@ -136,8 +136,8 @@ class Engine {
 
   // The configuration that `kv` means for this model.
   CacheConfig config(const std::string& kv);
-  // The calibration that serves it (calibrations.h says where it comes from), or null. Each is loaded once; its tables are read when a codec needs
-  // them. Whether a named one fits the model is said when a session opens.
+  // The calibration that serves it (calibrations.h says where it comes from), or null. Each is loaded once; its tables are read
+  // when a codec needs them. Whether a named one fits the model is said when a session opens.
   CalibrationPtr calibration(const CacheConfig& config);
   std::unique_ptr<Session> open_session(const std::string& kv, const SessionOptions& options = {});
   // With a configuration that already has the model's shape (config() gave it, or a session file kept it).
@@ -166,7 +166,7 @@ class Engine {
   uint32_t context_ = 0;
   std::unique_ptr<llama::ModelShape> shape_;
   std::map<std::string, CalibrationPtr> calibrations_;  // by the name of the file in the configuration; "": the one that was found
-  bool tested_ = false, patch_works_ = false;  // what the first session's self-test found
+  bool tested_ = false, patch_works_ = false;           // what the first session's self-test found
 };
 
 // Streams text whose UTF-8 characters may be split over tokens: gives back what is complete.

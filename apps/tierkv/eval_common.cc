@@ -17,7 +17,8 @@ StockSpec stock_spec(const std::string& text) {
   const bool flash = !text.ends_with(kNoFlash);
   StockSpec spec = parse_stock(flash ? text : text.substr(0, text.size() - kNoFlash.size()));
   spec.flash = flash;
-  if (!flash && spec.type_v != "f16") bad_input("--stock " + text + ": libllama needs flash attention for values in " + spec.type_v);
+  if (!flash && spec.type_v != "f16")
+    bad_input("--stock " + text + ": libllama needs flash attention for values in " + spec.type_v);
   return spec;
 }
 
@@ -25,7 +26,8 @@ StockSpec stock_spec(const std::string& text) {
 
 void add_stock_option(CLI::App& app, std::vector<std::string>& stock, const std::string& fallback) {
   app.add_option("--stock", stock,
-                 "libllama's own cache beside it: f16, q8_0, q4_0, or q8_0/q4_0 for keys/values; separated by commas (default: " + fallback + ")")
+                 "libllama's own cache beside it: f16, q8_0, q4_0, or q8_0/q4_0 for keys/values; separated by commas (default: " +
+                     fallback + ")")
       ->type_name("TYPES")
       ->delimiter(',')
       ->expected(1)
@@ -110,7 +112,8 @@ std::string evaluation_text(const std::string& file) {
   const std::string path = cache_folder() + "/text/wiki.test.raw";
   std::error_code ignored;
   if (!std::filesystem::exists(path, ignored)) {
-    bad_input("the text of WikiText-2 is not here (" + path + "): `tierkv fetch wikitext2` downloads it, or give a text with -f FILE");
+    bad_input("the text of WikiText-2 is not here (" + path +
+              "): `tierkv fetch wikitext2` downloads it, or give a text with -f FILE");
   }
   return read_file(path);
 }

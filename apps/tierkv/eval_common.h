@@ -11,7 +11,7 @@ namespace tierkv::cli {
 
 // One way to keep keys and values: a --kv specification, or a type of libllama's own cache.
 struct SettingSpec {
-  std::string kv;      // "balanced", "hot=64,archive=rot2"; of stock "q8_0", "f16-noflash"
+  std::string kv;  // "balanced", "hot=64,archive=rot2"; of stock "q8_0", "f16-noflash"
   bool stock = false;
   std::string label() const { return stock ? "stock " + kv : kv; }
   bool operator==(const SettingSpec&) const = default;
@@ -24,8 +24,8 @@ std::vector<SettingSpec> settle_settings(const std::vector<SettingSpec>& first, 
                                          const std::vector<std::string>& stock);
 std::unique_ptr<Session> open_setting(Engine& engine, const SettingSpec& spec, uint32_t ctx, uint32_t micro_batch);
 
-// Where a session stands, to come back to any number of times: the same tokens then give the same logits again. Compressed tiers cannot be
-// unwound by truncating (what was archived stays archived), so a cache of ours keeps a fork, which shares its blocks.
+// Where a session stands, to come back to any number of times: the same tokens then give the same logits again. Compressed tiers
+// cannot be unwound by truncating (what was archived stays archived), so a cache of ours keeps a fork, which shares its blocks.
 class Checkpoint {
  public:
   // `prefix`: what the session holds. libllama's own cache forgets what left a sliding window, and has to read it again.

@@ -1,5 +1,5 @@
-// eval_stats.cc — vocabularies are large and settings many, so the loops over a row are written in lanes that compilers vectorise without
-// being allowed to reorder sums.
+// eval_stats.cc — vocabularies are large and settings many, so the loops over a row are written in lanes that compilers vectorise
+// without being allowed to reorder sums.
 #include "eval_stats.h"
 
 #include <algorithm>
@@ -54,7 +54,8 @@ float largest(std::span<const float> row) {
     for (size_t j = 0; j < kLanes; ++j) see(i + j, j);
   }
   for (; i < row.size(); ++i) see(i, 0);
-  if (*std::min_element(low, low + kLanes) < ordered(-std::numeric_limits<float>::infinity())) return std::numeric_limits<float>::quiet_NaN();
+  if (*std::min_element(low, low + kLanes) < ordered(-std::numeric_limits<float>::infinity()))
+    return std::numeric_limits<float>::quiet_NaN();
   return std::bit_cast<float>(ordered(std::bit_cast<float>(*std::max_element(high, high + kLanes))));
 }
 

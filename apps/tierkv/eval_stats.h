@@ -1,4 +1,5 @@
-// eval_stats.h — the arithmetic behind `tierkv ppl` and `tierkv bench`: rows of logits compared with FP16's, paired errors, quantiles.
+// eval_stats.h — the arithmetic behind `tierkv ppl` and `tierkv bench`: rows of logits compared with FP16's, paired errors,
+// quantiles.
 //
 // Error:    log-sum-exp and KL divergence are good to about 1e-6; identical rows have a divergence of exactly 0.
 // Threads:  stateless, or one object a thread.
@@ -39,12 +40,12 @@ struct PairedResult {
   double delta = 0.0;     // ppl minus the reference's
   double delta_se = 0.0;  // of that difference, paired: both saw the same tokens. NaN with fewer than two blocks
   double kld = 0.0, kld_se = 0.0;
-  double top1 = 0.0;      // share of tokens for which both think the same one likeliest
+  double top1 = 0.0;  // share of tokens for which both think the same one likeliest
 };
 
-// Scores of one setting beside the reference's. Neighbouring tokens are not independent (a topic, a list, a damaged block of the cache),
-// so they are summed in blocks and the blocks are the sample: with z = ppl·nll − ppl_ref·nll_ref, the linear part of the difference,
-// se² = B/(B−1) · Σ_b (z_b − n_b·mean z)² / N².
+// Scores of one setting beside the reference's. Neighbouring tokens are not independent (a topic, a list, a damaged block of the
+// cache), so they are summed in blocks and the blocks are the sample: with z = ppl·nll − ppl_ref·nll_ref, the linear part of the
+// difference, se² = B/(B−1) · Σ_b (z_b − n_b·mean z)² / N².
 class PairedScores {
  public:
   void add(size_t block, double nll, double reference_nll, double kl, bool same_top);

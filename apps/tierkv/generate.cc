@@ -88,7 +88,8 @@ int run(Request& request) {
   const uint32_t limit = engine.check_context(request.ctx);
   const Tokens prompt = engine.tokenize(prompt_of(request, engine), true, request.chat);
   if (prompt.size() >= limit) {
-    bad_input("the prompt has " + human_count(prompt.size()) + " tokens, which leaves no room in a context of " + human_count(limit));
+    bad_input("the prompt has " + human_count(prompt.size()) + " tokens, which leaves no room in a context of " +
+              human_count(limit));
   }
   if (request.self_calibrate) self_calibrate(engine, prompt, options.kv, options.quiet);
   nlohmann::json results = nlohmann::json::array();

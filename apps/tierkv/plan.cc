@@ -202,9 +202,8 @@ int run(Request& request) {
 }  // namespace
 
 void add_plan(CLI::App& app, Action& action) {
-  const auto [command, request] =
-      add_command<Request>(app, action, "plan",
-                           "What a cache takes for a model, a context and a batch, and how many sequences fit", kFooter, run);
+  const auto [command, request] = add_command<Request>(
+      app, action, "plan", "What a cache takes for a model, a context and a batch, and how many sequences fit", kFooter, run);
   const auto count = CLI::Range(1u, 1u << 24);
   request->model_option =
       command->add_option("-m,--model", request->options.model, "take the shape from a GGUF's header (file or known name)")

@@ -1,7 +1,8 @@
 // ppl.cc — `tierkv ppl`: how much a cache setting costs in quality, over the same text for all of them.
 //
-// Every window is fed through the caches in chunks of --chunk tokens, all settings in lockstep: the reference first, whose logits of the chunk are
-// kept until every other setting has been compared with them. So memory is one chunk's logits, however long the text.
+// Every window is fed through the caches in chunks of --chunk tokens, all settings in lockstep: the reference first, whose logits
+// of the chunk are kept until every other setting has been compared with them. So memory is one chunk's logits, however long the
+// text.
 #include <chrono>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -22,11 +23,14 @@ constexpr const char* kFooter =
     "  tierkv ppl --kv balanced --kv compact --stock q8_0,q4_0\n"
     "  tierkv ppl --ctx 8192 --tokens 32768 --kv archive=kivi2-g64 --json ppl.json\n"
     "  tierkv ppl -f book.txt --kv \"max_seq_len=2048,evict=h2o\"\n"
-    "  tierkv ppl --reference stock --kv fp16 --stock f16-noflash       parity: is our FP16 as near to libllama as it is to itself?\n"
+    "  tierkv ppl --reference stock --kv fp16 --stock f16-noflash       parity: is our FP16 as near to libllama as it is to "
+    "itself?\n"
     "\n"
-    "The reference is our FP16 cache unless another is named: one with an FP16 archive shows what an archive's codec costs by itself. Delta is the difference of the perplexities, with its paired standard error: both saw the\n"
+    "The reference is our FP16 cache unless another is named: one with an FP16 archive shows what an archive's codec costs by "
+    "itself. Delta is the difference of the perplexities, with its paired standard error: both saw the\n"
     "same tokens, and blocks of up to 256 consecutive tokens are the sample. KLD is the mean Kullback-Leibler divergence from the\n"
-    "reference's predictions, in nats. Bits are resident bytes, everything counted: of the coldest tier that holds tokens, and in all, over what\n"
+    "reference's predictions, in nats. Bits are resident bytes, everything counted: of the coldest tier that holds tokens, and in "
+    "all, over what\n"
     "the whole context would take as FP16 (so what was evicted counts as saved). Stock is libllama's own cache.";
 
 struct Request {
@@ -59,7 +63,7 @@ struct Setting {
 struct Plan {
   std::vector<Tokens> windows;
   uint32_t skip = 0;
-  uint32_t block = 0;    // tokens of a block of the standard error
+  uint32_t block = 0;  // tokens of a block of the standard error
   uint64_t fed = 0, scored = 0;
 };
 
@@ -85,8 +89,9 @@ Plan make_plan(const Request& request, const Engine& engine, const Tokens& text,
     plan.windows.push_back(std::move(window));
   }
   if (plan.scored == 0) {
-    bad_input(format("the text has %zu tokens, and the first %u of a window are not scored: nothing is left (a smaller --skip helps)", text.size(),
-                     plan.skip));
+    bad_input(
+        format("the text has %zu tokens, and the first %u of a window are not scored: nothing is left (a smaller --skip helps)",
+               text.size(), plan.skip));
   }
   plan.block = static_cast<uint32_t>(std::clamp<uint64_t>(plan.scored / 16, 16, 256));
   return plan;
@@ -95,7 +100,10 @@ Plan make_plan(const Request& request, const Engine& engine, const Tokens& text,
 class Run {
  public:
   Run(const Plan& plan, const Request& request, std::vector<Setting>& settings)
-      : plan_(plan), chunk_(request.chunk), settings_(settings), rows_(request.chunk),
+      : plan_(plan),
+        chunk_(request.chunk),
+        settings_(settings),
+        rows_(request.chunk),
         progress_("ppl", plan.fed * settings.size(), request.options.quiet) {}
 
   void all() {
@@ -147,17 +155,20 @@ class Run {
     if (setting.deep) setting.deep->settle(*setting.session);
   }
 
-  void score(Setting& setting, bool reference, size_t w, uint32_t i, size_t position, uint32_t token, std::span<const float> logits) {
+  void score(Setting& setting, bool reference, size_t w, uint32_t i, size_t position, uint32_t token,
+             std::span<const float> logits) {
     ReferenceRow& row = rows_[i];
     if (reference) row.set(logits);
     const RowSummary summary = reference ? row.summary() : summarise(logits);
     const double kl = reference ? 0.0 : row.divergence(logits, summary);
     if (!std::isfinite(summary.log_sum_exp) || !std::isfinite(kl)) {
-      throw Failure(kRuntimeError, format("%s gave logits that are not numbers at position %zu of window %zu", setting.label().c_str(), position, w + 1));
+      throw Failure(kRuntimeError, format("%s gave logits that are not numbers at position %zu of window %zu",
+                                          setting.label().c_str(), position, w + 1));
     }
     const size_t blocks = (plan_.windows.front().size() - plan_.skip + plan_.block - 1) / plan_.block;
     const size_t block = w * blocks + (position - plan_.skip) / plan_.block;
-    setting.scores.add(block, summary.log_sum_exp - static_cast<double>(logits[token]), row.nll(token), kl, summary.top == row.summary().top);
+    setting.scores.add(block, summary.log_sum_exp - static_cast<double>(logits[token]), row.nll(token), kl,
+                       summary.top == row.summary().top);
   }
 
   const Plan& plan_;
@@ -206,10 +217,14 @@ json setting_json(const Setting& setting, const Request& request, Engine& engine
                 {"block_tokens", plan.block},
                 {"blocks", result.blocks}};
   if (setting.deep) {
-    value["deep"] = {{"ratio", setting.deep->ratio()},     {"bytes", setting.deep->bytes()},
-                     {"tokens", setting.deep->tokens()},   {"quality", setting.deep->quality()},
-                     {"every", request.deep_every},        {"recent", request.deep_recent},
-                     {"encode_seconds", setting.deep->encode_seconds()}, {"decode_seconds", setting.deep->decode_seconds()}};
+    value["deep"] = {{"ratio", setting.deep->ratio()},
+                     {"bytes", setting.deep->bytes()},
+                     {"tokens", setting.deep->tokens()},
+                     {"quality", setting.deep->quality()},
+                     {"every", request.deep_every},
+                     {"recent", request.deep_recent},
+                     {"encode_seconds", setting.deep->encode_seconds()},
+                     {"decode_seconds", setting.deep->decode_seconds()}};
     value["label"] = setting.deep_label;
     value["bits_archive"] = 16.0 / setting.deep->ratio();
   }
@@ -224,30 +239,36 @@ std::string tier_bits(const Setting& setting, uint32_t head_dim) {
   for (int t = 0; t < kNumTiers; ++t) {
     const TierMemory& tier = setting.memory.tier[t];
     if (tier.tokens == 0) continue;
-    text += (text.empty() ? "" : " ") + tier_colour(static_cast<Tier>(t), format("%c %.2f", "SHWA"[t], tier.bits_per_value(head_dim)));
+    text +=
+        (text.empty() ? "" : " ") + tier_colour(static_cast<Tier>(t), format("%c %.2f", "SHWA"[t], tier.bits_per_value(head_dim)));
   }
   return text;
 }
 
 void print(const std::vector<Setting>& settings, const json& values, Engine& engine, const Plan& plan, const Request& request) {
-  std::printf("%s: %s tokens scored in %zu window%s of %zu, fed %u at a time, the first %u of each not scored\n\n", bold(engine.name()).c_str(),
-              human_count(plan.scored).c_str(), plan.windows.size(), plan.windows.size() == 1 ? "" : "s", plan.windows.front().size(), request.chunk,
-              plan.skip);
+  std::printf("%s: %s tokens scored in %zu window%s of %zu, fed %u at a time, the first %u of each not scored\n\n",
+              bold(engine.name()).c_str(), human_count(plan.scored).c_str(), plan.windows.size(),
+              plan.windows.size() == 1 ? "" : "s", plan.windows.front().size(), request.chunk, plan.skip);
   Table table({"<setting", "PPL", "delta", "± se", "KLD", "top-1", "bits", "<bits by tier", "resident", "tokens/s"});
   for (size_t i = 0; i < settings.size(); ++i) {
     const json& v = values[i];
     const PairedResult result = settings[i].scores.result();
     const bool reference = i == 0;
     table.add({settings[i].label(), format("%.4f", result.ppl), reference ? dim("-") : format("%+.4f", result.delta),
-               reference ? dim("-") : std::isfinite(result.delta_se) ? format("%.4f", result.delta_se) : dim("?"),
-               reference ? dim("-") : format(result.kld < 1e-4 ? "%.1e" : "%.5f", result.kld), reference ? dim("-") : format("%.2f%%", 100.0 * result.top1),
-               format("%.2f", v["bits_total"].get<double>()),
-               settings[i].deep ? format("deep %.1fx, %.3f bits, quality %.4f", settings[i].deep->ratio(), 16.0 / settings[i].deep->ratio(), settings[i].deep->quality())
+               reference                        ? dim("-")
+               : std::isfinite(result.delta_se) ? format("%.4f", result.delta_se)
+                                                : dim("?"),
+               reference ? dim("-") : format(result.kld < 1e-4 ? "%.1e" : "%.5f", result.kld),
+               reference ? dim("-") : format("%.2f%%", 100.0 * result.top1), format("%.2f", v["bits_total"].get<double>()),
+               settings[i].deep ? format("deep %.1fx, %.3f bits, quality %.4f", settings[i].deep->ratio(),
+                                         16.0 / settings[i].deep->ratio(), settings[i].deep->quality())
                                 : tier_bits(settings[i], engine.shape().head_dim),
                human_bytes(static_cast<double>(settings[i].resident)), format("%.0f", v["tokens_per_second"].get<double>())});
   }
-  std::printf("%s\n%s\n", table.str().c_str(),
-              dim(format("Standard errors are paired, over blocks of %u tokens. S first tokens, H hot, W warm, A archive.", plan.block)).c_str());
+  std::printf(
+      "%s\n%s\n", table.str().c_str(),
+      dim(format("Standard errors are paired, over blocks of %u tokens. S first tokens, H hot, W warm, A archive.", plan.block))
+          .c_str());
 }
 
 int run(Request& request) {
@@ -256,9 +277,9 @@ int run(Request& request) {
   if (options.kv.empty() && request.deep.empty() && request.deep_quality.empty()) options.kv = {"balanced"};
   const bool from_stock = request.reference == "stock";
   if (!from_stock) check_kv({request.reference});
-  const std::vector<SettingSpec> specs =
-      settle_settings(from_stock ? std::vector<SettingSpec>{{"f16", true}, {"fp16", false}} : std::vector<SettingSpec>{{request.reference, false}}, options.kv,
-                      request.stock);
+  const std::vector<SettingSpec> specs = settle_settings(
+      from_stock ? std::vector<SettingSpec>{{"f16", true}, {"fp16", false}} : std::vector<SettingSpec>{{request.reference, false}},
+      options.kv, request.stock);
   const std::string text = evaluation_text(request.file);
   Engine engine(options);
   (void)engine.shape();  // refuses what the cache does not serve, and settles the context
@@ -277,7 +298,8 @@ int run(Request& request) {
     target.quality = quality;
     Setting& setting = settings.emplace_back();
     setting.spec = {request.deep_kv, false};
-    setting.deep_label = ratio > 0 ? format("deep %gx of %s", ratio, request.deep_kv.c_str()) : format("deep at quality %g of %s", quality, request.deep_kv.c_str());
+    setting.deep_label = ratio > 0 ? format("deep %gx of %s", ratio, request.deep_kv.c_str())
+                                   : format("deep at quality %g of %s", quality, request.deep_kv.c_str());
     setting.deep = std::make_unique<DeepPacker>(target, request.deep_every, request.deep_recent);
     setting.session = open_setting(engine, setting.spec, ctx, request.chunk);
   };
@@ -298,24 +320,46 @@ int run(Request& request) {
 void add_ppl(CLI::App& app, Action& action) {
   const auto [command, request] =
       add_command<Request>(app, action, "ppl", "Perplexity, divergence and memory of cache settings over one text", kFooter, run);
-  command->add_option("-f,--file", request->file, "the text (default: WikiText-2 test, as `tierkv fetch wikitext2` leaves it)")->type_name("FILE");
-  command->add_option("-c,--ctx", request->ctx, "tokens of a window (default: 4096, or the model's context if that is less)")->check(CLI::Range(2u, 1u << 24));
+  command->add_option("-f,--file", request->file, "the text (default: WikiText-2 test, as `tierkv fetch wikitext2` leaves it)")
+      ->type_name("FILE");
+  command->add_option("-c,--ctx", request->ctx, "tokens of a window (default: 4096, or the model's context if that is less)")
+      ->check(CLI::Range(2u, 1u << 24));
   command->add_option("--chunk", request->chunk, "tokens fed at a time")->check(CLI::Range(1u, 4096u))->capture_default_str();
-  command->add_option("-n,--tokens", request->tokens, "tokens of the text to use, 0: all of them")->check(CLI::Range(0u, 1u << 30))->capture_default_str();
-  command->add_option("--from", request->from, "tokens of the text to pass over first")->check(CLI::Range(0u, 1u << 30))->capture_default_str();
-  command->add_option("--skip", request->skip, "first tokens of a window that are not scored (default: 512, at most a quarter of --ctx)")
+  command->add_option("-n,--tokens", request->tokens, "tokens of the text to use, 0: all of them")
+      ->check(CLI::Range(0u, 1u << 30))
+      ->capture_default_str();
+  command->add_option("--from", request->from, "tokens of the text to pass over first")
+      ->check(CLI::Range(0u, 1u << 30))
+      ->capture_default_str();
+  command
+      ->add_option("--skip", request->skip,
+                   "first tokens of a window that are not scored (default: 512, at most a quarter of --ctx)")
       ->check(CLI::Range(0u, 1u << 24));
-  command->add_option("--reference", request->reference, "what others are compared with: a cache setting as --kv has them, or libllama's own f16 (stock)")
+  command
+      ->add_option("--reference", request->reference,
+                   "what others are compared with: a cache setting as --kv has them, or libllama's own f16 (stock)")
       ->type_name("SPEC")
       ->capture_default_str();
-  command->add_option("--deep", request->deep, "also through the deep archive at these ratios, e.g. 20,32: older tokens are packed, thrown away and loaded back as the text goes by")
+  command
+      ->add_option("--deep", request->deep,
+                   "also through the deep archive at these ratios, e.g. 20,32: older tokens are packed, thrown away and loaded "
+                   "back as the text goes by")
       ->type_name("RATIOS")
       ->delimiter(',')
       ->check(CLI::Range(2.0, 1000.0));
-  command->add_option("--deep-quality", request->deep_quality, "the same at these shares of energy, e.g. 0.97")->type_name("SHARES")->delimiter(',')->check(CLI::Range(0.0, 1.0));
-  command->add_option("--deep-kv", request->deep_kv, "the cache that the deep archive is taken from and loaded into")->type_name("SPEC")->capture_default_str();
-  command->add_option("--deep-every", request->deep_every, "tokens packed at a time")->check(CLI::Range(64u, 1u << 20))->capture_default_str();
-  command->add_option("--deep-recent", request->deep_recent, "newest tokens that are never packed")->check(CLI::Range(64u, 1u << 20))->capture_default_str();
+  command->add_option("--deep-quality", request->deep_quality, "the same at these shares of energy, e.g. 0.97")
+      ->type_name("SHARES")
+      ->delimiter(',')
+      ->check(CLI::Range(0.0, 1.0));
+  command->add_option("--deep-kv", request->deep_kv, "the cache that the deep archive is taken from and loaded into")
+      ->type_name("SPEC")
+      ->capture_default_str();
+  command->add_option("--deep-every", request->deep_every, "tokens packed at a time")
+      ->check(CLI::Range(64u, 1u << 20))
+      ->capture_default_str();
+  command->add_option("--deep-recent", request->deep_recent, "newest tokens that are never packed")
+      ->check(CLI::Range(64u, 1u << 20))
+      ->capture_default_str();
   add_stock_option(*command, request->stock, "none");
   add_model_option(*command, request->options);
   add_kv_option(*command, request->options, "balanced");

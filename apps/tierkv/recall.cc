@@ -31,9 +31,11 @@ constexpr const char* kFooter =
     "  tierkv recall --kv fp16 --kv balanced --ctx 2048,4096 --plot recall.svg\n"
     "  tierkv recall --task lines --keys 16 --kv compact --stock q4_0 --json recall.json\n"
     "  tierkv recall --haystack book.txt --ctx 8192 --depths 5,25,50,75,95 --trials 4\n"
-    "  tierkv recall --deep 32 --kv fp16,sinks=4,calibration=deep.tkc     does it still find them after a nap in the deep archive?\n"
+    "  tierkv recall --deep 32 --kv fp16,sinks=4,calibration=deep.tkc     does it still find them after a nap in the deep "
+    "archive?\n"
     "\n"
-    "passkey hides one number; lines hides several named ones and asks for one, which is harder and tells more. An answer counts when\n"
+    "passkey hides one number; lines hides several named ones and asks for one, which is harder and tells more. An answer counts "
+    "when\n"
     "its first number is the hidden one, digit for digit. Depth 5 is near the beginning of the text, 95 near its end.";
 
 constexpr uint32_t kAnswerTokens = 12;
@@ -99,7 +101,10 @@ Haystack make_haystack(const Request& request, const Engine& engine, size_t leng
 class Recall {
  public:
   Recall(Engine& engine, const Request& request, const SettingSpec& spec, uint32_t longest, Progress& progress)
-      : engine_(engine), request_(request), spec_(spec), progress_(progress),
+      : engine_(engine),
+        request_(request),
+        spec_(spec),
+        progress_(progress),
         session_(open_setting(engine, spec, longest, std::min(request.micro_batch, longest))) {}
 
   // Tokens that the progress bar has seen before.
@@ -118,8 +123,10 @@ class Recall {
     for (const double depth : request_.depths) {
       Cell cell = empty_cell("passkey", ctx, depth);
       const size_t place = std::max(read, haystack.place(length, depth / 100.0));
-      const Tokens before(haystack.tokens.begin() + static_cast<ptrdiff_t>(read), haystack.tokens.begin() + static_cast<ptrdiff_t>(place));
-      const Tokens after(haystack.tokens.begin() + static_cast<ptrdiff_t>(place), haystack.tokens.begin() + static_cast<ptrdiff_t>(length));
+      const Tokens before(haystack.tokens.begin() + static_cast<ptrdiff_t>(read),
+                          haystack.tokens.begin() + static_cast<ptrdiff_t>(place));
+      const Tokens after(haystack.tokens.begin() + static_cast<ptrdiff_t>(place),
+                         haystack.tokens.begin() + static_cast<ptrdiff_t>(length));
       feed(before, Want::none);
       prefix.insert(prefix.end(), before.begin(), before.end());
       read = place;
@@ -177,11 +184,13 @@ class Recall {
     size_t read = 0;
     for (const size_t i : order) {
       const size_t place = std::max(read, haystack.place(length, depths[i] / 100.0));
-      text.insert(text.end(), haystack.tokens.begin() + static_cast<ptrdiff_t>(read), haystack.tokens.begin() + static_cast<ptrdiff_t>(place));
+      text.insert(text.end(), haystack.tokens.begin() + static_cast<ptrdiff_t>(read),
+                  haystack.tokens.begin() + static_cast<ptrdiff_t>(place));
       append(text, tokens(needles[i].text));
       read = place;
     }
-    text.insert(text.end(), haystack.tokens.begin() + static_cast<ptrdiff_t>(read), haystack.tokens.begin() + static_cast<ptrdiff_t>(length));
+    text.insert(text.end(), haystack.tokens.begin() + static_cast<ptrdiff_t>(read),
+                haystack.tokens.begin() + static_cast<ptrdiff_t>(length));
     session_->reset();
     feed(text, Want::none);
     nap();
@@ -205,7 +214,8 @@ class Recall {
   }
 
   static size_t room(uint32_t ctx, size_t fixed) {
-    if (fixed + 16 > ctx) bad_input(format("a context of %u tokens has no room for a haystack: the rest alone takes %zu", ctx, fixed));
+    if (fixed + 16 > ctx)
+      bad_input(format("a context of %u tokens has no room for a haystack: the rest alone takes %zu", ctx, fixed));
     return ctx - fixed;
   }
 
@@ -217,7 +227,8 @@ class Recall {
 
   // With --deep, what was read goes through the deep archive before it is asked about.
   void nap() {
-    if (request_.deep > 0.0 && session_->cache() != nullptr) (void)park_and_wake(*session_->cache(), session_->sequence(), request_.deep, kNewest);
+    if (request_.deep > 0.0 && session_->cache() != nullptr)
+      (void)park_and_wake(*session_->cache(), session_->sequence(), request_.deep, kNewest);
   }
 
   void judge(Cell& cell, const Needle& needle) {
@@ -248,11 +259,19 @@ class Recall {
 };
 
 json cell_json(const Cell& cell, const Engine& engine, const Request& request) {
-  json value = {{"command", "recall"},       {"model", engine.name()},  {"task", cell.task},       {"kv", cell.setting.kv},
-          {"stock", cell.setting.stock}, {"ctx", cell.ctx},       {"depth", cell.depth},     {"correct", cell.correct},
-          {"total", cell.total},       {"wrong", cell.wrong},     {"seed", request.options.seed},
-          {"haystack", request.haystack.empty() ? "generated" : request.haystack},
-          {"keys", cell.task == "lines" ? std::max<size_t>(request.keys, request.depths.size()) : 1}};
+  json value = {{"command", "recall"},
+                {"model", engine.name()},
+                {"task", cell.task},
+                {"kv", cell.setting.kv},
+                {"stock", cell.setting.stock},
+                {"ctx", cell.ctx},
+                {"depth", cell.depth},
+                {"correct", cell.correct},
+                {"total", cell.total},
+                {"wrong", cell.wrong},
+                {"seed", request.options.seed},
+                {"haystack", request.haystack.empty() ? "generated" : request.haystack},
+                {"keys", cell.task == "lines" ? std::max<size_t>(request.keys, request.depths.size()) : 1}};
   if (request.deep > 0.0 && !cell.setting.stock) value["deep"] = request.deep;
   return value;
 }
@@ -301,7 +320,8 @@ void write_plot(const Request& request, const json& values) {
   for (const json& value : values) add_result(results, value, "recall");
   const std::string svg = recall_plot(results.recall);
   write_file(request.plot, [&](const Sink& sink) { sink(svg.data(), svg.size()); });
-  const std::string png = (request.plot.ends_with(".svg") ? request.plot.substr(0, request.plot.size() - 4) : request.plot) + ".png";
+  const std::string png =
+      (request.plot.ends_with(".svg") ? request.plot.substr(0, request.plot.size() - 4) : request.plot) + ".png";
   const bool also = convert_to_png(request.plot, png);
   if (!request.options.quiet) remark("wrote " + request.plot + (also ? " and " + png : "") + "\n");
 }
@@ -344,7 +364,8 @@ int run(Request& request) {
       for (const uint32_t ctx : request.ctx) {
         progress.label(format("%s, %s at %s", spec.label().c_str(), task.c_str(), human_count(ctx).c_str()));
         recall.starts_at(done);
-        for (Cell& cell : task == "passkey" ? recall.passkey(ctx, haystack) : recall.lines(ctx, haystack)) cells.push_back(std::move(cell));
+        for (Cell& cell : task == "passkey" ? recall.passkey(ctx, haystack) : recall.lines(ctx, haystack))
+          cells.push_back(std::move(cell));
         done += Recall::work(request, task, ctx);
       }
     }
@@ -362,20 +383,35 @@ int run(Request& request) {
 }  // namespace
 
 void add_recall(CLI::App& app, Action& action) {
-  const auto [command, request] =
-      add_command<Request>(app, action, "recall",
-                           "Hide numbers in long texts and count how many the model finds again", kFooter, run);
+  const auto [command, request] = add_command<Request>(
+      app, action, "recall", "Hide numbers in long texts and count how many the model finds again", kFooter, run);
   command->add_option("--task", request->tasks, "passkey, lines or both, separated by a comma (default: both)")
-      ->delimiter(',')->check(CLI::IsMember({"passkey", "lines"}))->type_name("TASKS");
+      ->delimiter(',')
+      ->check(CLI::IsMember({"passkey", "lines"}))
+      ->type_name("TASKS");
   command->add_option("-c,--ctx", request->ctx, "lengths in tokens, separated by commas (default: 2048,4096)")
-      ->delimiter(',')->check(CLI::Range(64u, 1u << 24))->type_name("N,...");
-  command->add_option("--depths", request->depths, "where to hide, in percent of the length (default: 5,25,50,75,95)")->delimiter(',')->type_name("P,...");
-  command->add_option("--trials", request->trials, "different numbers at each depth")->check(CLI::Range(1u, 1000u))->capture_default_str();
-  command->add_option("--keys", request->keys, "lines: numbers hidden at once (at least one for each depth)")->check(CLI::Range(1u, 400u))->capture_default_str();
-  command->add_option("--haystack", request->haystack, "a text to hide in, repeated if it is short (default: generated)")->type_name("FILE");
-  command->add_option("--deep", request->deep, "park what was read in the deep archive at this ratio, and wake it, before asking (needs a calibration with its tables)")
-      ->check(CLI::Range(2.0, 1000.0))->type_name("RATIO");
-  command->add_option("--plot", request->plot, "write a heat map (SVG; a PNG beside it if rsvg-convert is installed)")->type_name("FILE");
+      ->delimiter(',')
+      ->check(CLI::Range(64u, 1u << 24))
+      ->type_name("N,...");
+  command->add_option("--depths", request->depths, "where to hide, in percent of the length (default: 5,25,50,75,95)")
+      ->delimiter(',')
+      ->type_name("P,...");
+  command->add_option("--trials", request->trials, "different numbers at each depth")
+      ->check(CLI::Range(1u, 1000u))
+      ->capture_default_str();
+  command->add_option("--keys", request->keys, "lines: numbers hidden at once (at least one for each depth)")
+      ->check(CLI::Range(1u, 400u))
+      ->capture_default_str();
+  command->add_option("--haystack", request->haystack, "a text to hide in, repeated if it is short (default: generated)")
+      ->type_name("FILE");
+  command
+      ->add_option(
+          "--deep", request->deep,
+          "park what was read in the deep archive at this ratio, and wake it, before asking (needs a calibration with its tables)")
+      ->check(CLI::Range(2.0, 1000.0))
+      ->type_name("RATIO");
+  command->add_option("--plot", request->plot, "write a heat map (SVG; a PNG beside it if rsvg-convert is installed)")
+      ->type_name("FILE");
   add_stock_option(*command, request->stock, "none");
   add_seed_option(*command, request->options);
   add_model_option(*command, request->options);

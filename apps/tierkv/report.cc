@@ -38,9 +38,7 @@ struct Request {
   std::string out, svg;
 };
 
-std::string cell(const char* pattern, double value) {
-  return std::isfinite(value) ? format(pattern, value) : "–";
-}
+std::string cell(const char* pattern, double value) { return std::isfinite(value) ? format(pattern, value) : "–"; }
 
 class HtmlTable {
  public:
@@ -60,11 +58,13 @@ class HtmlTable {
 };
 
 std::string quality_table(const std::vector<QualityResult>& results) {
-  HtmlTable table({"setting", "window", "PPL", "ΔPPL", "± se", "KLD", "top-1 %", "bits, coldest tier", "bits in all", "resident", "tokens", "tokens/s"});
+  HtmlTable table({"setting", "window", "PPL", "ΔPPL", "± se", "KLD", "top-1 %", "bits, coldest tier", "bits in all", "resident",
+                   "tokens", "tokens/s"});
   for (const QualityResult& r : results) {
-    table.add({r.label(), r.ctx > 0 ? format("%g", r.ctx) : "–", cell("%.4f", r.ppl), cell("%+.4f", r.delta), cell("%.4f", r.delta_se), cell("%.5f", r.kld),
-               cell("%.2f", 100 * r.top1), cell("%.2f", r.bits_archive), cell("%.2f", r.bits_total), std::isfinite(r.resident) ? human_bytes(r.resident) : "–",
-               cell("%.0f", r.tokens), cell("%.0f", r.seconds > 0 ? r.tokens / r.seconds : std::nan(""))});
+    table.add({r.label(), r.ctx > 0 ? format("%g", r.ctx) : "–", cell("%.4f", r.ppl), cell("%+.4f", r.delta),
+               cell("%.4f", r.delta_se), cell("%.5f", r.kld), cell("%.2f", 100 * r.top1), cell("%.2f", r.bits_archive),
+               cell("%.2f", r.bits_total), std::isfinite(r.resident) ? human_bytes(r.resident) : "–", cell("%.0f", r.tokens),
+               cell("%.0f", r.seconds > 0 ? r.tokens / r.seconds : std::nan(""))});
   }
   return table.str();
 }
@@ -76,29 +76,35 @@ std::string recall_table(const std::vector<RecallResult>& results) {
   };
   std::vector<Sum> sums;
   for (const RecallResult& r : results) {
-    auto found = std::find_if(sums.begin(), sums.end(), [&](const Sum& s) { return s.task == r.task && s.label == r.label() && s.ctx == r.ctx; });
+    auto found = std::find_if(sums.begin(), sums.end(),
+                              [&](const Sum& s) { return s.task == r.task && s.label == r.label() && s.ctx == r.ctx; });
     if (found == sums.end()) found = sums.insert(sums.end(), {r.task, r.label(), r.ctx, 0, 0});
     found->correct += r.correct;
     found->total += r.total;
   }
   HtmlTable table({"setting", "task", "tokens", "found", "of", "%"});
-  for (const Sum& s : sums) table.add({s.label, s.task, format("%g", s.ctx), format("%g", s.correct), format("%g", s.total), format("%.0f", 100 * s.correct / s.total)});
+  for (const Sum& s : sums)
+    table.add({s.label, s.task, format("%g", s.ctx), format("%g", s.correct), format("%g", s.total),
+               format("%.0f", 100 * s.correct / s.total)});
   return table.str();
 }
 
 std::string speed_table(const std::vector<SpeedResult>& results) {
-  HtmlTable table({"setting", "depth", "prefill t/s", "ratio", "first token s", "decode t/s", "ratio", "P50 ms", "P99 ms", "host %", "resident"});
+  HtmlTable table({"setting", "depth", "prefill t/s", "ratio", "first token s", "decode t/s", "ratio", "P50 ms", "P99 ms", "host %",
+                   "resident"});
   for (const SpeedResult& r : results) {
     const bool prefilled = r.depth > 0;
-    table.add({r.label(), format("%g", r.depth), prefilled ? cell("%.0f", r.prefill_rate) : "–", prefilled ? cell("%.2f", r.prefill_ratio) : "–",
-               cell("%.2f", r.ttft), cell("%.1f", r.decode_rate), cell("%.2f", r.decode_ratio), cell("%.1f", r.p50_ms), cell("%.1f", r.p99_ms),
-               cell("%.1f", 100 * r.host_share), std::isfinite(r.resident) ? human_bytes(r.resident) : "–"});
+    table.add({r.label(), format("%g", r.depth), prefilled ? cell("%.0f", r.prefill_rate) : "–",
+               prefilled ? cell("%.2f", r.prefill_ratio) : "–", cell("%.2f", r.ttft), cell("%.1f", r.decode_rate),
+               cell("%.2f", r.decode_ratio), cell("%.1f", r.p50_ms), cell("%.1f", r.p99_ms), cell("%.1f", 100 * r.host_share),
+               std::isfinite(r.resident) ? human_bytes(r.resident) : "–"});
   }
   return table.str();
 }
 
 std::string figure(const Plot& plot) {
-  return "<figure>" + plot.svg + (plot.caption.empty() ? "" : "<figcaption>" + escape(plot.caption) + "</figcaption>") + "</figure>\n";
+  return "<figure>" + plot.svg + (plot.caption.empty() ? "" : "<figcaption>" + escape(plot.caption) + "</figcaption>") +
+         "</figure>\n";
 }
 
 template <class Row>
@@ -111,7 +117,8 @@ std::vector<Row> of_model(const std::vector<Row>& rows, const std::string& model
 std::vector<std::string> models_of(const Results& results) {
   std::vector<std::string> models;
   auto add = [&](const auto& rows) {
-    for (const auto& row : rows) if (std::find(models.begin(), models.end(), row.model) == models.end()) models.push_back(row.model);
+    for (const auto& row : rows)
+      if (std::find(models.begin(), models.end(), row.model) == models.end()) models.push_back(row.model);
   };
   add(results.quality);
   add(results.recall);
@@ -127,15 +134,18 @@ struct Page {
 // A model's name as a part of a file's.
 std::string slug(const std::string& name) {
   std::string text;
-  for (const char c : name) text += std::isalnum(static_cast<unsigned char>(c)) ? static_cast<char>(std::tolower(static_cast<unsigned char>(c))) : '-';
+  for (const char c : name)
+    text += std::isalnum(static_cast<unsigned char>(c)) ? static_cast<char>(std::tolower(static_cast<unsigned char>(c))) : '-';
   return text;
 }
 
 Page make_page(const Results& results) {
   Page page;
   const std::vector<std::string> models = models_of(results);
-  page.html = "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">"
-              "<title>tierkv report</title><style>" + std::string(kStyle) + "</style></head><body>\n<h1>tierkv: quality, recall, speed</h1>\n";
+  page.html =
+      "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">"
+      "<title>tierkv report</title><style>" +
+      std::string(kStyle) + "</style></head><body>\n<h1>tierkv: quality, recall, speed</h1>\n";
   for (const std::string& model : models) {
     auto show = [&](Plot plot) {
       if (models.size() > 1) plot.name = slug(model) + "-" + plot.name;

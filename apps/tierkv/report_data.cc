@@ -38,7 +38,8 @@ void read_name(ResultName& name, const json& value, const std::string& where) {
   name.kv = text(value, "kv", "", where);
   if (name.kv.empty()) bad_input(where + " has no \"kv\"");
   const auto stock = value.find("stock");
-  if (stock != value.end() && !stock->is_null() && !stock->is_boolean()) bad_input(where + " has a \"stock\" that is neither true nor false");
+  if (stock != value.end() && !stock->is_null() && !stock->is_boolean())
+    bad_input(where + " has a \"stock\" that is neither true nor false");
   name.stock = stock != value.end() && stock->is_boolean() && stock->get<bool>();
 }
 

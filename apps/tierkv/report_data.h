@@ -17,14 +17,16 @@ struct ResultName {
 };
 
 struct QualityResult : ResultName {
-  double ppl = 0, delta = 0, delta_se = 0, kld = 0, top1 = 0, bits_archive = 0, bits_total = 0, resident = 0, tokens = 0, seconds = 0, ctx = 0;
+  double ppl = 0, delta = 0, delta_se = 0, kld = 0, top1 = 0, bits_archive = 0, bits_total = 0, resident = 0, tokens = 0,
+         seconds = 0, ctx = 0;
 };
 struct RecallResult : ResultName {
   std::string task;
   double ctx = 0, depth = 0, correct = 0, total = 0;
 };
 struct SpeedResult : ResultName {
-  double depth = 0, prefill_rate = 0, prefill_ratio = 0, ttft = 0, decode_rate = 0, decode_ratio = 0, p50_ms = 0, p99_ms = 0, resident = 0;
+  double depth = 0, prefill_rate = 0, prefill_ratio = 0, ttft = 0, decode_rate = 0, decode_ratio = 0, p50_ms = 0, p99_ms = 0,
+         resident = 0;
   double host_share = 0;  // NaN for stock
 };
 

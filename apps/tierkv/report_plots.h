@@ -19,7 +19,7 @@ std::vector<Plot> quality_plots(const std::vector<QualityResult>& results);  // 
 std::vector<Plot> speed_plots(const std::vector<SpeedResult>& results);
 // What was missed against the bits of the archive, one plot a task: settings that both commands measured.
 std::vector<Plot> recall_by_bits(const std::vector<QualityResult>& quality, const std::vector<RecallResult>& recall);
-std::string recall_plot(const std::vector<RecallResult>& results);           // a panel for each task and setting
+std::string recall_plot(const std::vector<RecallResult>& results);  // a panel for each task and setting
 
 // A setting's label, short enough for a plot.
 std::string short_label(const ResultName& name);

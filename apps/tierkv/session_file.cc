@@ -102,7 +102,8 @@ SessionFile capture(Engine& engine, Session& session, const Tokens& tokens, cons
   file.kv = session.name();
   file.config = session.cache()->config();
   file.tokens = tokens;
-  file.snapshot = deep ? take(session.cache()->freeze(session.sequence(), *deep, report)) : take(session.cache()->freeze(session.sequence()));
+  file.snapshot =
+      deep ? take(session.cache()->freeze(session.sequence(), *deep, report)) : take(session.cache()->freeze(session.sequence()));
   return file;
 }
 

@@ -32,7 +32,8 @@ uint64_t write_session(const std::string& path, const SessionFile& file);
 
 // The session's cache and tokens as a file's content.
 // With `deep`, older tokens go into a deep archive, and the report says which.
-SessionFile capture(Engine& engine, Session& session, const Tokens& tokens, const DeepOptions* deep = nullptr, DeepReport* report = nullptr);
+SessionFile capture(Engine& engine, Session& session, const Tokens& tokens, const DeepOptions* deep = nullptr,
+                    DeepReport* report = nullptr);
 // A session that goes on where the file ends. `kv` empty: with the file's own configuration.
 std::unique_ptr<Session> resume(Engine& engine, const SessionFile& file, const std::string& path, const std::string& kv = "");
 

@@ -21,7 +21,8 @@ constexpr const char* kFooter =
     "Examples:\n"
     "  tierkv snapshot save book.tkv -f book.txt --kv balanced     read a text once\n"
     "  tierkv snapshot load book.tkv -p \"In short,\" -n 100         go on without reading it again\n"
-    "  tierkv snapshot save book.tkv -f book.txt --deep --kv deep,calibration=model.tkc   32 times smaller, if the model was calibrated with --deep\n"
+    "  tierkv snapshot save book.tkv -f book.txt --deep --kv deep,calibration=model.tkc   32 times smaller, if the model was "
+    "calibrated with --deep\n"
     "  tierkv snapshot inspect book.tkv\n"
     "  tierkv snapshot verify book.tkv && echo whole\n"
     "\n"
@@ -85,7 +86,10 @@ json content_json(const std::string& path, const Content& content) {
                 {"snapshot_bytes", info.file_bytes},
                 {"tiers", tiers}};
   if (info.deep_tokens > 0) {
-    value["deep"] = {{"tokens", info.deep_tokens}, {"first_position", info.deep_first_position}, {"layers", info.deep_layers}, {"bytes", info.deep_bytes},
+    value["deep"] = {{"tokens", info.deep_tokens},
+                     {"first_position", info.deep_first_position},
+                     {"layers", info.deep_layers},
+                     {"bytes", info.deep_bytes},
                      {"calibration", format("%016llx", static_cast<unsigned long long>(info.calibration))}};
   }
   if (content.is_session) {
@@ -209,7 +213,10 @@ int run_save(Request& request) {
       remark(format("%s of them in a deep archive, %.1fx smaller than FP16\n", human_count(packed.tokens).c_str(), packed.ratio));
     }
     if (packed.tokens > 0 && packed.quality < kGoodQuality) {
-      remark(format("only %.1f %% of what they say survives: tokens that wait in 4 bits (--kv deep) pack better than those of a 2-bit archive\n", 100.0 * packed.quality));
+      remark(
+          format("only %.1f %% of what they say survives: tokens that wait in 4 bits (--kv deep) pack better than those of a 2-bit "
+                 "archive\n",
+                 100.0 * packed.quality));
     }
     if (!packed.note.empty()) remark(packed.note + "\n");
   }
@@ -217,7 +224,11 @@ int run_save(Request& request) {
   value["file"] = request.path;
   value["file_bytes"] = bytes;
   if (request.deep) {
-    value["deep"] = {{"tokens", packed.tokens}, {"bytes", packed.bytes}, {"ratio", packed.ratio}, {"quality", packed.quality}, {"note", packed.note}};
+    value["deep"] = {{"tokens", packed.tokens},
+                     {"bytes", packed.bytes},
+                     {"ratio", packed.ratio},
+                     {"quality", packed.quality},
+                     {"note", packed.note}};
   }
   value["model"] = engine.name();
   if (request.tokens > 0) {
@@ -302,8 +313,12 @@ void add_snapshot(CLI::App& app, Action& action) {
   auto saved = std::make_shared<Request>();
   CLI::App* save = add_part(*command, "save", "Read a text and keep the cache in a file", saved, action, run_save);
   add_text_options(*save, *saved);
-  save->add_flag("--deep", saved->deep, "archived tokens in a deep archive: slower to load, several times smaller (takes a calibration made with --deep)");
-  auto* ratio = save->add_option("--ratio", saved->ratio, "how much smaller than FP16 it is to be (default: the --kv's deep.ratio, or 20)")->check(CLI::Range(2.0, 1000.0))->needs("--deep");
+  save->add_flag("--deep", saved->deep,
+                 "archived tokens in a deep archive: slower to load, several times smaller (takes a calibration made with --deep)");
+  auto* ratio =
+      save->add_option("--ratio", saved->ratio, "how much smaller than FP16 it is to be (default: the --kv's deep.ratio, or 20)")
+          ->check(CLI::Range(2.0, 1000.0))
+          ->needs("--deep");
   save->add_option("--quality", saved->quality, "or: the share of the energy, as attention sees it, that must survive, e.g. 0.97")
       ->check(CLI::Range(0.0, 1.0))
       ->needs("--deep")

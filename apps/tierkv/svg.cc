@@ -31,7 +31,8 @@ class Canvas {
  public:
   Canvas(double width, double height) : width_(width), height_(height) {}
   void text(double x, double y, const std::string& what, const char* anchor = "start", const std::string& more = "") {
-    body_ += "<text x=\"" + n(x) + "\" y=\"" + n(y) + "\" text-anchor=\"" + anchor + "\"" + (more.empty() ? "" : " " + more) + ">" + escape(what) + "</text>\n";
+    body_ += "<text x=\"" + n(x) + "\" y=\"" + n(y) + "\" text-anchor=\"" + anchor + "\"" + (more.empty() ? "" : " " + more) + ">" +
+             escape(what) + "</text>\n";
   }
   void line(double x1, double y1, double x2, double y2, const std::string& style) {
     body_ += "<line x1=\"" + n(x1) + "\" y1=\"" + n(y1) + "\" x2=\"" + n(x2) + "\" y2=\"" + n(y2) + "\" " + style + "/>\n";
@@ -42,8 +43,10 @@ class Canvas {
   void raw(const std::string& markup) { body_ += markup; }
   void title(const std::string& what) { text(width_ / 2, 20, what, "middle", "font-size=\"14\" font-weight=\"bold\""); }
   std::string str() const {
-    return "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"" + n(width_) + "\" height=\"" + n(height_) + "\" viewBox=\"0 0 " + n(width_) + " " +
-           n(height_) + "\" font-family=\"Helvetica, Arial, sans-serif\" font-size=\"11\" fill=\"#222\">\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n" +
+    return "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"" + n(width_) + "\" height=\"" + n(height_) + "\" viewBox=\"0 0 " +
+           n(width_) + " " + n(height_) +
+           "\" font-family=\"Helvetica, Arial, sans-serif\" font-size=\"11\" fill=\"#222\">\n<rect width=\"100%\" height=\"100%\" "
+           "fill=\"#fff\"/>\n" +
            body_ + "</svg>\n";
   }
 
@@ -58,7 +61,8 @@ std::string shape(double x, double y, int style) {
   switch (std::abs(style) % 3) {
     case 1: return "<rect x=\"" + n(x - 4) + "\" y=\"" + n(y - 4) + "\" width=\"8\" height=\"8\" " + fill + "/>\n";
     case 2:
-      return "<path d=\"M" + n(x) + " " + n(y - 5) + "L" + n(x + 5) + " " + n(y + 4) + "L" + n(x - 5) + " " + n(y + 4) + "Z\" " + fill + "/>\n";
+      return "<path d=\"M" + n(x) + " " + n(y - 5) + "L" + n(x + 5) + " " + n(y + 4) + "L" + n(x - 5) + " " + n(y + 4) + "Z\" " +
+             fill + "/>\n";
     default: return "<circle cx=\"" + n(x) + "\" cy=\"" + n(y) + "\" r=\"4.5\" " + fill + "/>\n";
   }
 }
@@ -151,7 +155,8 @@ Box place_label(const Frame& f, double x, double y, double width, const std::vec
       const double cx = x + std::cos(turn * kPi) * distance, cy = y - std::sin(turn * kPi) * distance;
       const double lean = std::cos(turn * kPi);
       const Box box{lean > 0.1 ? cx : lean < -0.1 ? cx - width : cx - width / 2, cy - 6, width, 12};
-      const bool inside = box.x >= f.left + 2 && box.x + box.w <= f.right() - 2 && box.y >= f.top + 2 && box.y + box.h <= f.bottom() - 2;
+      const bool inside =
+          box.x >= f.left + 2 && box.x + box.w <= f.right() - 2 && box.y >= f.top + 2 && box.y + box.h <= f.bottom() - 2;
       if (inside && std::none_of(taken.begin(), taken.end(), [&](const Box& other) { return box.meets(other); })) return box;
     }
   }
@@ -236,8 +241,10 @@ std::vector<double> ticks(const Axis& axis, double low, double high) {
   if (axis.scale == Scale::log) {
     const bool narrow = high / low < 60.0;
     for (double p = std::floor(std::log10(low)); p <= std::log10(high); ++p) {
-      if (narrow) for (const double m : {1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0}) keep(m * std::pow(10.0, p));
-      if (!narrow) for (const double m : {1.0, 3.0}) keep(m * std::pow(10.0, p));
+      if (narrow)
+        for (const double m : {1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0}) keep(m * std::pow(10.0, p));
+      if (!narrow)
+        for (const double m : {1.0, 3.0}) keep(m * std::pow(10.0, p));
     }
     return values;
   }
@@ -254,7 +261,8 @@ std::vector<double> ticks(const Axis& axis, double low, double high) {
   return values;
 }
 
-std::string scatter(const std::string& title, const Axis& x_axis, const Axis& y_axis, const std::vector<Mark>& given, bool frontier) {
+std::string scatter(const std::string& title, const Axis& x_axis, const Axis& y_axis, const std::vector<Mark>& given,
+                    bool frontier) {
   std::vector<Mark> marks = given;
   std::erase_if(marks, [&](const Mark& mark) { return !drawable(x_axis, mark.x) || !drawable(y_axis, mark.y); });
   if (marks.empty()) return no_data(title);
@@ -319,13 +327,14 @@ std::string lines(const std::string& title, const Axis& x_axis, const Axis& y_ax
   return canvas.str();
 }
 
-std::string bars(const std::string& title, const std::string& x_label, const std::string& y_label, const std::vector<std::string>& groups,
-                 const std::vector<BarSeries>& series, double baseline) {
+std::string bars(const std::string& title, const std::string& x_label, const std::string& y_label,
+                 const std::vector<std::string>& groups, const std::vector<BarSeries>& series, double baseline) {
   std::vector<double> values;
   std::vector<std::pair<std::string, int>> names;
   for (const BarSeries& one : series) {
     names.emplace_back(one.name, one.style);
-    for (const double value : one.values) if (std::isfinite(value)) values.push_back(value);
+    for (const double value : one.values)
+      if (std::isfinite(value)) values.push_back(value);
   }
   if (values.empty() || groups.empty()) return no_data(title);
   if (std::isfinite(baseline)) values.push_back(baseline);
@@ -345,16 +354,19 @@ std::string bars(const std::string& title, const std::string& x_label, const std
       const double value = g < series[s].values.size() ? series[s].values[g] : std::numeric_limits<double>::quiet_NaN();
       if (!std::isfinite(value)) continue;
       const double from = std::max(y.at(value), y.at(0.0)), to = std::min(y.at(value), y.at(0.0));
-      canvas.rect(left + bar * (static_cast<double>(s) + 0.5), to, bar * 0.9, std::max(0.5, from - to), std::string("fill=\"") + colour(series[s].style) + "\"");
+      canvas.rect(left + bar * (static_cast<double>(s) + 0.5), to, bar * 0.9, std::max(0.5, from - to),
+                  std::string("fill=\"") + colour(series[s].style) + "\"");
     }
     canvas.text(left + group / 2, f.bottom() + 16, groups[g], "middle");
   }
-  if (std::isfinite(baseline)) canvas.line(f.left, y.at(baseline), f.right(), y.at(baseline), "stroke=\"#444\" stroke-dasharray=\"4 3\"");
+  if (std::isfinite(baseline))
+    canvas.line(f.left, y.at(baseline), f.right(), y.at(baseline), "stroke=\"#444\" stroke-dasharray=\"4 3\"");
   draw_legend(canvas, f.right() + 12, f.top + 10, names);
   return canvas.str();
 }
 
-std::string heat_maps(const std::string& title, const std::string& x_label, const std::string& y_label, const std::vector<HeatMap>& maps, int across) {
+std::string heat_maps(const std::string& title, const std::string& x_label, const std::string& y_label,
+                      const std::vector<HeatMap>& maps, int across) {
   if (maps.empty()) return no_data(title);
   size_t columns = 1, rows = 1;
   double label = 0, heading = 0;
@@ -365,7 +377,8 @@ std::string heat_maps(const std::string& title, const std::string& x_label, cons
     for (const std::string& row : map.rows) label = std::max(label, text_width(row));
   }
   constexpr double kCell = 40, kCellHeight = 26;
-  const double left = label + 40, panel_w = left + std::max(heading, kCell * static_cast<double>(columns)) + 16, panel_h = 76 + kCellHeight * static_cast<double>(rows);
+  const double left = label + 40, panel_w = left + std::max(heading, kCell * static_cast<double>(columns)) + 16,
+               panel_h = 76 + kCellHeight * static_cast<double>(rows);
   const size_t wide = std::min(maps.size(), static_cast<size_t>(std::max(1, across)));
   const size_t high = (maps.size() + wide - 1) / wide;
   const double least = text_width(title) * 1.4;
@@ -381,14 +394,17 @@ std::string heat_maps(const std::string& title, const std::string& x_label, cons
       for (size_t c = 0; c < map.columns.size(); ++c) {
         const double value = map.values[r][c], x = x0 + kCell * static_cast<double>(c);
         canvas.rect(x, y, kCell - 1, kCellHeight - 1, "fill=\"" + (std::isfinite(value) ? heat_colour(value) : "#eee") + "\"");
-        if (!map.texts[r][c].empty()) canvas.text(x + kCell / 2, y + kCellHeight / 2 + 4, map.texts[r][c], "middle", value > 0.6 ? "fill=\"#fff\"" : "");
+        if (!map.texts[r][c].empty())
+          canvas.text(x + kCell / 2, y + kCellHeight / 2 + 4, map.texts[r][c], "middle", value > 0.6 ? "fill=\"#fff\"" : "");
       }
     }
     const double bottom = y0 + kCellHeight * static_cast<double>(map.rows.size());
-    for (size_t c = 0; c < map.columns.size(); ++c) canvas.text(x0 + kCell * (static_cast<double>(c) + 0.5), bottom + 14, map.columns[c], "middle");
+    for (size_t c = 0; c < map.columns.size(); ++c)
+      canvas.text(x0 + kCell * (static_cast<double>(c) + 0.5), bottom + 14, map.columns[c], "middle");
     canvas.text(x0 + kCell * static_cast<double>(map.columns.size()) / 2, bottom + 30, x_label, "middle", "fill=\"#666\"");
     const double middle = (y0 + bottom) / 2;
-    canvas.text(x0 - left + 14, middle, y_label, "middle", "fill=\"#666\" transform=\"rotate(-90 " + n(x0 - left + 14) + " " + n(middle) + ")\"");
+    canvas.text(x0 - left + 14, middle, y_label, "middle",
+                "fill=\"#666\" transform=\"rotate(-90 " + n(x0 - left + 14) + " " + n(middle) + ")\"");
   }
   return canvas.str();
 }

@@ -1,7 +1,7 @@
 // svg.h — plots as SVG text: scatter, lines, bars, heat maps. No dependencies, no scripts; what is drawn depends on the data alone.
 //
-// Every function gives one complete <svg> element that stands alone in a file or inside an HTML page. Text is escaped. Points that are not
-// finite, or not positive on a logarithmic axis, are left out; with no points the plot says that there is no data.
+// Every function gives one complete <svg> element that stands alone in a file or inside an HTML page. Text is escaped. Points that
+// are not finite, or not positive on a logarithmic axis, are left out; with no points the plot says that there is no data.
 #pragma once
 
 #include <string>
@@ -17,7 +17,7 @@ struct Axis {
   std::string label;
   Scale scale = Scale::linear;
   double knee = 0.01;
-  bool from_zero = false;  // linear: 0 is always shown
+  bool from_zero = false;        // linear: 0 is always shown
   std::vector<double> labelled;  // the values to label; empty: round ones
 };
 
@@ -45,17 +45,18 @@ struct BarSeries {
   int style = 0;
 };
 // `baseline`: a dashed line across at that value; NaN: none.
-std::string bars(const std::string& title, const std::string& x_label, const std::string& y_label, const std::vector<std::string>& groups,
-                 const std::vector<BarSeries>& series, double baseline);
+std::string bars(const std::string& title, const std::string& x_label, const std::string& y_label,
+                 const std::vector<std::string>& groups, const std::vector<BarSeries>& series, double baseline);
 
 struct HeatMap {
   std::string title;
   std::vector<std::string> columns, rows;
-  std::vector<std::vector<double>> values;       // [row][column], 0..1; NaN: empty
-  std::vector<std::vector<std::string>> texts;   // shown in the cells
+  std::vector<std::vector<double>> values;      // [row][column], 0..1; NaN: empty
+  std::vector<std::vector<std::string>> texts;  // shown in the cells
 };
 // Panels side by side, `across` in a row.
-std::string heat_maps(const std::string& title, const std::string& x_label, const std::string& y_label, const std::vector<HeatMap>& maps, int across);
+std::string heat_maps(const std::string& title, const std::string& x_label, const std::string& y_label,
+                      const std::vector<HeatMap>& maps, int across);
 
 std::string escape(const std::string& text);
 // Values at which an axis from `low` to `high` is labelled.

@@ -1,20 +1,22 @@
 /* c.h — tierkv for C and for everything that speaks C: AdaptiveKVCache (tierkv/cache.h) behind opaque handles.
  *
- * Status:    every fallible call returns a tierkv_status, TIERKV_OK (0) or one of the numbers of StatusCode. tierkv_last_error() then says in
- *            a sentence what was wrong, where, and what is allowed. A failed call changes nothing and writes no output, and no
- *            exception ever crosses this header. Null where a pointer is needed is TIERKV_INVALID_ARGUMENT, never a crash.
+ * Status:    every fallible call returns a tierkv_status, TIERKV_OK (0) or one of the numbers of StatusCode. tierkv_last_error()
+ *            then says in a sentence what was wrong, where, and what is allowed. A failed call changes nothing and writes no
+ *            output, and no exception ever crosses this header. Null where a pointer is needed is TIERKV_INVALID_ARGUMENT, never a
+ *            crash.
  *
  * Ownership: what a function of this header creates, the caller destroys: configs with tierkv_config_destroy, caches with
- *            tierkv_cache_destroy, buffers and strings of char** and void** outputs with tierkv_free. `const char*` results belong to the
- *            library: those of tables (names, version) live for ever, tierkv_last_error()'s until the thread's next tierkv call.
- *            Rows, queries and outputs are the caller's and are not kept after the call. A cache copies its config.
+ *            tierkv_cache_destroy, buffers and strings of char** and void** outputs with tierkv_free. `const char*` results belong
+ *            to the library: those of tables (names, version) live for ever, tierkv_last_error()'s until the thread's next tierkv
+ *            call. Rows, queries and outputs are the caller's and are not kept after the call. A cache copies its config.
  *
- * Threads:   calls on different sequences of one cache may run at the same time from any number of threads; so may adding, forking and
- *            removing sequences and all statistics. Calls on one sequence are serialised inside. Destroying a cache while another thread is
- *            in a call on it is not allowed. A tierkv_config is plain data: one thread at a time. The last error is per thread.
+ * Threads:   calls on different sequences of one cache may run at the same time from any number of threads; so may adding, forking
+ *            and removing sequences and all statistics. Calls on one sequence are serialised inside. Destroying a cache while
+ *            another thread is in a call on it is not allowed. A tierkv_config is plain data: one thread at a time. The last error
+ *            is per thread.
  *
- * Growth:    structs that the caller fills begin with `size`; the _init functions set it. A newer library takes an older, shorter struct and
- *            uses defaults for the rest, so a program keeps working without being compiled again.
+ * Growth:    structs that the caller fills begin with `size`; the _init functions set it. A newer library takes an older, shorter
+ *            struct and uses defaults for the rest, so a program keeps working without being compiled again.
  */
 #ifndef TIERKV_C_H
 #define TIERKV_C_H
@@ -42,7 +44,8 @@ enum {
 
 /* "invalid_argument"; "unknown" for other numbers. */
 const char* tierkv_status_name(tierkv_status status);
-/* Why this thread's last failed call failed; "" when its last call succeeded. Calls that return nothing or a name leave it alone. */
+/* Why this thread's last failed call failed; "" when its last call succeeded. Calls that return nothing or a name leave it alone.
+ * */
 const char* tierkv_last_error(void);
 /* "0.1.0" */
 const char* tierkv_version(void);
@@ -92,8 +95,8 @@ tierkv_status tierkv_seq_add(tierkv_cache* cache, tierkv_seq* out);
 tierkv_status tierkv_seq_fork(tierkv_cache* cache, tierkv_seq seq, tierkv_seq* out);
 tierkv_status tierkv_seq_remove(tierkv_cache* cache, tierkv_seq seq);
 
-/* Idle sequences: the older tokens packed 16 to 50 times smaller than FP16 until the sequence wakes; see AdaptiveKVCache::park(). Until then all that
- * reads or changes its tokens is TIERKV_FAILED_PRECONDITION; lengths, statistics, saving and removing work. */
+/* Idle sequences: the older tokens packed 16 to 50 times smaller than FP16 until the sequence wakes; see AdaptiveKVCache::park().
+ * Until then all that reads or changes its tokens is TIERKV_FAILED_PRECONDITION; lengths, statistics, saving and removing work. */
 typedef struct tierkv_deep_options {
   size_t size;             /* sizeof(tierkv_deep_options) of the caller */
   double ratio;            /* times smaller than FP16, or */
@@ -123,8 +126,8 @@ tierkv_status tierkv_seq_list(const tierkv_cache* cache, tierkv_seq* out, size_t
 
 enum { TIERKV_F32 = 0, TIERKV_F16 = 1, TIERKV_BF16 = 2 };
 
-/* The caller's rows: element (token t, head h, channel c) is data[t*token_stride + h*head_stride + c], strides in elements, channels contiguous.
- * tierkv_rows_dense() makes the plain layout [tokens][heads][head_dim]. */
+/* The caller's rows: element (token t, head h, channel c) is data[t*token_stride + h*head_stride + c], strides in elements,
+ * channels contiguous. tierkv_rows_dense() makes the plain layout [tokens][heads][head_dim]. */
 typedef struct tierkv_rows {
   const void* data;
   int type;
@@ -196,8 +199,8 @@ typedef struct tierkv_memory {
   uint64_t free_bytes;
   uint64_t total_bytes; /* everything above: what the cache has mapped */
   uint64_t peak_bytes;
-  uint64_t budget_bytes; /* 0: no budget */
-  uint64_t fp16_bytes;   /* what the same live and parked tokens would take as plain FP16 */
+  uint64_t budget_bytes;  /* 0: no budget */
+  uint64_t fp16_bytes;    /* what the same live and parked tokens would take as plain FP16 */
   uint64_t parked_tokens; /* rows of parked sequences, in no tier */
   uint64_t parked_bytes;  /* what they take, counted in total_bytes */
 } tierkv_memory;

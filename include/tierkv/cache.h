@@ -54,13 +54,13 @@ struct RowsView {
 using Executor = std::function<void(uint32_t count, const std::function<void(uint32_t)>& task)>;
 
 struct AttentionOptions {
-  bool causal = true;             // query i sees positions <= its own
-  float scale = 0.0f;             // 0: 1/sqrt(head_dim)
-  float softcap = 0.0f;           // s -> softcap*tanh(s/softcap); 0: none
-  int64_t first_position = -1;    // position of the first query; -1: the queries are the newest tokens
+  bool causal = true;                  // query i sees positions <= its own
+  float scale = 0.0f;                  // 0: 1/sqrt(head_dim)
+  float softcap = 0.0f;                // s -> softcap*tanh(s/softcap); 0: none
+  int64_t first_position = -1;         // position of the first query; -1: the queries are the newest tokens
   const float* sink_logits = nullptr;  // one extra logit per query head that takes mass and gives nothing (gpt-oss); or null
-  bool observe = true;            // let the eviction policy learn from this call
-  MassReport* mass = nullptr;     // filled when given
+  bool observe = true;                 // let the eviction policy learn from this call
+  MassReport* mass = nullptr;          // filled when given
   const Executor* executor = nullptr;  // threads of the caller's to share the work; null: the cache's own (CacheConfig::threads)
 };
 
@@ -74,22 +74,24 @@ struct HotView {
   uint32_t first_position = 0;
 };
 
-// How the archived part of a sequence is packed for disk, network or a long idle time: 16 to 50 times smaller than FP16, decoded before use.
-// Sinks, hot rows and what keep_recent says stay exactly as they are. One of ratio and quality is set, or neither: then CacheConfig::deep says.
+// How the archived part of a sequence is packed for disk, network or a long idle time: 16 to 50 times smaller than FP16, decoded
+// before use. Sinks, hot rows and what keep_recent says stay exactly as they are. One of ratio and quality is set, or neither: then
+// CacheConfig::deep says.
 struct DeepOptions {
   static constexpr uint32_t kTiers = 0xFFFFFFFFu;
-  double ratio = 0.0;             // FP16 bytes of the tokens coded over the bytes they take: 20 is ordinary
-  double quality = 0.0;           // share of the energy, as attention sees it, that must survive: 0.97
-  uint32_t keep_recent = kTiers;  // tokens at the end that stay as they are; kTiers: all but the archive tier (512 where there is none)
-  uint32_t first_position = 0;    // tokens before it stay as they are, beside the sinks
+  double ratio = 0.0;    // FP16 bytes of the tokens coded over the bytes they take: 20 is ordinary
+  double quality = 0.0;  // share of the energy, as attention sees it, that must survive: 0.97
+  uint32_t keep_recent =
+      kTiers;  // tokens at the end that stay as they are; kTiers: all but the archive tier (512 where there is none)
+  uint32_t first_position = 0;  // tokens before it stay as they are, beside the sinks
 };
 struct DeepReport {
-  uint32_t tokens = 0;            // coded, from first_position on; 0: none, and note says why
+  uint32_t tokens = 0;  // coded, from first_position on; 0: none, and note says why
   uint32_t first_position = 0;
   uint64_t bytes = 0;
   double ratio = 0.0;
   double quality = 0.0;
-  std::string note;               // what kept tokens out of the deep archive, if anything did
+  std::string note;  // what kept tokens out of the deep archive, if anything did
 };
 
 class AdaptiveKVCache {
@@ -145,8 +147,8 @@ class AdaptiveKVCache {
   Status load_thresholds(const std::string& path);
 
   // --- calibration
-  // Archive blocks made from here on use its tables where the configuration says `auto` or names a codec that needs some; those there are
-  // stay as they are. Refused when it is of another shape.
+  // Archive blocks made from here on use its tables where the configuration says `auto` or names a codec that needs some; those
+  // there are stay as they are. Refused when it is of another shape.
   Status set_calibration(CalibrationPtr calibration);
   CalibrationPtr calibration() const;  // or null
   // The codec that new archive blocks of a layer get, `auto` resolved; empty when the layer has no archive.
@@ -156,22 +158,24 @@ class AdaptiveKVCache {
   Status save(SeqId seq, const std::string& path) const;
   Result<SeqId> load(const std::string& path);
   Result<std::vector<std::byte>> freeze(SeqId seq) const;
-  // The same with a deep archive in it. Takes a calibration with tables for it (failed_precondition otherwise), to write and to load; loading
-  // decodes the tokens into the cache's own archive codec. What cannot be coded stays as it is, and the report says so.
+  // The same with a deep archive in it. Takes a calibration with tables for it (failed_precondition otherwise), to write and to
+  // load; loading decodes the tokens into the cache's own archive codec. What cannot be coded stays as it is, and the report says
+  // so.
   Status save(SeqId seq, const std::string& path, const DeepOptions& deep, DeepReport* report = nullptr) const;
   Result<std::vector<std::byte>> freeze(SeqId seq, const DeepOptions& deep, DeepReport* report = nullptr) const;
   Result<SeqId> unfreeze(std::span<const std::byte> bytes);
 
   // --- idle sequences
-  // Packs the older tokens of a sequence as freeze(seq, options) does and gives their blocks back (those that a fork shares go when the fork
-  // lets go of them). The packed bytes stay under the same id and count as MemoryStats::parked_bytes and against byte_budget. Until wake()
-  // everything that reads or changes its tokens, fork() included, is refused with failed_precondition: waking takes memory and time, so it is
-  // never done behind a caller's back. length(), memory_usage(), verify() and remove() work, and so do save() and freeze(): they write a deep
-  // snapshot of the packed bytes as they are. A failed park changes nothing; failed_precondition: no calibration with tables for it, or nothing
-  // to pack (the message says why).
+  // Packs the older tokens of a sequence as freeze(seq, options) does and gives their blocks back (those that a fork shares go when
+  // the fork lets go of them). The packed bytes stay under the same id and count as MemoryStats::parked_bytes and against
+  // byte_budget. Until wake() everything that reads or changes its tokens, fork() included, is refused with failed_precondition:
+  // waking takes memory and time, so it is never done behind a caller's back. length(), memory_usage(), verify() and remove() work,
+  // and so do save() and freeze(): they write a deep snapshot of the packed bytes as they are. A failed park changes nothing;
+  // failed_precondition: no calibration with tables for it, or nothing to pack (the message says why).
   Status park(SeqId seq, const DeepOptions& options = {}, DeepReport* report = nullptr);
-  // Back into blocks of the tiers the tokens came from. resource_exhausted: byte_budget has no room; the sequence stays parked and loses nothing.
-  // Takes the calibration it was parked with, which a parked sequence keeps; its file must still be there when it came from one.
+  // Back into blocks of the tiers the tokens came from. resource_exhausted: byte_budget has no room; the sequence stays parked and
+  // loses nothing. Takes the calibration it was parked with, which a parked sequence keeps; its file must still be there when it
+  // came from one.
   Status wake(SeqId seq);
   Result<bool> is_parked(SeqId seq) const;
 

@@ -28,9 +28,9 @@ inline constexpr uint32_t kAll = 0xFFFFFFFFu;
 //   archive  everything older, in `archive_codec`,
 // and the first `sinks` tokens of the sequence as FP16 for ever.
 //
-// A codec is named as src/quant/registry.h says: "rot2", "kivi4-g64", "turbo3"; "rot3/rot2" gives keys and values different ones. As the
-// archive's, "auto" is the best there is: "klt1.875" with a calibration of the model, "rot2/mid2" without one ("auto3": "klt2.5" or "rot3"; "auto1":
-// "klt1.5" or "rot2/mid2").
+// A codec is named as src/quant/registry.h says: "rot2", "kivi4-g64", "turbo3"; "rot3/rot2" gives keys and values different ones.
+// As the archive's, "auto" is the best there is: "klt1.875" with a calibration of the model, "rot2/mid2" without one ("auto3":
+// "klt2.5" or "rot3"; "auto1": "klt1.5" or "rot2/mid2").
 struct LayerConfig {
   uint32_t hot = 64;
   uint32_t warm = 448;
@@ -56,18 +56,19 @@ struct LayerOverride {
 
 // Which tokens go when max_seq_len or the byte budget is reached. "none": nothing is ever dropped, the append is refused.
 struct EvictionConfig {
-  std::string policy = "none";    // none, h2o, sliding_window, streaming_llm, tova, snapkv, scissorhands, pyramidkv, pyramidkv_linear
-  uint32_t protect_recent = 32;   // the newest tokens are never evicted (at most half the budget)
-  uint32_t batch = 64;            // tokens dropped at a time (at most an eighth of the budget)
-  uint32_t observation = 32;      // queries in SnapKV's window and ScissorHands' history
-  uint32_t pool = 7;              // SnapKV's pooling width, odd
-  uint32_t window = 0;            // sliding_window and streaming_llm: tokens kept beside the sinks; 0: what the budget allows
-  double pyramid_beta = 20.0;     // PyramidKV's steepness
+  std::string policy = "none";  // none, h2o, sliding_window, streaming_llm, tova, snapkv, scissorhands, pyramidkv, pyramidkv_linear
+  uint32_t protect_recent = 32;  // the newest tokens are never evicted (at most half the budget)
+  uint32_t batch = 64;           // tokens dropped at a time (at most an eighth of the budget)
+  uint32_t observation = 32;     // queries in SnapKV's window and ScissorHands' history
+  uint32_t pool = 7;             // SnapKV's pooling width, odd
+  uint32_t window = 0;           // sliding_window and streaming_llm: tokens kept beside the sinks; 0: what the budget allows
+  double pyramid_beta = 20.0;    // PyramidKV's steepness
 
   bool operator==(const EvictionConfig&) const = default;
 };
 
-// The target of deep archives (park(), freeze and save with DeepOptions) where a call names none. At most one of the two; neither: 20 times.
+// The target of deep archives (park(), freeze and save with DeepOptions) where a call names none. At most one of the two; neither:
+// 20 times.
 struct DeepConfig {
   double ratio = 0.0;    // times smaller than FP16
   double quality = 0.0;  // or: share of the energy, as attention sees it, that must survive
@@ -77,32 +78,32 @@ struct DeepConfig {
 
 struct CacheConfig {
   // The model.
-  std::string model;            // a name for thresholds and snapshots; may be empty
+  std::string model;  // a name for thresholds and snapshots; may be empty
   uint32_t num_layers = 0;
-  uint32_t num_heads = 0;       // query heads; 0: as many as KV heads
+  uint32_t num_heads = 0;  // query heads; 0: as many as KV heads
   uint32_t num_kv_heads = 0;
-  uint32_t head_dim = 0;        // 32..256, a multiple of 16
+  uint32_t head_dim = 0;  // 32..256, a multiple of 16
 
   // The tiers.
   LayerConfig tiers;
-  std::vector<LayerOverride> overrides;   // later ones win
-  std::string hot_type = "fp16";          // fp16 or bf16: the rows of the hot tail
-  uint32_t warm_block = 64;               // tokens in a warm block: 16..256, a multiple of 16
-  uint32_t archive_block = 128;           // tokens in an archive block: a multiple of warm_block, at most 256
+  std::vector<LayerOverride> overrides;  // later ones win
+  std::string hot_type = "fp16";         // fp16 or bf16: the rows of the hot tail
+  uint32_t warm_block = 64;              // tokens in a warm block: 16..256, a multiple of 16
+  uint32_t archive_block = 128;          // tokens in an archive block: a multiple of warm_block, at most 256
 
   // The limits.
-  uint32_t max_seq_len = 0;               // tokens kept per sequence; 0: no limit
-  uint64_t byte_budget = 0;               // of all sequences together; 0: no limit
+  uint32_t max_seq_len = 0;  // tokens kept per sequence; 0: no limit
+  uint64_t byte_budget = 0;  // of all sequences together; 0: no limit
   EvictionConfig eviction;
-  uint32_t window_slack = 32;             // tokens a windowed layer keeps beyond its window so that truncate() can roll back
+  uint32_t window_slack = 32;  // tokens a windowed layer keeps beyond its window so that truncate() can roll back
 
   DeepConfig deep;
-  std::string calibration;                // a file of `tierkv calibrate` for this model; empty: none
+  std::string calibration;  // a file of `tierkv calibrate` for this model; empty: none
 
   // Adaptation (document 000).
   double quality_target = 0.97;
 
-  uint32_t threads = 1;                   // that attention() may use, the caller's own included
+  uint32_t threads = 1;  // that attention() may use, the caller's own included
 
   bool operator==(const CacheConfig&) const = default;
 
@@ -114,7 +115,8 @@ struct CacheConfig {
 // Refuses impossible values and combinations, naming the key and what is allowed.
 Status validate(const CacheConfig& config);
 
-// Whether some layer would use a calibration of the model: it archives tokens in a codec that needs one, or in "auto", which is better with one.
+// Whether some layer would use a calibration of the model: it archives tokens in a codec that needs one, or in "auto", which is
+// better with one.
 bool wants_calibration(const CacheConfig& config);
 
 // Presets set tiers, blocks, eviction and the deep archive's target, and leave the model and the limits alone.

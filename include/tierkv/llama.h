@@ -33,9 +33,9 @@ extern "C" {
 typedef struct tierkv_llama tierkv_llama;
 
 /* Changes `params` so that a context made from them keeps its sequences in a new cache. `kv` is a preset, a configuration file or
- * the inline form ("balanced,hot=128"). A calibration of the model is found as find_calibration() below finds it: the file that `kv` names
- * ("balanced,calibration=model.tkc"), or the one that `tierkv calibrate` left in $TIERKV_CACHE. NULL on failure, with one sentence in
- * `error`; `params` is then as it was. */
+ * the inline form ("balanced,hot=128"). A calibration of the model is found as find_calibration() below finds it: the file that
+ * `kv` names ("balanced,calibration=model.tkc"), or the one that `tierkv calibrate` left in $TIERKV_CACHE. NULL on failure, with
+ * one sentence in `error`; `params` is then as it was. */
 tierkv_llama* tierkv_llama_attach(struct llama_context_params* params, struct llama_model* model, const char* kv, char* error,
                                   size_t error_size);
 /* As llama_decode: 0 on success. 1: no room in the cache; 2: aborted; below 0: an error. Nothing of the batch is kept unless it is
@@ -100,8 +100,8 @@ Result<ModelShape> inspect(llama_model* model);
 std::string cache_folder();
 // Where `tierkv calibrate` leaves the calibration of a model: calibration/<fingerprint>.tkc in the cache folder.
 std::string calibration_path(const ModelShape& shape);
-// The calibration of a model: the file that the configuration names, or else the one at calibration_path(); null when that is not there.
-// Whether a named one fits is for Host::attach() to say.
+// The calibration of a model: the file that the configuration names, or else the one at calibration_path(); null when that is not
+// there. Whether a named one fits is for Host::attach() to say.
 Result<CalibrationPtr> find_calibration(const ModelShape& shape, const CacheConfig& config);
 
 // How attention gets into libllama's graph.
@@ -113,23 +113,24 @@ enum class Path {
 // What one layer did for consecutive tokens of one sequence. Rows are valid during the call.
 struct AttentionSeen {
   uint32_t layer = 0;
-  int32_t seq = 0;           // libllama's number
-  uint32_t position = 0;     // of the first row
-  RowsView queries;          // f32, after RoPE
-  RowsView keys, values;     // f16, after RoPE
+  int32_t seq = 0;             // libllama's number
+  uint32_t position = 0;       // of the first row
+  RowsView queries;            // f32, after RoPE
+  RowsView keys, values;       // f16, after RoPE
   const float* out = nullptr;  // [tokens][heads][head_dim]
   float scale = 0.0f;
   float softcap = 0.0f;
   const float* sinks = nullptr;  // a logit per query head, or null
 };
 
-// Called once for each layer, sequence and chunk, when its attention has been computed, by the thread that leads; the threads that compute wait.
+// Called once for each layer, sequence and chunk, when its attention has been computed, by the thread that leads; the threads that
+// compute wait.
 using AttentionObserver = std::function<void(const AttentionSeen&)>;
 
 struct HostOptions {
-  uint32_t micro_batch = 0;  // tokens libllama sees at a time; 0: params.n_ubatch
-  bool allow_patch = true;   // use Path::patch if its self-test passes
-  bool self_test = true;     // compare both paths with stock attention on a few tokens, with a plain FP16 cache
+  uint32_t micro_batch = 0;    // tokens libllama sees at a time; 0: params.n_ubatch
+  bool allow_patch = true;     // use Path::patch if its self-test passes
+  bool self_test = true;       // compare both paths with stock attention on a few tokens, with a plain FP16 cache
   AttentionObserver observer;  // sees everything that goes by (calibration); without one nothing is spent on it
 };
 

@@ -1,10 +1,11 @@
 // snapshot.h — looks into a snapshot without a cache: what model and shape it is of, how long, what its tiers hold.
 //
-// The bytes are those of AdaptiveKVCache::freeze() or of a file save() wrote; docs/block_format.md describes them. Everything load() checks
-// is checked here too, but for what depends on the cache: whatever passes is whole and loads into a cache of the same shape.
+// The bytes are those of AdaptiveKVCache::freeze() or of a file save() wrote; docs/block_format.md describes them. Everything
+// load() checks is checked here too, but for what depends on the cache: whatever passes is whole and loads into a cache of the same
+// shape.
 //
-// Errors:   data_loss for bytes that are truncated, damaged or contradict themselves; unsupported for a file that needs a newer reader or
-//           a codec this build does not have; not_found and io_error for the file itself.
+// Errors:   data_loss for bytes that are truncated, damaged or contradict themselves; unsupported for a file that needs a newer
+//           reader or a codec this build does not have; not_found and io_error for the file itself.
 // Threads:  pure functions.
 #pragma once
 
@@ -26,10 +27,10 @@ struct SnapshotTier {
 };
 
 struct SnapshotInfo {
-  uint32_t version = 0;         // of the writer's format
-  uint32_t min_reader = 0;      // the oldest reader that understands it
-  std::string model;            // as configured when it was saved; may be empty
-  uint64_t calibration = 0;     // id of the calibration its codecs need; 0: none
+  uint32_t version = 0;      // of the writer's format
+  uint32_t min_reader = 0;   // the oldest reader that understands it
+  std::string model;         // as configured when it was saved; may be empty
+  uint64_t calibration = 0;  // id of the calibration its codecs need; 0: none
   uint32_t num_layers = 0;
   uint32_t num_kv_heads = 0;
   uint32_t head_dim = 0;
@@ -37,9 +38,9 @@ struct SnapshotInfo {
   uint32_t length = 0;          // positions, the smallest over layers
   uint32_t eviction_lanes = 0;  // bit set: which eviction statistics it carries
   uint64_t file_bytes = 0;
-  uint64_t blocks = 0;          // sealed blocks in all streams
+  uint64_t blocks = 0;  // sealed blocks in all streams
   SnapshotTier tier[kNumTiers];
-  uint32_t deep_tokens = 0;         // in the deep archive, which is in no tier; 0: it has none
+  uint32_t deep_tokens = 0;  // in the deep archive, which is in no tier; 0: it has none
   uint32_t deep_first_position = 0;
   uint32_t deep_layers = 0;
   uint64_t deep_bytes = 0;

@@ -45,11 +45,11 @@ struct QualityFeedback {
 };
 
 struct QualityMetrics {
-  uint64_t samples = 0;        // ever
-  double mean = 0.0;           // of the last 1000
-  double recent_mean = 0.0;    // of the last 100, which the rule looks at
+  uint64_t samples = 0;      // ever
+  double mean = 0.0;         // of the last 1000
+  double recent_mean = 0.0;  // of the last 100, which the rule looks at
   double target = 0.97;
-  uint64_t adaptations = 0;    // how often the rule changed a threshold
+  uint64_t adaptations = 0;  // how often the rule changed a threshold
 };
 
 // What adaptation moves. One per layer.
@@ -69,9 +69,9 @@ struct BlockMass {
   double mass = 0.0;
 };
 struct MassReport {
-  bool want_tokens = false;        // set before the call to fill `tokens` too
-  std::vector<BlockMass> blocks;   // in order of head, then position
-  std::vector<float> tokens;       // [kv_head][position]; 0 for what was evicted or masked
+  bool want_tokens = false;       // set before the call to fill `tokens` too
+  std::vector<BlockMass> blocks;  // in order of head, then position
+  std::vector<float> tokens;      // [kv_head][position]; 0 for what was evicted or masked
 };
 
 }  // namespace tierkv

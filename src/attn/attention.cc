@@ -161,7 +161,8 @@ const float* plain_sums(Pass& p) {
   return s.acc[0].data();
 }
 
-// A sink's logit joins the softmax of a row with a value of zero: it only adds to the sum. Returns what the row's outputs shrink by.
+// A sink's logit joins the softmax of a row with a value of zero: it only adds to the sum. Returns what the row's outputs shrink
+// by.
 float join_sink(const float* sink, float& top, float& sum) {
   if (!sink) return 1.0f;
   const float both = std::max(top, *sink);
@@ -178,7 +179,9 @@ void normalise(const float* sums, const float* sink, float& top, float& sum, siz
   for (size_t c = 0; c < d; ++c) out[c] = sums[c] * norm;
 }
 
-const float* sink_of(const QueryTile& tile, uint32_t row) { return tile.sink_logits ? tile.sink_logits + row % tile.group : nullptr; }
+const float* sink_of(const QueryTile& tile, uint32_t row) {
+  return tile.sink_logits ? tile.sink_logits + row % tile.group : nullptr;
+}
 
 void finish(Pass& p, float* out) {
   Scratch& s = p.s;
@@ -227,7 +230,8 @@ void run_views(Pass& p, bool keep) {
       s.kept_at[v] = s.kept.size();
       s.kept.insert(s.kept.end(), s.scores.begin(), s.scores.begin() + static_cast<ptrdiff_t>(p.rows) * row_stride(view));
     }
-    s.codec.ahead = few && v + 1 < p.views.size() ? quant::Ahead{p.views[v + 1].keys.data(), p.views[v + 1].keys.size()} : quant::Ahead();
+    s.codec.ahead =
+        few && v + 1 < p.views.size() ? quant::Ahead{p.views[v + 1].keys.data(), p.views[v + 1].keys.size()} : quant::Ahead();
     absorb(p, view, s.scores.data());
   }
 }
@@ -244,7 +248,8 @@ void attend(std::span<const BlockView> views, const QueryTile& tile, const Atten
   if (observer) report(p, *observer);
 }
 
-void attend_partial(std::span<const BlockView> views, const QueryTile& tile, const AttendParams& params, Partial& partial, Scratch& scratch) {
+void attend_partial(std::span<const BlockView> views, const QueryTile& tile, const AttendParams& params, Partial& partial,
+                    Scratch& scratch) {
   Pass p{views, tile, params, scratch, tile.queries * tile.group, {}, 0, 0};
   prepare(p);
   run_views(p, false);

@@ -1,10 +1,12 @@
-// attention.h — exact attention of some query rows over an ordered list of block views: one online softmax, packed codes read in place.
+// attention.h — exact attention of some query rows over an ordered list of block views: one online softmax, packed codes read in
+// place.
 //
-// Each view yields scores for every query row, the running (max, sum, output) state of a row absorbs them, and the outputs of rotated
-// codecs are summed in their own frame and rotated back once. What is materialised: scores of one view, never keys or values.
+// Each view yields scores for every query row, the running (max, sum, output) state of a row absorbs them, and the outputs of
+// rotated codecs are summed in their own frame and rotated back once. What is materialised: scores of one view, never keys or
+// values.
 //
-// Numbers:  scores and sums in f32; the error against a double-precision softmax over the decoded rows is tested below 1e-4 relative in plain
-//           C++, 1e-3 with the kernels, 3e-2 where they may be coarse.
+// Numbers:  scores and sums in f32; the error against a double-precision softmax over the decoded rows is tested below 1e-4
+//           relative in plain C++, 1e-3 with the kernels, 3e-2 where they may be coarse.
 // Threads:  attend() is a pure function of its arguments and its Scratch; run it on as many threads as there are scratches.
 #pragma once
 
@@ -38,21 +40,21 @@ struct AttendParams {
   float scale = 1.0f;
   float softcap = 0.0f;  // 0: none
   bool causal = true;
-  uint32_t window = 0;   // 0: none; else a query at p sees keys at p-window+1..p
-  bool coarse = false;   // quant::Workspace::coarse
+  uint32_t window = 0;  // 0: none; else a query at p sees keys at p-window+1..p
+  bool coarse = false;  // quant::Workspace::coarse
 };
 
 // Query rows of one KV head, ordered query by query, `group` rows (query heads) each.
 struct QueryTile {
-  const float* rows = nullptr;           // queries*group x head_dim
+  const float* rows = nullptr;  // queries*group x head_dim
   uint32_t queries = 0;
   uint32_t group = 1;
-  const uint32_t* positions = nullptr;   // one per query
-  const float* sink_logits = nullptr;    // one per row of a group, or null
+  const uint32_t* positions = nullptr;  // one per query
+  const float* sink_logits = nullptr;   // one per row of a group, or null
 };
 
-// Hears, after a tile is done and query by query, how much softmax mass the query (all heads of the group together) gave each row of
-// each view it could see; then that the query is over.
+// Hears, after a tile is done and query by query, how much softmax mass the query (all heads of the group together) gave each row
+// of each view it could see; then that the query is over.
 class MassObserver {
  public:
   virtual ~MassObserver() = default;
@@ -71,7 +73,8 @@ struct Scratch {
 struct Partial {
   std::vector<float> max, sum, out;  // per row of the tile; out is not divided by sum, in the plain frame
 };
-void attend_partial(std::span<const BlockView> views, const QueryTile& tile, const AttendParams& params, Partial& partial, Scratch& scratch);
+void attend_partial(std::span<const BlockView> views, const QueryTile& tile, const AttendParams& params, Partial& partial,
+                    Scratch& scratch);
 void merge(std::span<const Partial> partials, const QueryTile& tile, const AttendParams& params, float* out);
 
 // out: queries*group x head_dim. A row that sees no key at all gets zeros.

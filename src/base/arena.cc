@@ -18,8 +18,8 @@ namespace tierkv {
 namespace {
 
 constexpr size_t kPage = 4096;
-constexpr size_t kRegion = size_t{2} << 20;       // what the system maps with one entry of its tables, where it does
-constexpr size_t kWholeFrom = 16 * kRegion;       // with this much mapped, the unused end of a region is a small part of the whole
+constexpr size_t kRegion = size_t{2} << 20;  // what the system maps with one entry of its tables, where it does
+constexpr size_t kWholeFrom = 16 * kRegion;  // with this much mapped, the unused end of a region is a small part of the whole
 constexpr size_t kWorthGiving = size_t{64} << 10;
 constexpr size_t kLargest = size_t{1} << 48;
 
@@ -42,7 +42,8 @@ void* map_aligned(size_t size) {
   return reinterpret_cast<void*>(from);
 }
 
-// A wish: without it everything works as before. A region that grows must not get a huge page at its first touch, which would be in memory whole.
+// A wish: without it everything works as before. A region that grows must not get a huge page at its first touch, which would be in
+// memory whole.
 void wish_huge_pages([[maybe_unused]] uintptr_t at, [[maybe_unused]] size_t size, [[maybe_unused]] bool huge) {
 #if defined(MADV_HUGEPAGE) && defined(MADV_NOHUGEPAGE)
   (void)madvise(reinterpret_cast<void*>(at), size, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);

@@ -5,11 +5,12 @@
 // Sized release keeps no header per allocation. A region that becomes empty goes back to the system (a whole one is kept, until
 // trim()); with a limit it stays, faulted in and ready, until trim() or until the limit needs its bytes for another shape.
 //
-// Regions:  2 MiB of addresses each (more for what is larger). The first ones grow page by page, and shrink, and count as far as they are used,
-//           because pages that nobody touched are not in memory; an arena past 32 MiB takes the rest whole, as huge pages where the system has them.
-// Pools:    archive blocks, which stay, lie in regions apart from what comes and goes (tails, warm blocks, lists): in the holes of warm
-//           blocks, which are all of one size, they left gaps that fit nothing, 5 % of a cache of 8K tokens. Near the limit each pool
-//           serves the other.
+// Regions:  2 MiB of addresses each (more for what is larger). The first ones grow page by page, and shrink, and count as far as
+//           they are used, because pages that nobody touched are not in memory; an arena past 32 MiB takes the rest whole, as huge
+//           pages where the system has them.
+// Pools:    archive blocks, which stay, lie in regions apart from what comes and goes (tails, warm blocks, lists): in the holes of
+//           warm blocks, which are all of one size, they left gaps that fit nothing, 5 % of a cache of 8K tokens. Near the limit
+//           each pool serves the other.
 // Limit:    mapped() never exceeds it. A part of it, the headroom, only serves Use::relief: the work that frees memory (merging
 //           half-dead blocks) must still be able to allocate when everything else no longer may.
 // Threads:  safe; one mutex.

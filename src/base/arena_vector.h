@@ -1,7 +1,7 @@
 // arena_vector.h — a growing array of plain values in the arena, for the cache's own books.
 //
-// Like std::vector for trivially copyable T, but growth reports failure instead of throwing, so that a budget can refuse it, and its
-// capacity is counted. Not copyable; clone_from() copies and may fail. The owner calls reset() with the arena it was used with.
+// Like std::vector for trivially copyable T, but growth reports failure instead of throwing, so that a budget can refuse it, and
+// its capacity is counted. Not copyable; clone_from() copies and may fail. The owner calls reset() with the arena it was used with.
 #pragma once
 
 #include <cstring>

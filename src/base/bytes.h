@@ -1,7 +1,8 @@
 // bytes.h — little-endian values in and out of byte strings, for files that are small enough to be read whole.
 //
-// A reader never reads past its end: the first value that does not fit makes it fail, everything after that is zero, and ok() says so, so
-// that a format is read straight through and checked once. Lengths are checked against what is left before anything is allocated.
+// A reader never reads past its end: the first value that does not fit makes it fail, everything after that is zero, and ok() says
+// so, so that a format is read straight through and checked once. Lengths are checked against what is left before anything is
+// allocated.
 #pragma once
 
 #include <bit>

@@ -146,7 +146,8 @@ Result<std::vector<std::byte>> read_file_part(const std::string& path, uint64_t 
   const auto end = static_cast<uint64_t>(info.st_size);
   std::vector<std::byte> out(static_cast<size_t>(std::min(size, end - std::min(offset, end))));
   for (size_t used = 0; used < out.size();) {
-    const ssize_t n = ::pread(fd.get(), out.data() + used, std::min<size_t>(out.size() - used, size_t{1} << 30), static_cast<off_t>(offset + used));
+    const ssize_t n = ::pread(fd.get(), out.data() + used, std::min<size_t>(out.size() - used, size_t{1} << 30),
+                              static_cast<off_t>(offset + used));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return system_error("read", path, errno);
     if (n == 0) out.resize(used);

@@ -6,8 +6,8 @@
 
 #include "tierkv/status.h"
 
-#define TIERKV_RETURN_IF_ERROR(expr)                        \
-  do {                                                      \
+#define TIERKV_RETURN_IF_ERROR(expr)                                                           \
+  do {                                                                                         \
     if (::tierkv::Status tierkv_status_ = (expr); !tierkv_status_.ok()) return tierkv_status_; \
   } while (false)
 

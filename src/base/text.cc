@@ -9,7 +9,8 @@ namespace {
 constexpr size_t kQuotedBytes = 80;
 constexpr size_t kDistanceBytes = 64;
 
-// Bytes of the well-formed UTF-8 character at text[i], or 0. Overlong forms, surrogates and values past U+10FFFF are not well-formed.
+// Bytes of the well-formed UTF-8 character at text[i], or 0. Overlong forms, surrogates and values past U+10FFFF are not
+// well-formed.
 size_t utf8_length(std::string_view text, size_t i) {
   const auto byte = [&](size_t k) -> unsigned { return i + k < text.size() ? static_cast<unsigned char>(text[i + k]) : 0u; };
   const auto tail = [&](size_t k, unsigned low = 0x80, unsigned high = 0xBF) { return byte(k) >= low && byte(k) <= high; };

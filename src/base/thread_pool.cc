@@ -19,7 +19,8 @@ ThreadPool::~ThreadPool() {
 
 namespace {
 
-// Some ten microseconds: the gap between two layers' loops, less than it takes to wake a sleeper, too little to be missed by other programs.
+// Some ten microseconds: the gap between two layers' loops, less than it takes to wake a sleeper, too little to be missed by other
+// programs.
 constexpr int kSpins = 2000;
 
 template <class Ready>

@@ -1,7 +1,7 @@
 // thread_pool.h — a few workers that share out loops; the calling thread works too.
 //
-// run(n, body) calls body(i) for every i < n and returns when all are done. Several threads may call run() at once: their loops share the
-// workers. Workers look out for the next loop for some microseconds and then sleep: the machine may be oversubscribed.
+// run(n, body) calls body(i) for every i < n and returns when all are done. Several threads may call run() at once: their loops
+// share the workers. Workers look out for the next loop for some microseconds and then sleep: the machine may be oversubscribed.
 // REQUIRES: body does not throw and does not call run() of the same pool.
 #pragma once
 
@@ -40,8 +40,8 @@ class ThreadPool {
   std::mutex mutex_;
   std::condition_variable ready_;
   std::condition_variable finished_;
-  std::deque<Loop*> loops_;                  // with indices left
-  std::atomic<size_t> waiting_loops_ = 0;    // as many, for those who look without the lock
+  std::deque<Loop*> loops_;                // with indices left
+  std::atomic<size_t> waiting_loops_ = 0;  // as many, for those who look without the lock
   bool stop_ = false;
   std::vector<std::thread> workers_;
 };

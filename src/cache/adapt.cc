@@ -72,8 +72,8 @@ Status AdaptiveKVCache::save_thresholds(const std::string& path) const {
 Status AdaptiveKVCache::load_thresholds(const std::string& path) {
   TIERKV_ASSIGN_OR_RETURN(const std::vector<LayerThresholds> loaded, cache::load_thresholds_file(path, impl_->config.model));
   if (loaded.size() != impl_->config.num_layers) {
-    return error(StatusCode::invalid_argument, path, " has thresholds for ", loaded.size(), " layers of model '", impl_->config.model,
-                 "', this cache has ", impl_->config.num_layers);
+    return error(StatusCode::invalid_argument, path, " has thresholds for ", loaded.size(), " layers of model '",
+                 impl_->config.model, "', this cache has ", impl_->config.num_layers);
   }
   std::lock_guard lock(impl_->threshold_mutex);
   TIERKV_RETURN_IF_ERROR(impl_->apply_thresholds(loaded));

@@ -31,7 +31,8 @@ struct Appending {
 // eviction can make room for beside the sinks and one token.
 uint32_t step_size(const Appending& a, uint32_t tail_rows, uint32_t left, uint32_t most_tokens) {
   uint32_t step = left;
-  if (const uint32_t bound = a.plan.tail_bound()) step = std::min(step, tail_rows < bound ? bound - tail_rows : a.plan.first_block());
+  if (const uint32_t bound = a.plan.tail_bound())
+    step = std::min(step, tail_rows < bound ? bound - tail_rows : a.plan.first_block());
   if (a.evicting && most_tokens) step = std::min({step, std::max(1u, most_tokens / 2), most_tokens - a.plan.sinks - 1});
   return step;
 }
@@ -86,8 +87,8 @@ static Status append_step(AdaptiveKVCache::Impl& impl, Appending& a, uint32_t fi
 
 namespace {
 
-// Appends of several steps must come whole or not at all. Without a policy nothing is dropped on the way, so a copy that shares every
-// block and tail is a full way back.
+// Appends of several steps must come whole or not at all. Without a policy nothing is dropped on the way, so a copy that shares
+// every block and tail is a full way back.
 class Backup {
  public:
   Backup(const cache::StreamEnv& env, Sequence& seq, uint32_t layer)
@@ -126,13 +127,14 @@ Status AdaptiveKVCache::Impl::append(Sequence& seq, uint32_t layer, const RowsVi
   const uint32_t n = keys.tokens;
   if (n == 0) return {};
   const uint64_t length = static_cast<uint64_t>(state.length) + n;
-  if (length >= cache::kDeadPosition) return error(StatusCode::out_of_range, "a sequence holds at most ", cache::kDeadPosition - 1, " positions");
+  if (length >= cache::kDeadPosition)
+    return error(StatusCode::out_of_range, "a sequence holds at most ", cache::kDeadPosition - 1, " positions");
   if (config.max_seq_len && !policy && length > config.max_seq_len) {
-    return error(StatusCode::resource_exhausted, "max_seq_len is ", config.max_seq_len, " and layer ", layer, " would hold ", length,
-                 " tokens; raise max_seq_len or set eviction.policy");
+    return error(StatusCode::resource_exhausted, "max_seq_len is ", config.max_seq_len, " and layer ", layer, " would hold ",
+                 length, " tokens; raise max_seq_len or set eviction.policy");
   }
-  // What the first of the new tokens cannot see nobody will; the later ones' windows wait for the next append, because their queries may
-  // all come at once after this one.
+  // What the first of the new tokens cannot see nobody will; the later ones' windows wait for the next append, because their
+  // queries may all come at once after this one.
   if (a.plan.window) {
     for (HeadStream& s : seq.heads(layer)) cache::expire(env, s, a.plan, state.length);
   }

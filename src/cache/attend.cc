@@ -25,8 +25,8 @@ struct Call {
   const AttentionOptions& options;
   attn::AttendParams params;
   uint32_t group;
-  std::vector<uint32_t> positions;     // of each query
-  std::vector<StreamViews> views;      // of each KV head
+  std::vector<uint32_t> positions;  // of each query
+  std::vector<StreamViews> views;   // of each KV head
 };
 
 // Per thread: nothing in it outlives a call.
@@ -35,8 +35,8 @@ struct TileScratch {
   std::vector<float> rows, out;
 };
 
-// Rows of a view list that one task takes when few queries look at many tokens: the cut depends on the tokens alone, so that results do
-// not depend on the number of threads.
+// Rows of a view list that one task takes when few queries look at many tokens: the cut depends on the tokens alone, so that
+// results do not depend on the number of threads.
 constexpr uint32_t kSplitRows = 1024;
 
 constexpr uint32_t kSplitQueryRows = 16;
@@ -65,7 +65,8 @@ attn::QueryTile load_tile(const Call& call, uint32_t head, uint32_t first, uint3
   scratch.out.resize(rows * d);
   for (uint32_t q = 0; q < count; ++q) {
     for (uint32_t g = 0; g < call.group; ++g) {
-      cache::widen_row(call.queries, first + q, head * call.group + g, scratch.rows.data() + (static_cast<size_t>(q) * call.group + g) * d);
+      cache::widen_row(call.queries, first + q, head * call.group + g,
+                       scratch.rows.data() + (static_cast<size_t>(q) * call.group + g) * d);
     }
   }
   return describe_tile(call, head, first, count, scratch.rows.data());
@@ -129,7 +130,8 @@ void run_split(const Call& call, const Run& run) {
     const auto first = std::find_if(tasks.begin(), tasks.end(), mine);
     const auto count = static_cast<size_t>(std::count_if(first, tasks.end(), mine));
     const attn::QueryTile tile = describe_tile(call, h, 0, call.queries.tokens, nullptr);  // a merge looks at no query
-    attn::merge(std::span(partials).subspan(static_cast<size_t>(first - tasks.begin()), count), tile, call.params, scratch.out.data());
+    attn::merge(std::span(partials).subspan(static_cast<size_t>(first - tasks.begin()), count), tile, call.params,
+                scratch.out.data());
     store_tile(call, h, 0, call.queries.tokens, scratch.out.data());
   }
 }
@@ -140,17 +142,21 @@ Status query_positions(const AttentionOptions& options, uint32_t length, uint32_
   }
   const int64_t first = options.first_position < 0 ? static_cast<int64_t>(length) - count : options.first_position;
   if (first > static_cast<int64_t>(cache::kDeadPosition) - count) {
-    return error(StatusCode::out_of_range, "first_position ", first, " is out of range: positions end at ", cache::kDeadPosition - 1);
+    return error(StatusCode::out_of_range, "first_position ", first, " is out of range: positions end at ",
+                 cache::kDeadPosition - 1);
   }
   for (uint32_t i = 0; i < count; ++i) out.push_back(static_cast<uint32_t>(first) + i);
   return {};
 }
 
 Status check_options(const AttentionOptions& o, uint32_t query_heads) {
-  if (!std::isfinite(o.scale) || o.scale < 0.0f) return error(StatusCode::invalid_argument, "scale must be finite and not negative");
-  if (!std::isfinite(o.softcap) || o.softcap < 0.0f) return error(StatusCode::invalid_argument, "softcap must be finite and not negative");
+  if (!std::isfinite(o.scale) || o.scale < 0.0f)
+    return error(StatusCode::invalid_argument, "scale must be finite and not negative");
+  if (!std::isfinite(o.softcap) || o.softcap < 0.0f)
+    return error(StatusCode::invalid_argument, "softcap must be finite and not negative");
   for (uint32_t h = 0; o.sink_logits && h < query_heads; ++h) {
-    if (!std::isfinite(o.sink_logits[h])) return error(StatusCode::invalid_argument, "sink_logits of query head ", h, " is not finite");
+    if (!std::isfinite(o.sink_logits[h]))
+      return error(StatusCode::invalid_argument, "sink_logits of query head ", h, " is not finite");
   }
   return {};
 }
@@ -202,7 +208,8 @@ Status AdaptiveKVCache::attention(SeqId seq, uint32_t layer, const RowsView& que
       options.mass->blocks.clear();
       options.mass->tokens.assign(options.mass->want_tokens ? static_cast<size_t>(c.num_kv_heads) * length : 0, 0.0f);
     }
-    cache::ObserveSettings settings{learn ? impl_->env.lanes : 0, impl_->lane_slot, c.eviction.observation, state.window_queries, call.group};
+    cache::ObserveSettings settings{learn ? impl_->env.lanes : 0, impl_->lane_slot, c.eviction.observation, state.window_queries,
+                                    call.group};
     std::vector<std::vector<BlockMass>> blocks(c.num_kv_heads);
     const uint32_t per_tile = std::max(1u, 8u / call.group);
     // Statistics of a stream change query by query, so a KV head is one task.

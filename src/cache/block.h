@@ -1,8 +1,9 @@
 // block.h — a sealed block of one KV head: up to 256 tokens' keys and values as codec bytes, shared by reference count.
 //
-// Layout in the arena: [key bytes, padded to 64][value bytes, padded to 8][Block]. Codes start where a cache line does, and the Block has its
-// place in what the line of the last value bytes leaves. The bytes never change after sealing, so forks share them and a checksum over them
-// means something. What differs between sequences (how many rows are used, which are evicted) is in the BlockRef.
+// Layout in the arena: [key bytes, padded to 64][value bytes, padded to 8][Block]. Codes start where a cache line does, and the
+// Block has its place in what the line of the last value bytes leaves. The bytes never change after sealing, so forks share them
+// and a checksum over them means something. What differs between sequences (how many rows are used, which are evicted) is in the
+// BlockRef.
 #pragma once
 
 #include <atomic>
@@ -60,8 +61,8 @@ struct BlockRef {
   uint32_t* positions = nullptr;  // [block tokens], kDeadPosition where evicted; null: first_position + row, all alive
   float* stats = nullptr;         // [block tokens][lanes]; null when the policy keeps none
   uint32_t first_position = 0;
-  uint16_t rows = 0;              // rows in use: 0..block tokens
-  uint16_t live = 0;              // of those, not evicted
+  uint16_t rows = 0;  // rows in use: 0..block tokens
+  uint16_t live = 0;  // of those, not evicted
 
   uint32_t position(uint32_t row) const { return positions ? positions[row] : first_position + row; }
   bool alive(uint32_t row) const { return !positions || positions[row] != kDeadPosition; }

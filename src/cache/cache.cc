@@ -27,7 +27,8 @@ size_t largest_block(const std::vector<LayerPlan>& plans, uint32_t heads, uint32
     for (size_t i = 0; p.choice && i < quant::kAdaptiveSteps; ++i) add(p.choice->steps[i].codec, p.choice->steps[i].heads);
     for (const cache::CodecEntry* entry : entries) {
       if (!entry) continue;
-      most = std::max(most, Arena::rounded(cache::Block::total_bytes(*entry)) + entry->tokens * (sizeof(uint32_t) + lanes * sizeof(float)) + 256);
+      most = std::max(most, Arena::rounded(cache::Block::total_bytes(*entry)) +
+                                entry->tokens * (sizeof(uint32_t) + lanes * sizeof(float)) + 256);
     }
   }
   return most;
@@ -70,8 +71,8 @@ Result<std::unique_ptr<AdaptiveKVCache>> AdaptiveKVCache::create(const CacheConf
   const size_t block = largest_block(impl->plans, config.num_kv_heads, impl->env.lanes);
   const size_t headroom = impl->policy ? 2 * block : 0;
   if (config.byte_budget && config.byte_budget < headroom + block) {
-    return error(StatusCode::invalid_argument, "byte_budget = ", config.byte_budget, " is too small for one block: this configuration needs at least ",
-                 headroom + block, " bytes");
+    return error(StatusCode::invalid_argument, "byte_budget = ", config.byte_budget,
+                 " is too small for one block: this configuration needs at least ", headroom + block, " bytes");
   }
   impl->arena = std::make_unique<Arena>(config.byte_budget, headroom);
   impl->env.arena = impl->arena.get();
@@ -147,7 +148,8 @@ Status AdaptiveKVCache::Impl::set_archive(uint32_t layer, const quant::CodecPair
   std::vector<const cache::CodecEntry*>& heads = head_codecs.emplace_back();
   for (uint32_t h = 0; h < config.num_kv_heads; ++h) {
     auto entry = book.get(pair, config.archive_block, layer, h);
-    if (!entry.ok() && book.calibration() && entry.status().code() == StatusCode::failed_precondition && config.layer(layer).window != 0) {
+    if (!entry.ok() && book.calibration() && entry.status().code() == StatusCode::failed_precondition &&
+        config.layer(layer).window != 0) {
       // A windowed layer whose keys never are far from their queries: calibration has nothing to say about it.
       entry = book.uncalibrated(config.archive_block);
     }
@@ -187,7 +189,8 @@ std::string AdaptiveKVCache::archive_codec(uint32_t layer) const {
   if (!p.archive_codec) return std::string();
   std::string name = quant::to_string(p.archive_codec->pair);
   for (size_t i = 1; p.choice && i < quant::kAdaptiveSteps; ++i) {
-    name += ", from " + std::to_string(p.choice->steps[i - 1].below) + " tokens on " + quant::to_string(p.choice->steps[i].codec->pair);
+    name +=
+        ", from " + std::to_string(p.choice->steps[i - 1].below) + " tokens on " + quant::to_string(p.choice->steps[i].codec->pair);
   }
   return name;
 }
@@ -218,14 +221,14 @@ Result<std::shared_ptr<Sequence>> AdaptiveKVCache::Impl::find(SeqId seq) const {
 
 Status AdaptiveKVCache::Impl::check_awake(SeqId seq, const Sequence& sequence) const {
   if (!sequence.parked) return {};
-  return error(StatusCode::failed_precondition, "sequence ", seq, " is parked: positions ", sequence.parked->first, "..", sequence.parked->end - 1,
-               " are in no tier until wake()");
+  return error(StatusCode::failed_precondition, "sequence ", seq, " is parked: positions ", sequence.parked->first, "..",
+               sequence.parked->end - 1, " are in no tier until wake()");
 }
 
 Result<SeqId> AdaptiveKVCache::Impl::adopt(std::shared_ptr<Sequence> sequence) {
   if (!sequence) {
-    return error(StatusCode::resource_exhausted, "no memory for another sequence: byte_budget of ", arena->limit(), " bytes, ", arena->mapped(),
-                 " mapped");
+    return error(StatusCode::resource_exhausted, "no memory for another sequence: byte_budget of ", arena->limit(), " bytes, ",
+                 arena->mapped(), " mapped");
   }
   std::lock_guard lock(map_mutex);
   const SeqId id = next_id++;
@@ -355,8 +358,8 @@ Status AdaptiveKVCache::verify(SeqId seq) const {
     for (const HeadStream& s : sequence->heads(l)) {
       for (const cache::BlockRef& ref : s.blocks) {
         if (ref.block->compute_checksum() == ref.block->checksum) continue;
-        return error(StatusCode::data_loss, "sequence ", seq, ", layer ", l, ", KV head ", s.head, ": the ", tier_name(ref.block->tier),
-                     " block at position ", ref.first_position, " does not match its checksum");
+        return error(StatusCode::data_loss, "sequence ", seq, ", layer ", l, ", KV head ", s.head, ": the ",
+                     tier_name(ref.block->tier), " block at position ", ref.first_position, " does not match its checksum");
       }
     }
   }
@@ -374,7 +377,8 @@ Status AdaptiveKVCache::truncate(SeqId seq, uint32_t length) {
   TIERKV_RETURN_IF_ERROR(impl_->check_awake(seq, *sequence));
   uint32_t longest = 0;
   for (uint32_t l = 0; l < sequence->num_layers(); ++l) longest = std::max(longest, sequence->layer(l).length);
-  if (length > longest) return error(StatusCode::out_of_range, "cannot truncate to ", length, ": the sequence has ", longest, " tokens");
+  if (length > longest)
+    return error(StatusCode::out_of_range, "cannot truncate to ", length, ": the sequence has ", longest, " tokens");
   // Everything that can refuse comes first, so that all layers shorten or none does.
   for (uint32_t l = 0; l < sequence->num_layers(); ++l) {
     const LayerPlan p = impl_->plan(l);
@@ -382,8 +386,9 @@ Status AdaptiveKVCache::truncate(SeqId seq, uint32_t length) {
     for (HeadStream& s : sequence->heads(l)) {
       const uint32_t needed = p.window && length >= p.window ? length - p.window + 1 : 0;
       if (p.window && length > 0 && length < now && cache::oldest_position(s, now) > needed) {
-        return error(StatusCode::failed_precondition, "layer ", l, " has a window of ", p.window, " and no longer holds position ", needed,
-                     ", which a sequence of ", length, " tokens needs; raise window_slack (", impl_->config.window_slack, ") to roll back further");
+        return error(StatusCode::failed_precondition, "layer ", l, " has a window of ", p.window, " and no longer holds position ",
+                     needed, ", which a sequence of ", length, " tokens needs; raise window_slack (", impl_->config.window_slack,
+                     ") to roll back further");
       }
       if (!cache::prepare_truncate(impl_->env, s, p, length)) {
         return error(StatusCode::resource_exhausted, "no memory to put the sinks of layer ", l, " back");

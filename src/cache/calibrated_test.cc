@@ -171,8 +171,11 @@ TEST(Calibrated, AnotherShapeIsRefused) {
 }
 
 TEST(Calibrated, WhoWantsACalibration) {
-  for (const char* kv : {"balanced", "quality", "compact", "archive=klt2", "warm_codec=kltk2/rot4", "archive=squat2", "archive=adaptive"}) EXPECT_TRUE(wants_calibration(config_of(kv))) << kv;
-  for (const char* kv : {"fp16", "hot=all", "archive=rot2", "warm=all", "window=32,hot=64"}) EXPECT_FALSE(wants_calibration(config_of(kv))) << kv;
+  for (const char* kv :
+       {"balanced", "quality", "compact", "archive=klt2", "warm_codec=kltk2/rot4", "archive=squat2", "archive=adaptive"})
+    EXPECT_TRUE(wants_calibration(config_of(kv))) << kv;
+  for (const char* kv : {"fp16", "hot=all", "archive=rot2", "warm=all", "window=32,hot=64"})
+    EXPECT_FALSE(wants_calibration(config_of(kv))) << kv;
 }
 
 TEST(Calibrated, TablesAreCounted) {

@@ -21,7 +21,8 @@ Result<const CodecEntry*> CodecBook::uncalibrated(uint32_t tokens) {
 }
 
 // REQUIRES: mutex_ held.
-Result<const CodecEntry*> CodecBook::find_or_make(const quant::CodecPair& pair, uint32_t tokens, uint32_t layer, uint32_t head, const CodecEntry* fallback) {
+Result<const CodecEntry*> CodecBook::find_or_make(const quant::CodecPair& pair, uint32_t tokens, uint32_t layer, uint32_t head,
+                                                  const CodecEntry* fallback) {
   const bool own = quant::needs_tables(pair);
   for (const CodecEntry& entry : entries_) {
     if (!(entry.pair == pair) || entry.tokens != tokens) continue;

@@ -35,13 +35,15 @@ class CodecBook {
   // From here on entries are made with these tables; those there are keep theirs.
   void set_calibration(CalibrationPtr calibration);
   CalibrationPtr calibration() const;
-  // While the result lives, the calibration's tables are read once and stay in memory: for making the codecs of many heads. May be null.
+  // While the result lives, the calibration's tables are read once and stay in memory: for making the codecs of many heads. May be
+  // null.
   std::shared_ptr<const void> hold_tables() const;
   // Of every entry, and of the calibrations they and the next ones are made from.
   size_t table_bytes() const;
 
  private:
-  Result<const CodecEntry*> find_or_make(const quant::CodecPair& pair, uint32_t tokens, uint32_t layer, uint32_t head, const CodecEntry* fallback);
+  Result<const CodecEntry*> find_or_make(const quant::CodecPair& pair, uint32_t tokens, uint32_t layer, uint32_t head,
+                                         const CodecEntry* fallback);
 
   const uint32_t head_dim_;
   mutable std::mutex mutex_;

@@ -161,11 +161,13 @@ Status apply_section(const ConfigNode& table, std::string_view section, Applier&
       TIERKV_RETURN_IF_ERROR(apply_layers(member, applier));
       continue;
     }
-    const bool is_table = std::any_of(fields.begin(), fields.end(), [&](const auto& f) { return *f.section && member.key == f.section; });
+    const bool is_table =
+        std::any_of(fields.begin(), fields.end(), [&](const auto& f) { return *f.section && member.key == f.section; });
     if (section.empty() && is_table) {
       TIERKV_RETURN_IF_ERROR(applier.claim(member.key, member.line));
       if (member.value.type != Type::table) {
-        return applier.refuse(member.line, "'", member.key, "' must be a table ([", member.key, "] in TOML), not ", describe(member.value));
+        return applier.refuse(member.line, "'", member.key, "' must be a table ([", member.key, "] in TOML), not ",
+                              describe(member.value));
       }
       TIERKV_RETURN_IF_ERROR(apply_section(member.value, member.key, applier));
       continue;

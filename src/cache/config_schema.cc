@@ -151,8 +151,9 @@ std::span<const Field<CacheConfig>> config_fields() {
                                        "sliding_window and streaming_llm: tokens kept beside the sinks; 0: what the budget allows"),
       row<C, &C::eviction, &E::pyramid_beta>("eviction", "pyramid_beta", "pyramid_beta", real(1.0, 1000.0, true),
                                              "PyramidKV's steepness; 1 is flat"),
-      row<C, &C::deep, &D::ratio>("deep", "ratio", "deep_ratio", or_zero(real(2.0, 1000.0, true)),
-                                  "deep archives of idle and saved sequences: times smaller than FP16; 0 and no `deep.quality`: 20"),
+      row<C, &C::deep, &D::ratio>(
+          "deep", "ratio", "deep_ratio", or_zero(real(2.0, 1000.0, true)),
+          "deep archives of idle and saved sequences: times smaller than FP16; 0 and no `deep.quality`: 20"),
       row<C, &C::deep, &D::quality>("deep", "quality", "deep_quality", or_zero(real(0.0, 1.0, false)),
                                     "or: share of the energy, as attention sees it, that must survive; excludes `deep.ratio`"),
   };

@@ -1,7 +1,7 @@
 // config_schema.h — the one table of configuration keys: name, short name, type, allowed values, help, getter and setter.
 //
-// TOML, JSON, the inline form, to_json(), validate() and the tables of docs/configuration.md all go through it: a new key is one row.
-// Threads: the tables are immutable; everything here is pure.
+// TOML, JSON, the inline form, to_json(), validate() and the tables of docs/configuration.md all go through it: a new key is one
+// row. Threads: the tables are immutable; everything here is pure.
 #pragma once
 
 #include <cstdint>

@@ -254,7 +254,8 @@ TEST(ConfigErrors, RangesAreHeld) {
 }
 
 TEST(ConfigErrors, DeepTargetsExcludeEachOther) {
-  EXPECT_STARTS(toml_refusal("hot = 3\n[deep]\nratio = 20\nquality = 0.97\n"), "my.toml:3: 'deep.ratio' and 'deep.quality' exclude each other");
+  EXPECT_STARTS(toml_refusal("hot = 3\n[deep]\nratio = 20\nquality = 0.97\n"),
+                "my.toml:3: 'deep.ratio' and 'deep.quality' exclude each other");
   EXPECT_HAS(json_refusal(R"({"deep": {"ratio": 20, "quality": 0.9}})"), "exclude each other");
   EXPECT_HAS(inline_refusal("deep,deep.quality=0.97"), "set one of them to 0");
   CacheConfig c;
@@ -271,7 +272,8 @@ TEST(ConfigErrors, AdaptiveIsTheWholeArchiveOrNothing) {
   EXPECT_TRUE(apply_inline("archive=adaptive", c).ok());
   EXPECT_TRUE(validate(c).ok()) << validate(c).to_string();
   EXPECT_TRUE(apply_toml("[[layer]]\nlayers = 1\narchive_codec = \"adaptive\"", c).ok());
-  for (const char* bad : {"warm_codec=adaptive", "archive=adaptive/rot2", "archive=rot2/adaptive", "archive=adaptive2", "warm_codec=rot4/adaptive"}) {
+  for (const char* bad :
+       {"warm_codec=adaptive", "archive=adaptive/rot2", "archive=rot2/adaptive", "archive=adaptive2", "warm_codec=rot4/adaptive"}) {
     EXPECT_HAS(inline_refusal(bad), "adaptive chooses by the length of a sequence");
   }
   EXPECT_HAS(toml_refusal("[[layer]]\nlayers = 1\nwarm_codec = \"adaptive\""), "adaptive chooses");
@@ -501,7 +503,8 @@ TEST(ConfigValidate, NamesWhatIsMissingOrImpossible) {
   EXPECT_HAS(message([](auto& c) { c.tiers.warm_codec = "nope"; }), "'warm_codec' names no codec");
   EXPECT_HAS(message([](auto& c) { c.tiers.hot = (1u << 30) + 1; }), "'hot' must be");
   EXPECT_HAS(message([](auto& c) { c.max_seq_len = 4; }), "'sinks' (4) must be below 'max_seq_len' (4)");
-  EXPECT_HAS(message([](auto& c) { c.max_seq_len = 5, c.eviction.policy = "h2o"; }), "'sinks' (4) must be at least 2 below 'max_seq_len' (5)");
+  EXPECT_HAS(message([](auto& c) { c.max_seq_len = 5, c.eviction.policy = "h2o"; }),
+             "'sinks' (4) must be at least 2 below 'max_seq_len' (5)");
   EXPECT_HAS(message([](auto& c) { c.byte_budget = 1; }), "'byte_budget' (1) is too small for one block in every layer");
   EXPECT_HAS(message([](auto& c) { c.overrides.push_back({2, 4, 1u, {}, {}, {}, {}, {}}); }), "'layer[0].layers' names layer 4");
   EXPECT_HAS(message([](auto& c) { c.overrides.push_back({3, 2, 1u, {}, {}, {}, {}, {}}); }), "ends before it starts");

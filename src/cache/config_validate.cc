@@ -126,8 +126,8 @@ class Checker {
       add({sinks, "max_seq_len"}, text("'", sinks, "' (", l.sinks, ") must be below 'max_seq_len' (", c_.max_seq_len, ")"));
     } else if (c_.max_seq_len != 0 && c_.eviction.policy != "none" && l.window == 0 && l.sinks + 2 > c_.max_seq_len) {
       // Eviction keeps the sinks and the newest token, and the next one needs a place.
-      add({sinks, "max_seq_len", "eviction.policy"}, text("'", sinks, "' (", l.sinks, ") must be at least 2 below 'max_seq_len' (", c_.max_seq_len,
-                                                          ") for an eviction policy to have a choice"));
+      add({sinks, "max_seq_len", "eviction.policy"}, text("'", sinks, "' (", l.sinks, ") must be at least 2 below 'max_seq_len' (",
+                                                          c_.max_seq_len, ") for an eviction policy to have a choice"));
     }
     // A layer whose hot rows cover all it can see never encodes anything, so its codecs do not matter.
     const bool ring = l.window != 0 && l.hot >= l.window;
@@ -150,7 +150,7 @@ class Checker {
       return;
     }
     const auto pair = quant::parse_codec_pair(name);
-    if (!pair.ok()) return;  // check_fields() has said so
+    if (!pair.ok()) return;                  // check_fields() has said so
     if (quant::needs_tables(*pair)) return;  // the calibration has a say; create() asks it
     const quant::BlockShape shape{tokens, c_.head_dim};
     for (const quant::Side side : {quant::Side::key, quant::Side::value}) {

@@ -98,7 +98,9 @@ std::string allowed(const FieldType& type) {
              number(type.max_real) + (type.or_zero ? ", or 0" : "");
     case Kind::text: return "a string of at most " + std::to_string(type.max) + " bytes";
     case Kind::choice: return "one of " + join(type.choices());
-    case Kind::codec: return std::string("a codec such as \"rot2\", \"kivi4-g64\", \"int8\" or a pair \"rot3/rot2\"") + (type.or_adaptive ? ", or \"adaptive\"" : "");
+    case Kind::codec:
+      return std::string("a codec such as \"rot2\", \"kivi4-g64\", \"int8\" or a pair \"rot3/rot2\"") +
+             (type.or_adaptive ? ", or \"adaptive\"" : "");
   }
   return {};
 }
@@ -127,7 +129,8 @@ std::string misfit(const FieldType& type, const Value& value) {
       const std::string& name = std::get<std::string>(value);
       if (name == quant::kAdaptive && type.or_adaptive) return {};
       if (name.find(quant::kAdaptive) != std::string::npos) {
-        return "cannot be " + quote(name) + ": adaptive chooses by the length of a sequence, as the whole archive_codec and nothing else";
+        return "cannot be " + quote(name) +
+               ": adaptive chooses by the length of a sequence, as the whole archive_codec and nothing else";
       }
       const auto pair = quant::parse_codec_pair(name);
       return pair.ok() ? std::string() : "names no codec: " + printable(pair.status().message(), 400);

@@ -18,7 +18,8 @@ constexpr uint32_t kDefaultRecent = 512;
 
 deep::Book book_of(const DeepCalibration& deep) {
   const calib::Calibration& calibration = *deep.calibration;
-  return {deep.tables.get(), [&calibration](uint32_t layer) -> const calib::Turner& { return calibration.turner(layer); }, calibration.id()};
+  return {deep.tables.get(), [&calibration](uint32_t layer) -> const calib::Turner& { return calibration.turner(layer); },
+          calibration.id()};
 }
 
 // Where new rows go: the coldest tier a layer has.
@@ -36,7 +37,9 @@ Target target_of(const LayerPlan& plan, uint32_t head) {
 // Index of the first block that may be coded: after the sinks, or after the block that holds the first tokens.
 size_t first_block(const HeadStream& s, const DeepOptions& options) {
   size_t i = 0;
-  while (i < s.blocks.size() && (s.blocks[i].block->tier == Tier::sink || s.blocks[i].first_position < std::max(kFirstTokens, options.first_position))) ++i;
+  while (i < s.blocks.size() &&
+         (s.blocks[i].block->tier == Tier::sink || s.blocks[i].first_position < std::max(kFirstTokens, options.first_position)))
+    ++i;
   return i;
 }
 
@@ -44,7 +47,8 @@ size_t first_block(const HeadStream& s, const DeepOptions& options) {
 uint32_t coldest_end(const HeadStream& s, const LayerPlan& plan) {
   uint32_t end = 0;
   for (const BlockRef& ref : s.blocks) {
-    if (ref.block->tier == Tier::archive || (plan.warm == kAll && ref.block->tier == Tier::warm)) end = ref.first_position + ref.rows;
+    if (ref.block->tier == Tier::archive || (plan.warm == kAll && ref.block->tier == Tier::warm))
+      end = ref.first_position + ref.rows;
   }
   return end;
 }
@@ -83,8 +87,8 @@ void read_rows(const HeadStream& s, uint32_t head_dim, uint32_t first, uint32_t 
 
 }  // namespace
 
-DeepRun find_deep_run(const StreamEnv& env, const Sequence& sequence, std::span<const LayerPlan> plans, const calib::DeepTables& tables,
-                      const DeepOptions& options) {
+DeepRun find_deep_run(const StreamEnv& env, const Sequence& sequence, std::span<const LayerPlan> plans,
+                      const calib::DeepTables& tables, const DeepOptions& options) {
   DeepRun run;
   const auto nothing = [&](std::string why) {
     run.first = run.end = 0;
@@ -94,7 +98,8 @@ DeepRun find_deep_run(const StreamEnv& env, const Sequence& sequence, std::span<
   if (env.lanes) return nothing("the cache keeps eviction statistics of every token, which a deep archive cannot hold");
   uint32_t length = std::numeric_limits<uint32_t>::max();
   for (const calib::DeepLayer& layer : tables.coded) {
-    if (plans[layer.layer].window) return nothing("layer " + std::to_string(layer.layer) + " slides in this cache and did not when it was calibrated");
+    if (plans[layer.layer].window)
+      return nothing("layer " + std::to_string(layer.layer) + " slides in this cache and did not when it was calibrated");
     length = std::min(length, sequence.layer(layer.layer).length);
   }
   uint32_t end = options.keep_recent == DeepOptions::kTiers ? length : length - std::min(length, options.keep_recent), first = 0;
@@ -119,8 +124,8 @@ DeepRun find_deep_run(const StreamEnv& env, const Sequence& sequence, std::span<
       for (size_t i = first_block(s, options); i < s.blocks.size() && next < end; ++i) {
         const BlockRef& ref = s.blocks[i];
         if (ref.positions || ref.live != ref.rows || ref.first_position != next) {
-          run.note = "from position " + std::to_string(next) + " on tokens are missing in layer " + std::to_string(l) + ", head " + std::to_string(s.head) +
-                     " (evicted): they stay in an ordinary snapshot";
+          run.note = "from position " + std::to_string(next) + " on tokens are missing in layer " + std::to_string(l) + ", head " +
+                     std::to_string(s.head) + " (evicted): they stay in an ordinary snapshot";
           break;
         }
         if (next + ref.rows > end) break;
@@ -131,7 +136,8 @@ DeepRun find_deep_run(const StreamEnv& env, const Sequence& sequence, std::span<
   }
   if (end < first + kLeastTokens) {
     if (!run.note.empty()) return nothing(run.note);
-    return nothing("only " + std::to_string(wanted > first ? wanted - first : 0) + " tokens lie between the first and the recent ones");
+    return nothing("only " + std::to_string(wanted > first ? wanted - first : 0) +
+                   " tokens lie between the first and the recent ones");
   }
   run.first = first;
   run.end = end;
@@ -173,7 +179,8 @@ Status check_deep(const Snapshot& snapshot) {
   auto info = deep::inspect(snapshot.deep);
   if (!info.ok()) return info.status();
   const uint32_t end = info->first_position + info->tokens;
-  if (info->kv_heads != snapshot.header.kv_heads || info->head_dim != snapshot.header.head_dim || info->layers > snapshot.header.layers) {
+  if (info->kv_heads != snapshot.header.kv_heads || info->head_dim != snapshot.header.head_dim ||
+      info->layers > snapshot.header.layers) {
     return error(StatusCode::data_loss, "the snapshot contradicts itself: its deep archive is of another shape");
   }
   if (info->calibration != snapshot.header.calibration) {
@@ -181,7 +188,8 @@ Status check_deep(const Snapshot& snapshot) {
   }
   for (uint32_t l = 0; l < snapshot.header.layers; ++l) {
     if (snapshot.layers[l].ring || snapshot.layers[l].window) continue;
-    if (end > snapshot.layers[l].length) return error(StatusCode::data_loss, "the snapshot contradicts itself: its deep archive is longer than layer ", l);
+    if (end > snapshot.layers[l].length)
+      return error(StatusCode::data_loss, "the snapshot contradicts itself: its deep archive is longer than layer ", l);
   }
   return {};
 }
@@ -196,7 +204,8 @@ struct Segment {
 Segment segment_at(const DeepTarget& target, const deep::ArchiveInfo& info, uint32_t layer, uint32_t head, uint32_t done) {
   const LayerPlan& plan = target.plans[layer];
   const uint32_t end = info.first_position + info.tokens;
-  const uint32_t warm = target.warm_from.empty() ? end : std::min(end, target.warm_from[static_cast<size_t>(layer) * info.kv_heads + head]);
+  const uint32_t warm =
+      target.warm_from.empty() ? end : std::min(end, target.warm_from[static_cast<size_t>(layer) * info.kv_heads + head]);
   if (info.first_position + done >= warm && plan.warm_codec) return {{plan.warm_codec, plan.raw_warm, Tier::warm}, info.tokens};
   return {target_of(plan, head), (plan.warm_codec ? warm : end) - info.first_position};
 }
@@ -216,7 +225,8 @@ uint64_t deep_block_bytes(const deep::ArchiveInfo& info, const calib::DeepTables
   uint64_t total = 0;
   for (const calib::DeepLayer& layer : tables.coded) {
     for (uint32_t h = 0; h < info.kv_heads; ++h) {
-      each_block(target, info, layer.layer, h, [&](const CodecEntry& codec) { total += Arena::rounded(Block::total_bytes(codec)); });
+      each_block(target, info, layer.layer, h,
+                 [&](const CodecEntry& codec) { total += Arena::rounded(Block::total_bytes(codec)); });
     }
   }
   return total;
@@ -258,7 +268,8 @@ class DeepReturn::Rows {
       }
     }
   }
-  void get(uint32_t layer, uint32_t head, uint32_t first, uint32_t count, std::vector<float>& keys, std::vector<float>& values) const {
+  void get(uint32_t layer, uint32_t head, uint32_t first, uint32_t count, std::vector<float>& keys,
+           std::vector<float>& values) const {
     const size_t from = at(layer, head, first), n = static_cast<size_t>(count) * dim_;
     keys.resize(n);
     values.resize(n);
@@ -269,7 +280,9 @@ class DeepReturn::Rows {
   }
 
  private:
-  size_t at(uint32_t layer, uint32_t head, uint32_t token) const { return ((slot_[layer] * heads_ + head) * tokens_ + token) * dim_; }
+  size_t at(uint32_t layer, uint32_t head, uint32_t token) const {
+    return ((slot_[layer] * heads_ + head) * tokens_ + token) * dim_;
+  }
   size_t tokens_, heads_, dim_;
   std::vector<size_t> slot_;
   std::vector<uint16_t> keys_, values_;
@@ -340,7 +353,8 @@ Status DeepReturn::commit(Sequence& sequence) {
     while (at < s.blocks.size() && s.blocks[at].first_position < first) ++at;
     const bool clash = (at > 0 && s.blocks[at - 1].position(s.blocks[at - 1].rows - 1u) >= first) ||
                        (at < s.blocks.size() && s.blocks[at].first_position < end) || (s.tail.rows() && s.tail.position(0) < end);
-    if (clash) return error(StatusCode::data_loss, "the snapshot contradicts itself: tokens of its deep archive are in a stream as well");
+    if (clash)
+      return error(StatusCode::data_loss, "the snapshot contradicts itself: tokens of its deep archive are in a stream as well");
     if (!s.blocks.reserve(*env_.arena, s.blocks.size() + streams_[i].blocks.size())) {
       return error(StatusCode::resource_exhausted, "no memory for the tokens of the deep archive");
     }
@@ -380,8 +394,8 @@ bool DeepReturn::hand_over(std::span<const std::byte> bytes, PackedBytes& to) {
   return true;
 }
 
-Status insert_deep(const StreamEnv& env, const Snapshot& snapshot, std::span<const LayerPlan> plans, const DeepCalibration& calibration,
-                   ThreadPool& pool, Sequence& sequence) {
+Status insert_deep(const StreamEnv& env, const Snapshot& snapshot, std::span<const LayerPlan> plans,
+                   const DeepCalibration& calibration, ThreadPool& pool, Sequence& sequence) {
   DeepReturn coming(env, {plans, {}}, calibration);
   TIERKV_RETURN_IF_ERROR(coming.decode(snapshot.deep, pool.threads()));
   if (!coming.seal(pool)) return error(StatusCode::resource_exhausted, "no memory for the tokens of the deep archive");

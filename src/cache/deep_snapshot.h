@@ -1,7 +1,8 @@
-// deep_snapshot.h — the archived part of a sequence as a deep archive inside its snapshot: which tokens, out of their blocks, back into blocks.
+// deep_snapshot.h — the archived part of a sequence as a deep archive inside its snapshot: which tokens, out of their blocks, back
+// into blocks.
 //
-// What is coded is a run of consecutive positions that lie in sealed blocks in every KV head of every layer the calibration codes, sinks and the
-// recent window left out. Everything else stays in the snapshot as it is.
+// What is coded is a run of consecutive positions that lie in sealed blocks in every KV head of every layer the calibration codes,
+// sinks and the recent window left out. Everything else stays in the snapshot as it is.
 // Memory:   reading holds the run as 16-bit rows until the blocks are made.
 // Threads:  as snapshot.h.
 #pragma once
@@ -29,10 +30,10 @@ struct DeepCalibration {
 
 // What a snapshot leaves out of its streams because the deep archive has it.
 struct DeepPart {
-  uint32_t first = 0, end = 0;     // positions
-  std::vector<bool> layers;        // which of the model's
-  uint64_t calibration = 0;        // its id
-  std::vector<std::byte> bytes;    // deep::encode()
+  uint32_t first = 0, end = 0;   // positions
+  std::vector<bool> layers;      // which of the model's
+  uint64_t calibration = 0;      // its id
+  std::vector<std::byte> bytes;  // deep::encode()
 
   bool empty() const { return first == end; }
   bool covers(uint32_t layer, const BlockRef& ref) const {
@@ -40,24 +41,25 @@ struct DeepPart {
   }
 };
 
-// The run that can be coded; empty (first == end) with the reason in `note` when there is none, and shorter with the reason when something is
-// in the way. REQUIRES: the sequence's lock is held.
+// The run that can be coded; empty (first == end) with the reason in `note` when there is none, and shorter with the reason when
+// something is in the way. REQUIRES: the sequence's lock is held.
 struct DeepRun {
   uint32_t first = 0, end = 0;
   std::string note;
 };
-DeepRun find_deep_run(const StreamEnv& env, const Sequence& sequence, std::span<const LayerPlan> plans, const calib::DeepTables& tables,
-                      const DeepOptions& options);
+DeepRun find_deep_run(const StreamEnv& env, const Sequence& sequence, std::span<const LayerPlan> plans,
+                      const calib::DeepTables& tables, const DeepOptions& options);
 
 // REQUIRES: the sequence's lock is held, first < end.
-[[nodiscard]] Result<DeepPart> encode_deep(const StreamEnv& env, const Sequence& sequence, const DeepCalibration& calibration, const DeepRun& run,
-                                           const DeepOptions& options, uint32_t threads, DeepReport* report);
+[[nodiscard]] Result<DeepPart> encode_deep(const StreamEnv& env, const Sequence& sequence, const DeepCalibration& calibration,
+                                           const DeepRun& run, const DeepOptions& options, uint32_t threads, DeepReport* report);
 
-// What the deep part of a file says of itself, checked against the file's streams: its tokens are in no stream already. REQUIRES: it has one.
+// What the deep part of a file says of itself, checked against the file's streams: its tokens are in no stream already. REQUIRES:
+// it has one.
 [[nodiscard]] Status check_deep(const Snapshot& snapshot);
 
-// Where the rows of a deep archive go: into the coldest tier that a layer has, but for the positions from warm_from[layer * kv heads + head]
-// on, which go into warm blocks. No warm_from: all into the coldest.
+// Where the rows of a deep archive go: into the coldest tier that a layer has, but for the positions from warm_from[layer * kv
+// heads + head] on, which go into warm blocks. No warm_from: all into the coldest.
 struct DeepTarget {
   std::span<const LayerPlan> plans;
   std::span<const uint32_t> warm_from;
@@ -67,8 +69,8 @@ struct DeepTarget {
 
 class PackedBytes;  // parked.h
 
-// A deep archive on its way back into blocks: decode() once, then seal(), which another call continues when memory ran out, then commit().
-// Until then the sequence is as it was; blocks that were not committed go with the object. Everything given outlives it.
+// A deep archive on its way back into blocks: decode() once, then seal(), which another call continues when memory ran out, then
+// commit(). Until then the sequence is as it was; blocks that were not committed go with the object. Everything given outlives it.
 class DeepReturn {
  public:
   DeepReturn(const StreamEnv& env, const DeepTarget& target, const DeepCalibration& calibration);
@@ -79,7 +81,8 @@ class DeepReturn {
   [[nodiscard]] Status decode(std::span<const std::byte> bytes, uint32_t threads);
   // False: the arena has no room for the next block.
   [[nodiscard]] bool seal(ThreadPool& pool);
-  // Puts the blocks into the streams, all or none. data_loss: a stream has rows there already. resource_exhausted: no room for its list.
+  // Puts the blocks into the streams, all or none. data_loss: a stream has rows there already. resource_exhausted: no room for its
+  // list.
   [[nodiscard]] Status commit(Sequence& sequence);
 
   uint64_t sealed_bytes() const;
@@ -103,9 +106,10 @@ class DeepReturn {
 };
 
 // What a snapshot's deep part takes from the arena.
-[[nodiscard]] uint64_t deep_needed_bytes(const Snapshot& snapshot, std::span<const LayerPlan> plans, const calib::DeepTables& tables);
+[[nodiscard]] uint64_t deep_needed_bytes(const Snapshot& snapshot, std::span<const LayerPlan> plans,
+                                         const calib::DeepTables& tables);
 // All of it at once, into a sequence that was made for it. resource_exhausted: the arena has no room.
-[[nodiscard]] Status insert_deep(const StreamEnv& env, const Snapshot& snapshot, std::span<const LayerPlan> plans, const DeepCalibration& calibration,
-                                 ThreadPool& pool, Sequence& sequence);
+[[nodiscard]] Status insert_deep(const StreamEnv& env, const Snapshot& snapshot, std::span<const LayerPlan> plans,
+                                 const DeepCalibration& calibration, ThreadPool& pool, Sequence& sequence);
 
 }  // namespace tierkv::cache

@@ -1,4 +1,5 @@
-// deep_testing.h — what the tests of deep archives in a cache share: caches of the made-up model, filled, and how far rows are apart.
+// deep_testing.h — what the tests of deep archives in a cache share: caches of the made-up model, filled, and how far rows are
+// apart.
 #pragma once
 
 #include "cache/snapshot_testing.h"
@@ -39,7 +40,9 @@ inline Filled filled(const std::string& spec, uint32_t tokens, CalibrationPtr ta
   out.seq = out.cache->add_sequence().value();
   const made_up::Text text = made_up::model().text(tokens, 0);
   for (uint32_t l = 0; l < made_up::kLayers; ++l) {
-    const auto view = [&](const std::vector<float>& rows) { return RowsView::f32(rows.data(), tokens, made_up::kHeads, made_up::kDim); };
+    const auto view = [&](const std::vector<float>& rows) {
+      return RowsView::f32(rows.data(), tokens, made_up::kHeads, made_up::kDim);
+    };
     EXPECT_TRUE(out.cache->append(out.seq, l, view(text.keys[l]), view(text.values[l])).ok());
   }
   return out;

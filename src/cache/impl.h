@@ -43,17 +43,17 @@ struct AdaptiveKVCache::Impl {
   ThreadPool pool;
   std::unique_ptr<policy::EvictionPolicy> policy;  // null: none
   int lane_slot[policy::kNumLanes] = {-1, -1, -1, -1, -1};
-  const cache::CodecEntry* hot_codec = nullptr;    // the tail's 16-bit rows
+  const cache::CodecEntry* hot_codec = nullptr;  // the tail's 16-bit rows
 
   mutable std::mutex map_mutex;
   std::map<SeqId, std::shared_ptr<cache::Sequence>> sequences;
   SeqId next_id = 1;
 
   mutable std::mutex threshold_mutex;
-  std::vector<cache::LayerPlan> plans;             // one per layer; hot, warm and archive codec follow adaptation
-  std::vector<quant::CodecPair> archive_pairs;     // as configured, "auto" resolved
+  std::vector<cache::LayerPlan> plans;                            // one per layer; hot, warm and archive codec follow adaptation
+  std::vector<quant::CodecPair> archive_pairs;                    // as configured, "auto" resolved
   std::deque<std::vector<const cache::CodecEntry*>> head_codecs;  // what LayerPlan::archive_heads point into; entries stay
-  std::deque<cache::LengthChoice> choices;         // what LayerPlan::choice points to; they stay too
+  std::deque<cache::LengthChoice> choices;                        // what LayerPlan::choice points to; they stay too
   cache::QualityTracker quality;
 
   // --- helpers
@@ -76,10 +76,10 @@ struct AdaptiveKVCache::Impl {
   // park.cc
   // Deep archives are read and written with the tables of one calibration. failed_precondition: it is null, or has none.
   Result<cache::DeepCalibration> deep_calibration(CalibrationPtr calibration) const;
-  // The deep part of a sequence by these options, or by the configuration's where they name no target; empty with the reason in report.note
-  // when nothing can be coded. REQUIRES: its lock is held.
-  Result<cache::DeepPart> pack(const cache::Sequence& sequence, std::span<const cache::LayerPlan> plans, const cache::DeepCalibration& calibration,
-                               DeepOptions options, DeepReport& report) const;
+  // The deep part of a sequence by these options, or by the configuration's where they name no target; empty with the reason in
+  // report.note when nothing can be coded. REQUIRES: its lock is held.
+  Result<cache::DeepPart> pack(const cache::Sequence& sequence, std::span<const cache::LayerPlan> plans,
+                               const cache::DeepCalibration& calibration, DeepOptions options, DeepReport& report) const;
   Status wake(cache::Sequence& sequence);
 
   // append.cc
@@ -89,8 +89,8 @@ struct AdaptiveKVCache::Impl {
   // Live tokens a layer may hold under max_seq_len; 0: any number.
   uint32_t layer_limit(uint32_t layer) const;
   struct Evicted {
-    bool any = false;   // at least one token went
-    bool all = true;    // every head did what the policy asked; false: a head found no memory for its lists
+    bool any = false;  // at least one token went
+    bool all = true;   // every head did what the policy asked; false: a head found no memory for its lists
   };
   Evicted evict_layer(cache::Sequence& seq, uint32_t layer, uint32_t budget);
   bool relieve(cache::Sequence& seq);

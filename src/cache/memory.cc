@@ -41,7 +41,8 @@ void add_stream(const cache::StreamEnv& env, const HeadStream& s, MemoryStats& s
   stats.bookkeeping_bytes += s.blocks.storage_bytes() + s.tail.bookkeeping_bytes();
 }
 
-void walk_sequence(const cache::StreamEnv& env, const Sequence& sequence, MemoryStats& stats, std::unordered_set<const void*>* seen) {
+void walk_sequence(const cache::StreamEnv& env, const Sequence& sequence, MemoryStats& stats,
+                   std::unordered_set<const void*>* seen) {
   std::lock_guard lock(sequence.mutex);
   stats.bookkeeping_bytes += sequence.record_bytes();
   for (uint32_t l = 0; l < sequence.num_layers(); ++l) {
@@ -70,7 +71,8 @@ MemoryStats AdaptiveKVCache::memory_usage() const {
   for (const TierMemory& tier : stats.tier) used += tier.bytes();
   stats.total_bytes = impl_->arena->mapped();
   stats.table_bytes = impl_->book.table_bytes();
-  // With calls on other sequences under way the walk and the arena are read a moment apart; otherwise this is exactly the arena's own figure.
+  // With calls on other sequences under way the walk and the arena are read a moment apart; otherwise this is exactly the arena's
+  // own figure.
   stats.free_bytes = stats.total_bytes > used ? stats.total_bytes - used : 0;
   stats.total_bytes += stats.table_bytes;
   stats.peak_bytes = impl_->arena->peak() + stats.table_bytes;

@@ -4,8 +4,8 @@
 
 namespace tierkv::cache {
 
-StreamObserver::StreamObserver(const ObserveSettings& settings, const HeadStream& stream, const StreamViews& views, MassReport* report,
-                               uint32_t length)
+StreamObserver::StreamObserver(const ObserveSettings& settings, const HeadStream& stream, const StreamViews& views,
+                               MassReport* report, uint32_t length)
     : settings_(settings),
       views_(views),
       report_(report),
@@ -64,7 +64,8 @@ void StreamObserver::end_query(uint32_t) {
   if (settings_.lanes && ++window_queries_ >= settings_.observation) turn_window();
 }
 
-// The current window becomes the one before. ScissorHands' history fades by half instead, so that old habits count for less and less.
+// The current window becomes the one before. ScissorHands' history fades by half instead, so that old habits count for less and
+// less.
 void StreamObserver::turn_window() {
   window_queries_ = 0;
   const int window = slot(policy::kMassWindow), before = slot(policy::kMassBefore), low = slot(policy::kLowCount);

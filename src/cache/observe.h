@@ -23,7 +23,8 @@ struct ObserveSettings {
 class StreamObserver final : public attn::MassObserver {
  public:
   // `report` may be null. Its tokens, when wanted, are already sized.
-  StreamObserver(const ObserveSettings& settings, const HeadStream& stream, const StreamViews& views, MassReport* report, uint32_t length);
+  StreamObserver(const ObserveSettings& settings, const HeadStream& stream, const StreamViews& views, MassReport* report,
+                 uint32_t length);
 
   // The tile that starts at the call's query `first` with these positions comes next.
   void start_tile(const uint32_t* positions) { positions_ = positions; }

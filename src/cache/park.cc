@@ -1,4 +1,5 @@
-// park.cc — an idle sequence gives its memory back: its older tokens become a deep archive under the same name, and blocks again when it wakes.
+// park.cc — an idle sequence gives its memory back: its older tokens become a deep archive under the same name, and blocks again
+// when it wakes.
 //
 // Both ways make what is new before they let go of what was, so that a call that fails has changed nothing.
 #include <algorithm>
@@ -100,14 +101,15 @@ struct Keeper {
 Result<DeepCalibration> AdaptiveKVCache::Impl::deep_calibration(CalibrationPtr calibration) const {
   DeepCalibration out{std::move(calibration), nullptr};
   if (!out.calibration) {
-    return error(StatusCode::failed_precondition, "a deep archive needs the tables of a calibration, and this cache has none; `tierkv calibrate --deep` makes them");
+    return error(StatusCode::failed_precondition,
+                 "a deep archive needs the tables of a calibration, and this cache has none; `tierkv calibrate --deep` makes them");
   }
   TIERKV_ASSIGN_OR_RETURN(out.tables, out.calibration->deep_tables());
   return out;
 }
 
-Result<DeepPart> AdaptiveKVCache::Impl::pack(const Sequence& sequence, std::span<const LayerPlan> plans, const DeepCalibration& calibration,
-                                             DeepOptions options, DeepReport& report) const {
+Result<DeepPart> AdaptiveKVCache::Impl::pack(const Sequence& sequence, std::span<const LayerPlan> plans,
+                                             const DeepCalibration& calibration, DeepOptions options, DeepReport& report) const {
   if (options.ratio == 0.0 && options.quality == 0.0) {
     options.ratio = config.deep.ratio;
     options.quality = config.deep.quality;
@@ -129,8 +131,8 @@ Status AdaptiveKVCache::park(SeqId seq, const DeepOptions& options, DeepReport* 
     TIERKV_RETURN_IF_ERROR(impl_->check_awake(seq, *sequence));
     for (uint32_t l = 1; l < sequence->num_layers(); ++l) {
       if (sequence->layer(l).length == sequence->layer(0).length) continue;
-      return error(StatusCode::failed_precondition, "sequence ", seq, " cannot be parked in the middle of a token: layer 0 has ", sequence->layer(0).length,
-                   " of them and layer ", l, " ", sequence->layer(l).length);
+      return error(StatusCode::failed_precondition, "sequence ", seq, " cannot be parked in the middle of a token: layer 0 has ",
+                   sequence->layer(0).length, " of them and layer ", l, " ", sequence->layer(l).length);
     }
     auto parked = std::make_unique<Parked>();
     TIERKV_ASSIGN_OR_RETURN(DeepPart part, impl_->pack(*sequence, plans, calibration, options, parked->report));
@@ -166,7 +168,8 @@ Status AdaptiveKVCache::Impl::wake(Sequence& sequence) {
   if (coming.seal(pool)) {
     TIERKV_RETURN_IF_ERROR(coming.commit(sequence));
   } else {
-    // The packed bytes go first, but only when the blocks made so far can take them back, whatever other threads do with the memory meanwhile.
+    // The packed bytes go first, but only when the blocks made so far can take them back, whatever other threads do with the memory
+    // meanwhile.
     if (coming.sealed_bytes() < bytes.size()) return refused();
     const Keeper keeper{parked.bytes, bytes};
     parked.bytes.release();

@@ -22,7 +22,9 @@ uint64_t in_use(const AdaptiveKVCache& cache) {
 void append_text(AdaptiveKVCache& cache, SeqId seq, uint32_t tokens) {
   const made_up::Text text = made_up::model().text(tokens, cache.length(seq).value());
   for (uint32_t l = 0; l < made_up::kLayers; ++l) {
-    const auto view = [&](const std::vector<float>& rows) { return RowsView::f32(rows.data(), tokens, made_up::kHeads, made_up::kDim); };
+    const auto view = [&](const std::vector<float>& rows) {
+      return RowsView::f32(rows.data(), tokens, made_up::kHeads, made_up::kDim);
+    };
     const Status status = cache.append(seq, l, view(text.keys[l]), view(text.values[l]));
     ASSERT_TRUE(status.ok()) << status.to_string();
   }
@@ -229,7 +231,9 @@ TEST(Park, WorksWhenTheBudgetIsFull) {
       const uint32_t length = cache->length(seq).value();
       const made_up::Text text = made_up::model().text(1, length);
       for (uint32_t l = 0; l < made_up::kLayers && status.ok(); ++l) {
-        const auto view = [&](const std::vector<float>& rows) { return RowsView::f32(rows.data(), 1, made_up::kHeads, made_up::kDim); };
+        const auto view = [&](const std::vector<float>& rows) {
+          return RowsView::f32(rows.data(), 1, made_up::kHeads, made_up::kDim);
+        };
         status = cache->append(seq, l, view(text.keys[l]), view(text.values[l]));
       }
     }

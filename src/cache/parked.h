@@ -1,7 +1,7 @@
 // parked.h — the tokens of an idle sequence as a deep archive in the arena, and where they go back to.
 //
-// Packed:   one piece of the arena where it has one. When a budget is so full that it has none, the extents of the very blocks that the bytes
-//           take the place of: parking is what an operator does when memory is short, and must not need more of it first.
+// Packed:   one piece of the arena where it has one. When a budget is so full that it has none, the extents of the very blocks that
+//           the bytes take the place of: parking is what an operator does when memory is short, and must not need more of it first.
 // Invariant: the sequence's streams hold nothing in [first, end) of the layers in `layers`; everything else is as it was.
 // Threads:  the sequence's lock protects it.
 #pragma once
@@ -57,7 +57,7 @@ struct Parked {
   std::vector<uint32_t> warm_from;  // [layer][kv head]: the first position that was warm and not archived; end: none
   CalibrationPtr calibration;       // whose tables decode it, whatever the cache is given later
   PackedBytes bytes;
-  uint64_t checksum = 0;            // of them
+  uint64_t checksum = 0;  // of them
   DeepReport report;
 
   // Over layers and KV heads.

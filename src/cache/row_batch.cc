@@ -23,7 +23,8 @@ void pad(RowBatch& batch, const StreamEnv& env, uint32_t tokens) {
   batch.values.resize(tokens * d);
   for (uint32_t i = rows; i < tokens; ++i) {
     std::copy_n(batch.keys.begin() + static_cast<ptrdiff_t>((i % rows) * d), d, batch.keys.begin() + static_cast<ptrdiff_t>(i * d));
-    std::copy_n(batch.values.begin() + static_cast<ptrdiff_t>((i % rows) * d), d, batch.values.begin() + static_cast<ptrdiff_t>(i * d));
+    std::copy_n(batch.values.begin() + static_cast<ptrdiff_t>((i % rows) * d), d,
+                batch.values.begin() + static_cast<ptrdiff_t>(i * d));
   }
 }
 

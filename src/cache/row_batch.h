@@ -11,9 +11,9 @@
 namespace tierkv::cache {
 
 struct RowBatch {
-  std::vector<float> keys, values;   // [rows][head_dim]
+  std::vector<float> keys, values;  // [rows][head_dim]
   std::vector<uint32_t> positions;
-  std::vector<float> stats;          // [rows][lanes]
+  std::vector<float> stats;  // [rows][lanes]
 
   uint32_t rows() const { return static_cast<uint32_t>(positions.size()); }
   void clear();
@@ -28,8 +28,8 @@ void widen_row(const StreamEnv& env, const uint16_t* from, float* to);
 // The batch of this thread, empty.
 RowBatch& scratch_batch();
 
-// Seals the batch (1..codec.tokens rows) into a new block: encoded with `codec`, or kept as 16-bit rows in `raw` when the codec refuses them
-// (it may: its metadata has a range). Short batches are padded by repeating rows. Nothing when memory ran out.
+// Seals the batch (1..codec.tokens rows) into a new block: encoded with `codec`, or kept as 16-bit rows in `raw` when the codec
+// refuses them (it may: its metadata has a range). Short batches are padded by repeating rows. Nothing when memory ran out.
 std::optional<BlockRef> seal(const StreamEnv& env, RowBatch& batch, const CodecEntry& codec, const CodecEntry& raw, Tier tier,
                              const CodecEntry* source, uint32_t layer, uint32_t head, Arena::Use use);
 

@@ -30,7 +30,8 @@ const quant::Kernels* vectors_for(const RowsView& rows) { return rows.head_dim %
 // The largest magnitude that rounds to a finite value of the tail's type.
 float largest(bool bf16) { return bf16 ? 3.3895313e38f : 65519.0f; }
 
-// Both kinds of 16-bit floats keep the order of their magnitudes as integers, so rows that are of the tail's type need no conversion.
+// Both kinds of 16-bit floats keep the order of their magnitudes as integers, so rows that are of the tail's type need no
+// conversion.
 bool half_row_fits(const uint16_t* row, uint32_t n, int16_t infinity) {
   int16_t top = 0;  // signed: the baseline instruction set has a vector maximum for these alone
   for (uint32_t c = 0; c < n; ++c) top = std::max(top, static_cast<int16_t>(row[c] & 0x7FFFu));
@@ -60,8 +61,8 @@ Status check_shape(const RowsView& rows, const char* what, uint32_t heads, uint3
     return error(StatusCode::invalid_argument, what, " have an unknown element type ", static_cast<int>(rows.type));
   }
   if (rows.heads != heads || rows.head_dim != head_dim) {
-    return error(StatusCode::invalid_argument, what, " are ", rows.heads, " heads x ", rows.head_dim, " channels, this cache has ", heads, " x ",
-                 head_dim);
+    return error(StatusCode::invalid_argument, what, " are ", rows.heads, " heads x ", rows.head_dim, " channels, this cache has ",
+                 heads, " x ", head_dim);
   }
   if (rows.tokens && !rows.data) return error(StatusCode::invalid_argument, what, " have ", rows.tokens, " tokens but no data");
   return {};
@@ -76,7 +77,9 @@ Status check_finite(const RowsView& rows, const char* what, bool bf16) {
       for (uint32_t c = 0; c < rows.head_dim; ++c) {
         const float x = element(rows, at + c);
         if (std::fabs(x) <= limit) continue;
-        const char* problem = std::isnan(x) ? "NaN" : std::isinf(x) ? "infinite" : "beyond the range of fp16 (65504); use hot_type = bf16";
+        const char* problem = std::isnan(x)   ? "NaN"
+                              : std::isinf(x) ? "infinite"
+                                              : "beyond the range of fp16 (65504); use hot_type = bf16";
         return error(StatusCode::invalid_argument, what, ": token ", t, ", head ", h, ", channel ", c, " is ", problem);
       }
     }

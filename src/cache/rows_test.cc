@@ -32,7 +32,8 @@ const DType kTypes[] = {DType::f32, DType::f16, DType::bf16};
 TEST(Rows, NonFiniteElementsOfEveryTypeAreNamed) {
   for (DType type : kTypes) {
     for (bool bf16 : {false, true}) {
-      for (float x : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity()}) {
+      for (float x : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+                      -std::numeric_limits<float>::infinity()}) {
         const Status status = check_finite(Rows(type, x).view, "keys", bf16);
         ASSERT_EQ(status.code(), StatusCode::invalid_argument) << static_cast<int>(type) << " " << x;
         EXPECT_NE(status.message().find("keys: token 1, head 1, channel 17 is "), std::string::npos) << status.message();

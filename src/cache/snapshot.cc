@@ -21,7 +21,8 @@ namespace tierkv {
 namespace cache {
 namespace {
 
-// Which of the file's statistics goes where: to[i] is the cache's slot for the file's i-th lane, -1 when the cache does not keep it.
+// Which of the file's statistics goes where: to[i] is the cache's slot for the file's i-th lane, -1 when the cache does not keep
+// it.
 struct LaneMap {
   std::vector<int> to;
   uint32_t lanes = 0;  // the cache's
@@ -35,7 +36,8 @@ struct LaneMap {
     for (size_t row = 0; row < rows; ++row) {
       for (size_t i = 0; i < to.size(); ++i) {
         if (to[i] < 0) continue;
-        std::memcpy(out + row * lanes + static_cast<size_t>(to[i]), from.data() + (row * to.size() + i) * sizeof(float), sizeof(float));
+        std::memcpy(out + row * lanes + static_cast<size_t>(to[i]), from.data() + (row * to.size() + i) * sizeof(float),
+                    sizeof(float));
       }
     }
   }
@@ -96,7 +98,8 @@ bool build_stream(const Building& b, const SnapshotStream& from, HeadStream& s) 
 
 }  // namespace
 
-Result<std::shared_ptr<Sequence>> build_sequence(const StreamEnv& env, CodecBook& book, const int* lane_slot, const Snapshot& snapshot) {
+Result<std::shared_ptr<Sequence>> build_sequence(const StreamEnv& env, CodecBook& book, const int* lane_slot,
+                                                 const Snapshot& snapshot) {
   Building b{env, snapshot, LaneMap(snapshot.header.lane_mask, lane_slot, env.lanes), {}};
   for (const SnapshotBlock& block : snapshot.blocks) {
     for (const CodecEntry* entry : {block.codec, block.source}) {
@@ -115,7 +118,8 @@ Result<std::shared_ptr<Sequence>> build_sequence(const StreamEnv& env, CodecBook
     for (uint32_t h = 0; h < snapshot.header.kv_heads; ++h) {
       HeadStream& s = sequence->heads(l)[h];
       s.tail.configure(env.head_dim, env.lanes, from.ring);
-      if (!build_stream(b, snapshot.streams[static_cast<size_t>(l) * snapshot.header.kv_heads + h], s)) return std::shared_ptr<Sequence>();
+      if (!build_stream(b, snapshot.streams[static_cast<size_t>(l) * snapshot.header.kv_heads + h], s))
+        return std::shared_ptr<Sequence>();
     }
   }
   return sequence;
@@ -150,12 +154,15 @@ constexpr uint64_t kMaxFileBytes = std::numeric_limits<int64_t>::max();
 
 uint32_t lane_mask(const AdaptiveKVCache::Impl& impl) { return impl.policy ? impl.policy->lanes() : 0; }
 
-Status in_file(const std::string& path, const Status& status) { return Status(status.code(), quote(path) + ": " + status.message()); }
+Status in_file(const std::string& path, const Status& status) {
+  return Status(status.code(), quote(path) + ": " + status.message());
+}
 
 Status check_model(const SnapshotHeader& file, const AdaptiveKVCache::Impl& impl) {
   const CacheConfig& c = impl.config;
   const auto differs = [](const char* what, const auto& in_file, const auto& here) {
-    return error(StatusCode::invalid_argument, "the snapshot is of another shape: ", what, " is ", in_file, " in it and ", here, " in this cache");
+    return error(StatusCode::invalid_argument, "the snapshot is of another shape: ", what, " is ", in_file, " in it and ", here,
+                 " in this cache");
   };
   if (file.layers != c.num_layers) return differs("num_layers", file.layers, c.num_layers);
   if (file.kv_heads != c.num_kv_heads) return differs("num_kv_heads", file.kv_heads, c.num_kv_heads);
@@ -169,12 +176,14 @@ Status check_layers(const Snapshot& file, std::span<const LayerPlan> plans, cons
   for (size_t l = 0; l < plans.size(); ++l) {
     const cache::SnapshotLayer& layer = file.layers[l];
     if (layer.window != plans[l].window) {
-      return error(StatusCode::invalid_argument, "the snapshot's layer ", l, " has a window of ", layer.window, ", this cache's of ",
-                   plans[l].window, " (0: full attention)");
+      return error(StatusCode::invalid_argument, "the snapshot's layer ", l, " has a window of ", layer.window,
+                   ", this cache's of ", plans[l].window, " (0: full attention)");
     }
     if (layer.ring != plans[l].ring) {
-      return error(StatusCode::invalid_argument, "the snapshot's layer ", l, layer.ring ? " is a ring of its window" : " is in tiers", ", this cache's ",
-                   plans[l].ring ? "is a ring of its window" : "is in tiers", "; a window of ", layer.window, " is a ring when hot is at least as long");
+      return error(StatusCode::invalid_argument, "the snapshot's layer ", l,
+                   layer.ring ? " is a ring of its window" : " is in tiers", ", this cache's ",
+                   plans[l].ring ? "is a ring of its window" : "is in tiers", "; a window of ", layer.window,
+                   " is a ring when hot is at least as long");
     }
     if (impl.config.max_seq_len && !impl.policy && layer.length > impl.config.max_seq_len) {
       return error(StatusCode::resource_exhausted, "the snapshot's layer ", l, " has ", layer.length, " tokens and max_seq_len is ",
@@ -224,8 +233,8 @@ Result<std::shared_ptr<cache::Sequence>> thaw(AdaptiveKVCache::Impl& impl, std::
 }
 
 // What is parked is a deep archive already. REQUIRES: the sequence's lock is held.
-Result<std::vector<std::byte>> write_parked(const AdaptiveKVCache::Impl& impl, const cache::Sequence& sequence, std::span<const LayerPlan> plans,
-                                            const cache::SnapshotShape& shape) {
+Result<std::vector<std::byte>> write_parked(const AdaptiveKVCache::Impl& impl, const cache::Sequence& sequence,
+                                            std::span<const LayerPlan> plans, const cache::SnapshotShape& shape) {
   const cache::Parked& parked = *sequence.parked;
   const cache::DeepPart part{parked.first, parked.end, parked.layers, parked.calibration->id(), parked.bytes.read()};
   if (checksum(part.bytes) != parked.checksum) {

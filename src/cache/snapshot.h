@@ -1,7 +1,7 @@
 // snapshot.h — one sequence as bytes: the format's constants, what a reader makes of a file, and the two ways.
 //
-// docs/block_format.md is the specification. The reader works in two steps so that a bad file never touches a cache: read_header() and
-// read_body() check everything and give spans into the file; build_sequence() then only copies.
+// docs/block_format.md is the specification. The reader works in two steps so that a bad file never touches a cache: read_header()
+// and read_body() check everything and give spans into the file; build_sequence() then only copies.
 //
 // Memory:   what reading allocates is proportional to the bytes given, whatever their length fields claim.
 // Threads:  pure functions, but for build_sequence(), which takes the arena's and the codec book's locks.
@@ -24,7 +24,8 @@
 namespace tierkv::cache {
 
 // Integers are written byte by byte, but codec bytes, 16-bit rows and statistics are stored as they lie in memory.
-static_assert(std::endian::native == std::endian::little, "block bytes are little-endian: a big-endian host needs conversions in the codecs");
+static_assert(std::endian::native == std::endian::little,
+              "block bytes are little-endian: a big-endian host needs conversions in the codecs");
 
 namespace snapshot {
 
@@ -48,9 +49,12 @@ inline constexpr uint8_t kBlockSparse = 1;
 
 inline constexpr uint64_t padded(uint64_t bytes) { return (bytes + 7) / 8 * 8; }
 
-// A ring's spare capacity that a file may claim without bytes to show for it; the rest is written as zeros, so that the size of a file always
-// implies what loading it allocates. What append() makes of a ring stays below this, unless most of its rows were truncated away.
-inline constexpr uint64_t free_ring_capacity(uint32_t rows, uint32_t window) { return 2 * (static_cast<uint64_t>(rows) + window) + 16; }
+// A ring's spare capacity that a file may claim without bytes to show for it; the rest is written as zeros, so that the size of a
+// file always implies what loading it allocates. What append() makes of a ring stays below this, unless most of its rows were
+// truncated away.
+inline constexpr uint64_t free_ring_capacity(uint32_t rows, uint32_t window) {
+  return 2 * (static_cast<uint64_t>(rows) + window) + 16;
+}
 
 }  // namespace snapshot
 
@@ -117,16 +121,18 @@ struct SnapshotShape {
   std::string_view model;
 };
 
-// REQUIRES: the sequence's lock is held. `plans` has one entry per layer. data_loss: a block in memory does not match its own checksum.
-// `deep`: what is left out of the streams and put behind them, or null.
-[[nodiscard]] Result<std::vector<std::byte>> write_snapshot(const StreamEnv& env, const Sequence& sequence, std::span<const LayerPlan> plans,
-                                                            const SnapshotShape& shape, const DeepPart* deep = nullptr);
+// REQUIRES: the sequence's lock is held. `plans` has one entry per layer. data_loss: a block in memory does not match its own
+// checksum. `deep`: what is left out of the streams and put behind them, or null.
+[[nodiscard]] Result<std::vector<std::byte>> write_snapshot(const StreamEnv& env, const Sequence& sequence,
+                                                            std::span<const LayerPlan> plans, const SnapshotShape& shape,
+                                                            const DeepPart* deep = nullptr);
 
 // Magic, length, checksum and version, then the header's own fields.
 [[nodiscard]] Result<SnapshotHeader> read_header(std::span<const std::byte> bytes);
 // Everything after it. REQUIRES: read_header() accepted the same bytes, which outlive the result.
 // `calibration`: the cache's, or null; a file that needs another is refused.
-[[nodiscard]] Result<Snapshot> read_body(std::span<const std::byte> bytes, SnapshotHeader header, const CalibrationPtr& calibration);
+[[nodiscard]] Result<Snapshot> read_body(std::span<const std::byte> bytes, SnapshotHeader header,
+                                         const CalibrationPtr& calibration);
 
 // Null when memory ran out. `book` is the cache's; lane_slot maps policy lanes to env's slots, -1 where not kept.
 [[nodiscard]] Result<std::shared_ptr<Sequence>> build_sequence(const StreamEnv& env, CodecBook& book, const int* lane_slot,

@@ -13,7 +13,8 @@ namespace {
 using namespace tierkv::cache::testing;
 using namespace tierkv::cache::snapshot;
 
-// One layer, one KV head, so that places in the file are easy to name: sinks, an archive block, two warm ones with evicted rows, a tail.
+// One layer, one KV head, so that places in the file are easy to name: sinks, an archive block, two warm ones with evicted rows, a
+// tail.
 CacheConfig tiny_config() {
   CacheConfig config = small_config();
   config.num_layers = config.num_heads = config.num_kv_heads = 1;
@@ -53,7 +54,8 @@ struct Tiny {
     }
     tail = at;
     EXPECT_GE(blocks.size(), 4u);
-    EXPECT_TRUE(std::any_of(picture->blocks.begin(), picture->blocks.end(), [](const SnapshotBlock& b) { return b.live < b.rows; }));
+    EXPECT_TRUE(
+        std::any_of(picture->blocks.begin(), picture->blocks.end(), [](const SnapshotBlock& b) { return b.live < b.rows; }));
   }
 
   Status load(const Bytes& damaged) {
@@ -280,7 +282,8 @@ void expect_refused(const CacheConfig& from, const CacheConfig& to, std::initial
   const auto result = target->unfreeze(frozen(*source, a));
   ASSERT_FALSE(result.ok());
   EXPECT_EQ(result.status().code(), code) << result.status().to_string();
-  for (const char* word : words) EXPECT_NE(result.status().message().find(word), std::string::npos) << word << ": " << result.status().message();
+  for (const char* word : words)
+    EXPECT_NE(result.status().message().find(word), std::string::npos) << word << ": " << result.status().message();
   EXPECT_TRUE(same_memory(target->memory_usage(), before));
   EXPECT_TRUE(target->sequences().empty());
 }

@@ -1,5 +1,5 @@
-// snapshot_read.cc — bytes to a checked picture of a sequence. Nothing here trusts a field because the checksum is right: checksums are
-// for accidents, and whatever passes must be something a stream could really hold.
+// snapshot_read.cc — bytes to a checked picture of a sequence. Nothing here trusts a field because the checksum is right: checksums
+// are for accidents, and whatever passes must be something a stream could really hold.
 #include <cstdio>
 #include <cstring>
 
@@ -24,7 +24,8 @@ uint32_t load_u32(const std::byte* at) {
 
 uint64_t load_u64(const std::byte* at) { return load_u32(at) | static_cast<uint64_t>(load_u32(at + 4)) << 32; }
 
-// Walks over the content. Reading past the end gives zeros and is remembered: callers look at failed() before they believe anything.
+// Walks over the content. Reading past the end gives zeros and is remembered: callers look at failed() before they believe
+// anything.
 class Reader {
  public:
   explicit Reader(std::span<const std::byte> bytes) : bytes_(bytes) {}
@@ -143,7 +144,8 @@ class BodyReader {
       if (in_.u32() != 0) return damaged("codec ", i, " has a reserved field that is not zero");
       // Said before anything else that may be wrong with the file: it is the one that a newer build mends.
       for (const quant::CodecSpec& s : {key, value}) {
-        if (!quant::find_codec_row(s.id)) return error(StatusCode::unsupported, "the snapshot uses codec ", s.id, ", which this build does not have");
+        if (!quant::find_codec_row(s.id))
+          return error(StatusCode::unsupported, "the snapshot uses codec ", s.id, ", which this build does not have");
       }
       if (quant::needs_tables({key, value})) TIERKV_RETURN_IF_ERROR(check_tables());
       specs_.push_back({{key, value}, tokens});
@@ -157,7 +159,8 @@ class BodyReader {
     if (have && have->id() == header_.calibration) return {};
     char id[17];
     std::snprintf(id, sizeof id, "%016llx", static_cast<unsigned long long>(header_.calibration));
-    return error(StatusCode::failed_precondition, "the snapshot was made with calibration ", id, have ? " and this is " + have->id_text() : std::string(" and there is none here"),
+    return error(StatusCode::failed_precondition, "the snapshot was made with calibration ", id,
+                 have ? " and this is " + have->id_text() : std::string(" and there is none here"),
                  ": its keys cannot be read without it; load that calibration first");
   }
 
@@ -177,7 +180,8 @@ class BodyReader {
       layer.ring = flags & kLayerRing;
       if (flags > kLayerRing || reserved != 0) return damaged("layer ", l, " has unknown flags");
       if (layer.length >= attn::kDeadPosition) return damaged("layer ", l, " has an impossible length of ", layer.length);
-      if (layer.unobserved > layer.length) return damaged("layer ", l, ": ", layer.unobserved, " of ", layer.length, " tokens unobserved");
+      if (layer.unobserved > layer.length)
+        return damaged("layer ", l, ": ", layer.unobserved, " of ", layer.length, " tokens unobserved");
       if (layer.ring && layer.window == 0) return damaged("layer ", l, " is a ring without a window");
       out_.layers.push_back(layer);
     }
@@ -186,7 +190,8 @@ class BodyReader {
 
   // Codecs come in the order of first use, so an index is one that was seen or the next one.
   Result<const CodecEntry*> codec(uint32_t index) {
-    if (index > out_.codecs.size() || index >= specs_.size()) return bad_block("codec index ", index, " is out of order or out of range");
+    if (index > out_.codecs.size() || index >= specs_.size())
+      return bad_block("codec index ", index, " is out of order or out of range");
     if (index == out_.codecs.size()) {
       auto entry = out_.book->get(specs_[index].pair, specs_[index].tokens, layer_, head_);
       if (!entry.ok()) {
@@ -194,7 +199,8 @@ class BodyReader {
         return bad_block("codec ", index, ": ", entry.status().message());
       }
       for (const CodecEntry* other : out_.codecs) {
-        if (other->pair == (*entry)->pair && other->tokens == (*entry)->tokens) return bad_block("codec ", index, " is listed twice");
+        if (other->pair == (*entry)->pair && other->tokens == (*entry)->tokens)
+          return bad_block("codec ", index, " is listed twice");
       }
       out_.codecs.push_back(*entry);
     }
@@ -215,7 +221,8 @@ class BodyReader {
     b.checksum = in_.u64();
     if (in_.failed()) return bad_block("the file ends in it");
     if (flags > kBlockSparse || reserved16 != 0 || reserved32 != 0) return bad_block("unknown flags");
-    if (tier >= kNumTiers || static_cast<Tier>(tier) == Tier::hot) return bad_block("tier ", static_cast<int>(tier), " has no blocks");
+    if (tier >= kNumTiers || static_cast<Tier>(tier) == Tier::hot)
+      return bad_block("tier ", static_cast<int>(tier), " has no blocks");
     b.tier = static_cast<Tier>(tier);
     sparse = flags & kBlockSparse;
     TIERKV_ASSIGN_OR_RETURN(b.codec, codec(codec_index));
@@ -279,9 +286,11 @@ class BodyReader {
 
   Status check_tail(const SnapshotStream& s, bool sparse) {
     const SnapshotLayer& layer = out_.layers[layer_];
-    if (layer.ring ? s.ring_capacity < s.tail_rows || sparse : s.ring_capacity != 0) return bad("the tail is neither a ring nor a line");
+    if (layer.ring ? s.ring_capacity < s.tail_rows || sparse : s.ring_capacity != 0)
+      return bad("the tail is neither a ring nor a line");
     if (s.tail_rows == 0) return s.tail_first_position == 0 && !sparse ? Status() : bad("an empty tail with positions");
-    if (s.tail_first_position < next_ || s.tail_first_position >= layer.length) return bad("the tail's first position ", s.tail_first_position);
+    if (s.tail_first_position < next_ || s.tail_first_position >= layer.length)
+      return bad("the tail's first position ", s.tail_first_position);
     if (!sparse) {
       // A gap may follow after eviction and truncation, but never in a ring.
       const uint32_t most = layer.length - s.tail_first_position;
@@ -322,10 +331,12 @@ class BodyReader {
     s.keys = in_.take(side);
     s.values = in_.take(side);
     const uint64_t free_capacity = free_ring_capacity(s.tail_rows, layer.window);
-    if (s.ring_capacity > free_capacity) in_.take_zeros((s.ring_capacity - free_capacity) * 2 * header_.head_dim * sizeof(uint16_t));
+    if (s.ring_capacity > free_capacity)
+      in_.take_zeros((s.ring_capacity - free_capacity) * 2 * header_.head_dim * sizeof(uint16_t));
     if (in_.failed()) return bad("the file ends in the tail, or its padding is not zero");
     TIERKV_RETURN_IF_ERROR(check_tail(s, sparse));
-    if (!halves_finite(s.keys, header_.hot_bf16) || !halves_finite(s.values, header_.hot_bf16)) return bad("a hot row is not finite");
+    if (!halves_finite(s.keys, header_.hot_bf16) || !halves_finite(s.values, header_.hot_bf16))
+      return bad("a hot row is not finite");
     out_.streams.push_back(s);
     return {};
   }
@@ -346,10 +357,12 @@ Result<SnapshotHeader> read_header(std::span<const std::byte> bytes) {
     return error(StatusCode::data_loss, "not a tierkv snapshot: its first bytes are others");
   }
   // These three places mean the same in every version, so damage is told from novelty: a newer file is whole first and newer then.
-  if (bytes.size() < kHeaderBytes + kTrailerBytes) return error(StatusCode::data_loss, "the snapshot is cut short at ", bytes.size(), " bytes");
+  if (bytes.size() < kHeaderBytes + kTrailerBytes)
+    return error(StatusCode::data_loss, "the snapshot is cut short at ", bytes.size(), " bytes");
   const uint64_t claimed = load_u64(bytes.data() + 24);
   if (claimed != bytes.size()) {
-    return error(StatusCode::data_loss, "the snapshot says it is ", claimed, " bytes long and is ", bytes.size(), ": truncated or damaged");
+    return error(StatusCode::data_loss, "the snapshot says it is ", claimed, " bytes long and is ", bytes.size(),
+                 ": truncated or damaged");
   }
   const auto content = bytes.first(bytes.size() - kTrailerBytes);
   if (checksum(content) != load_u64(bytes.data() + content.size())) {
@@ -361,8 +374,8 @@ Result<SnapshotHeader> read_header(std::span<const std::byte> bytes) {
   h.version = in.u32();
   h.min_reader = in.u32();
   if (h.min_reader > kVersion) {
-    return error(StatusCode::unsupported, "the snapshot has format version ", h.version, " and needs a reader of version ", h.min_reader,
-                 "; this build reads up to version ", kVersion);
+    return error(StatusCode::unsupported, "the snapshot has format version ", h.version, " and needs a reader of version ",
+                 h.min_reader, "; this build reads up to version ", kVersion);
   }
   if (h.min_reader == 0 || h.version < h.min_reader) return damaged("version ", h.version, " with minimum reader ", h.min_reader);
   if (const uint32_t tag = in.u32(); tag != kEndianTag) return damaged("byte order mark ", tag);
@@ -387,7 +400,8 @@ Result<SnapshotHeader> read_header(std::span<const std::byte> bytes) {
   h.deep = h.min_reader >= 2 && (flags & kHasDeep);
   if (hot_type != 1 && hot_type != 2) return damaged("hot type ", hot_type);
   h.hot_bf16 = hot_type == 2;
-  if (h.lane_mask >> policy::kNumLanes) return error(StatusCode::unsupported, "the snapshot has eviction statistics this build does not know: mask ", h.lane_mask);
+  if (h.lane_mask >> policy::kNumLanes)
+    return error(StatusCode::unsupported, "the snapshot has eviction statistics this build does not know: mask ", h.lane_mask);
   if (model_bytes > content.size() - h.header_bytes) return damaged("a model name of ", model_bytes, " bytes");
   h.model.assign(reinterpret_cast<const char*>(content.data() + h.header_bytes), model_bytes);
   if (h.min_reader >= 2) {

@@ -45,7 +45,8 @@ std::vector<Case> all_cases() {
   c = {"window_in_tiers", small_config("compact")};
   c.config.tiers.window = 200;
   cases.push_back(c);
-  for (const char* policy : {"h2o", "sliding_window", "streaming_llm", "tova", "snapkv", "scissorhands", "pyramidkv", "pyramidkv_linear"}) {
+  for (const char* policy :
+       {"h2o", "sliding_window", "streaming_llm", "tova", "snapkv", "scissorhands", "pyramidkv", "pyramidkv_linear"}) {
     c = {policy, small_config("compact")};
     c.config.eviction.policy = policy;
     c.config.max_seq_len = 256;
@@ -86,7 +87,8 @@ TEST_P(SnapshotResume, GoesOnBitForBit) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Configs, SnapshotResume, ::testing::ValuesIn(all_cases()), [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Configs, SnapshotResume, ::testing::ValuesIn(all_cases()),
+                         [](const auto& info) { return info.param.name; });
 
 TEST(Snapshot, EmptySequencesResume) {
   auto cache = make_cache(small_config());
@@ -147,7 +149,8 @@ TEST(Snapshot, MemoryAfterLoadingIsThatOfTheOriginal) {
   EXPECT_LE(y.bookkeeping_bytes, x.bookkeeping_bytes);
 }
 
-// A big prefill makes a ring much larger than its window; truncating that leaves a ring with few rows, whose capacity still decides bits.
+// A big prefill makes a ring much larger than its window; truncating that leaves a ring with few rows, whose capacity still decides
+// bits.
 TEST(Snapshot, NearlyEmptyRingKeepsItsCapacity) {
   CacheConfig config = small_config("fp16");
   config.tiers.window = 40;

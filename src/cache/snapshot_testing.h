@@ -52,7 +52,8 @@ inline void append(AdaptiveKVCache& cache, SeqId seq, std::mt19937& rng, uint32_
 }
 
 // Outputs of the newest `queries` tokens in every layer are added to `out`.
-inline void attend(AdaptiveKVCache& cache, SeqId seq, std::mt19937& rng, uint32_t queries, std::vector<float>& out, bool observe = true) {
+inline void attend(AdaptiveKVCache& cache, SeqId seq, std::mt19937& rng, uint32_t queries, std::vector<float>& out,
+                   bool observe = true) {
   const CacheConfig& c = cache.config();
   AttentionOptions options;
   options.observe = observe;
@@ -60,7 +61,8 @@ inline void attend(AdaptiveKVCache& cache, SeqId seq, std::mt19937& rng, uint32_
     const auto rows = gaussian_rows(rng, static_cast<size_t>(queries) * c.query_heads() * c.head_dim);
     const size_t at = out.size();
     out.resize(at + rows.size());
-    const Status status = cache.attention(seq, l, RowsView::f32(rows.data(), queries, c.query_heads(), c.head_dim), out.data() + at, options);
+    const Status status =
+        cache.attention(seq, l, RowsView::f32(rows.data(), queries, c.query_heads(), c.head_dim), out.data() + at, options);
     ASSERT_TRUE(status.ok()) << status.to_string();
   }
 }
@@ -116,8 +118,9 @@ inline void reseal(Bytes& bytes) {
 }
 
 inline bool same_memory(const MemoryStats& a, const MemoryStats& b) {
-  return std::memcmp(a.tier, b.tier, sizeof a.tier) == 0 && a.bookkeeping_bytes == b.bookkeeping_bytes && a.free_bytes == b.free_bytes &&
-         a.total_bytes == b.total_bytes && a.peak_bytes == b.peak_bytes && a.fp16_bytes == b.fp16_bytes;
+  return std::memcmp(a.tier, b.tier, sizeof a.tier) == 0 && a.bookkeeping_bytes == b.bookkeeping_bytes &&
+         a.free_bytes == b.free_bytes && a.total_bytes == b.total_bytes && a.peak_bytes == b.peak_bytes &&
+         a.fp16_bytes == b.fp16_bytes;
 }
 
 }  // namespace tierkv::cache::testing

@@ -1,4 +1,5 @@
-// snapshot_write.cc — a sequence to bytes. One walk does both jobs: the first counts, so that the second writes into exactly enough.
+// snapshot_write.cc — a sequence to bytes. One walk does both jobs: the first counts, so that the second writes into exactly
+// enough.
 #include <algorithm>
 #include <cstring>
 #include <new>
@@ -206,13 +207,14 @@ Result<std::vector<std::byte>> write_snapshot(const StreamEnv& env, const Sequen
       for (const BlockRef& ref : s.blocks) {
         // A file that no reader accepts would replace one that is good: better to say so now.
         if (ref.block->compute_checksum() != ref.block->checksum) {
-          return error(StatusCode::data_loss, "layer ", l, ", KV head ", s.head, ": the ", tier_name(ref.block->tier), " block at position ",
-                       ref.first_position, " changed in memory since it was made; nothing is saved");
+          return error(StatusCode::data_loss, "layer ", l, ", KV head ", s.head, ": the ", tier_name(ref.block->tier),
+                       " block at position ", ref.first_position, " changed in memory since it was made; nothing is saved");
         }
         if (!job.kept(s, ref)) continue;
         for (const CodecEntry* entry : {ref.block->codec, ref.block->source}) {
-          const bool other = entry && entry->calibration && ((job.codecs.calibration() && entry->calibration != job.codecs.calibration()) ||
-                                                             (deep && entry->calibration->id() != deep->calibration));
+          const bool other = entry && entry->calibration &&
+                             ((job.codecs.calibration() && entry->calibration != job.codecs.calibration()) ||
+                              (deep && entry->calibration->id() != deep->calibration));
           if (other) return error(StatusCode::unsupported, "the sequence has blocks of two calibrations, and a snapshot holds one");
           job.codecs.add(entry);
         }

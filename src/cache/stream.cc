@@ -47,7 +47,8 @@ bool graduate(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, Arena:
   return true;
 }
 
-// The oldest warm blocks that together fill one archive block become it. Blocks that eviction or truncation left short may make it short.
+// The oldest warm blocks that together fill one archive block become it. Blocks that eviction or truncation left short may make it
+// short.
 bool demote(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, Arena::Use use) {
   if (plan.warm == kAll || plan.warm == 0) return true;
   const uint32_t target = plan.archive_codec->tokens;
@@ -64,7 +65,8 @@ bool demote(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, Arena::U
     }
     if (last == first) return true;  // a warm block larger than an archive block (an older configuration's): it stays
     if (batch.rows()) {
-      auto ref = seal(env, batch, *plan.archive(s.head), *plan.raw_archive, Tier::archive, s.blocks[first].block->codec, s.layer, s.head, use);
+      auto ref = seal(env, batch, *plan.archive(s.head), *plan.raw_archive, Tier::archive, s.blocks[first].block->codec, s.layer,
+                      s.head, use);
       if (!ref) return false;
       release_ref(env, s.blocks[first]);
       s.blocks[first++] = *ref;
@@ -85,7 +87,8 @@ void kill_rows(BlockRef& ref, const uint8_t* keep) {
   while (ref.rows && !ref.alive(ref.rows - 1u)) --ref.rows;
 }
 
-// Rewrites the live rows of `count` neighbours as one block less. False: they do not fit, or there is no memory: then they just keep theirs.
+// Rewrites the live rows of `count` neighbours as one block less. False: they do not fit, or there is no memory: then they just
+// keep theirs.
 bool merge_run(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, size_t first, size_t count) {
   if (first + count > s.blocks.size()) return false;
   const Tier tier = s.blocks[first].block->tier;
@@ -119,8 +122,8 @@ bool merge_run(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, size_
   return true;
 }
 
-// Two neighbours that fit one block, or three that fit two, are rewritten: eviction that drops a few rows everywhere would otherwise free
-// nothing until every block is half dead. Each rewrite re-encodes rows, so it is not done for less.
+// Two neighbours that fit one block, or three that fit two, are rewritten: eviction that drops a few rows everywhere would
+// otherwise free nothing until every block is half dead. Each rewrite re-encodes rows, so it is not done for less.
 void merge_neighbours(const StreamEnv& env, HeadStream& s, const LayerPlan& plan) {
   for (size_t i = 0; i + 1 < s.blocks.size();) {
     if (!merge_run(env, s, plan, i, 2) && !merge_run(env, s, plan, i, 3)) ++i;
@@ -205,26 +208,30 @@ void live_stats(const StreamEnv& env, const HeadStream& s, std::vector<float>& o
       if (ref.alive(row)) out.insert(out.end(), ref.stats + row * env.lanes, ref.stats + (row + 1) * env.lanes);
     }
   }
-  for (uint32_t row = 0; row < s.tail.rows(); ++row) out.insert(out.end(), s.tail.stats_row(row), s.tail.stats_row(row) + env.lanes);
+  for (uint32_t row = 0; row < s.tail.rows(); ++row)
+    out.insert(out.end(), s.tail.stats_row(row), s.tail.stats_row(row) + env.lanes);
 }
 
 bool evict_rows(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, std::span<const uint8_t> keep) {
   const auto all_kept = [&](size_t from, size_t count) {
-    return std::all_of(keep.begin() + static_cast<ptrdiff_t>(from), keep.begin() + static_cast<ptrdiff_t>(from + count), [](uint8_t k) { return k; });
+    return std::all_of(keep.begin() + static_cast<ptrdiff_t>(from), keep.begin() + static_cast<ptrdiff_t>(from + count),
+                       [](uint8_t k) { return k; });
   };
   // First everything that can fail: lists for the blocks and the tail that lose rows.
   size_t at = 0;
   for (BlockRef& ref : s.blocks) {
     if (!ref.positions && !all_kept(at, ref.live)) {
       const uint32_t tokens = ref.block->codec->tokens;
-      ref.positions = static_cast<uint32_t*>(env.arena->allocate(tokens * sizeof(uint32_t), MemoryTag::bookkeeping, Arena::Use::relief));
+      ref.positions =
+          static_cast<uint32_t*>(env.arena->allocate(tokens * sizeof(uint32_t), MemoryTag::bookkeeping, Arena::Use::relief));
       if (!ref.positions) return false;
       for (uint32_t row = 0; row < tokens; ++row) ref.positions[row] = row < ref.rows ? ref.first_position + row : kDeadPosition;
     }
     at += ref.live;
   }
   const bool tail_loses = !all_kept(at, s.tail.rows());
-  if (tail_loses && !(s.tail.reserve(*env.arena, 0, plan.tail_bound(), Arena::Use::relief) && s.tail.reserve_positions(*env.arena))) return false;
+  if (tail_loses && !(s.tail.reserve(*env.arena, 0, plan.tail_bound(), Arena::Use::relief) && s.tail.reserve_positions(*env.arena)))
+    return false;
 
   at = 0;
   size_t to = 0;
@@ -263,10 +270,10 @@ void truncate(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, uint32
       --ref.rows;
     }
   }
-  if (has_sinks(s) && length < plan.sinks && s.tail.can_push_front(s.blocks[0].rows) && s.blocks.size() == 1 && !s.blocks[0].positions &&
-      s.tail.first_position() == s.blocks[0].rows) {
-    // Fewer tokens than sinks are left: back to the tail, so that the tokens that come next can become sinks too. A sequence that was
-    // loaded from a cache with other sinks may have a gap or blocks in between; its sinks stay as they are.
+  if (has_sinks(s) && length < plan.sinks && s.tail.can_push_front(s.blocks[0].rows) && s.blocks.size() == 1 &&
+      !s.blocks[0].positions && s.tail.first_position() == s.blocks[0].rows) {
+    // Fewer tokens than sinks are left: back to the tail, so that the tokens that come next can become sinks too. A sequence that
+    // was loaded from a cache with other sinks may have a gap or blocks in between; its sinks stay as they are.
     BlockRef ref = s.blocks[0];
     const auto* keys = reinterpret_cast<const uint16_t*>(ref.block->keys().data());
     const auto* values = reinterpret_cast<const uint16_t*>(ref.block->values().data());
@@ -303,8 +310,12 @@ void collect_views(const StreamEnv& env, HeadStream& s, const CodecEntry& hot_co
   out.tiers.clear();
   for (const BlockRef& ref : s.blocks) {
     const CodecEntry& codec = *ref.block->codec;
-    out.views.push_back({codec.key.get(), codec.value.get(), ref.block->keys(), ref.block->values(),
-                         {s.layer, s.head, ref.first_position, ref.positions}, ref.rows});
+    out.views.push_back({codec.key.get(),
+                         codec.value.get(),
+                         ref.block->keys(),
+                         ref.block->values(),
+                         {s.layer, s.head, ref.first_position, ref.positions},
+                         ref.rows});
     out.stats.push_back(ref.stats);
     out.tiers.push_back(ref.block->tier);
   }
@@ -317,8 +328,12 @@ void collect_views(const StreamEnv& env, HeadStream& s, const CodecEntry& hot_co
       const size_t offset = static_cast<size_t>(i) * env.head_dim;
       const size_t bytes = static_cast<size_t>(n) * env.head_dim * sizeof(uint16_t);
       const auto as_span = [&](const uint16_t* p) { return std::span(reinterpret_cast<const std::byte*>(p + offset), bytes); };
-      out.views.push_back({hot_codec.key.get(), hot_codec.value.get(), as_span(run.keys), as_span(run.values),
-                           {s.layer, s.head, run.first_position + i, run.positions ? run.positions + i : nullptr}, n});
+      out.views.push_back({hot_codec.key.get(),
+                           hot_codec.value.get(),
+                           as_span(run.keys),
+                           as_span(run.values),
+                           {s.layer, s.head, run.first_position + i, run.positions ? run.positions + i : nullptr},
+                           n});
       out.stats.push_back(env.lanes ? s.tail.stats_row(row) : nullptr);
       out.tiers.push_back(Tier::hot);
       row += n;
@@ -360,7 +375,8 @@ bool allocate_ref_arrays(const StreamEnv& env, BlockRef& ref, uint32_t tokens, b
     std::fill_n(ref.positions, tokens, kDeadPosition);
   }
   if (env.lanes) {
-    ref.stats = static_cast<float*>(env.arena->allocate(static_cast<size_t>(tokens) * env.lanes * sizeof(float), MemoryTag::bookkeeping, use));
+    ref.stats = static_cast<float*>(
+        env.arena->allocate(static_cast<size_t>(tokens) * env.lanes * sizeof(float), MemoryTag::bookkeeping, use));
     if (!ref.stats) {
       release_ref_arrays(env, ref, tokens);
       return false;

@@ -3,8 +3,9 @@
 //   blocks: [sinks][archive …][warm …]   tail: [hot rows and the block being filled]
 //
 // A stream moves rows between tiers: the tail's front graduates into a warm block, the oldest warm blocks into an archive block,
-// evicted rows die in place and thinned-out neighbours merge. Each step makes its new block first and only then lets go of the old ones,
-// so that running out of memory leaves everything where it was. Every operation here is on one stream and under its sequence's lock.
+// evicted rows die in place and thinned-out neighbours merge. Each step makes its new block first and only then lets go of the old
+// ones, so that running out of memory leaves everything where it was. Every operation here is on one stream and under its
+// sequence's lock.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +23,8 @@ namespace tierkv::cache {
 struct StreamEnv {
   Arena* arena = nullptr;
   uint32_t head_dim = 0;
-  uint32_t lanes = 0;      // eviction statistics per token
-  bool hot_bf16 = false;   // the tail's rows are bf16, not fp16
+  uint32_t lanes = 0;     // eviction statistics per token
+  bool hot_bf16 = false;  // the tail's rows are bf16, not fp16
 };
 
 // The archive's codecs by the length of the sequence (quant::adaptive_steps()).
@@ -44,12 +45,12 @@ struct LayerPlan {
   uint32_t window = 0;
   uint32_t slack = 0;
   bool ring = false;
-  const CodecEntry* warm_codec = nullptr;     // null when warm == 0
-  const CodecEntry* archive_codec = nullptr;  // null when warm == kAll; of head 0 where every head has its own
+  const CodecEntry* warm_codec = nullptr;            // null when warm == 0
+  const CodecEntry* archive_codec = nullptr;         // null when warm == kAll; of head 0 where every head has its own
   const CodecEntry* const* archive_heads = nullptr;  // [kv head], or null: all have archive_codec
-  const LengthChoice* choice = nullptr;       // or null: archive_codec serves every length
-  const CodecEntry* sink_codec = nullptr;     // null when sinks == 0
-  const CodecEntry* raw_warm = nullptr;       // 16-bit rows in blocks of the same size: for rows a codec refuses
+  const LengthChoice* choice = nullptr;              // or null: archive_codec serves every length
+  const CodecEntry* sink_codec = nullptr;            // null when sinks == 0
+  const CodecEntry* raw_warm = nullptr;              // 16-bit rows in blocks of the same size: for rows a codec refuses
   const CodecEntry* raw_archive = nullptr;
 
   const CodecEntry* archive(uint32_t head) const { return archive_heads ? archive_heads[head] : archive_codec; }
@@ -82,8 +83,8 @@ void live_positions(const HeadStream& s, std::vector<uint32_t>& out);
 // Statistics of live tokens in the same order: out[i*lanes + lane].
 void live_stats(const StreamEnv& env, const HeadStream& s, std::vector<float>& out);
 
-// Keeps live token i iff keep[i]; dead rows are forgotten, empty blocks freed, thinned-out neighbours merged (two into one, three into two).
-// False: not enough memory for the lists eviction needs, nothing was changed.
+// Keeps live token i iff keep[i]; dead rows are forgotten, empty blocks freed, thinned-out neighbours merged (two into one, three
+// into two). False: not enough memory for the lists eviction needs, nothing was changed.
 [[nodiscard]] bool evict_rows(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, std::span<const uint8_t> keep);
 
 // Forgets every position >= length. Sinks that a truncation cuts into go back to the tail, which prepare_truncate() makes room for.
@@ -93,7 +94,8 @@ void truncate(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, uint32
 // Decodes the row at `position` into key and value (either may be null). False: not there.
 [[nodiscard]] bool read_row(const StreamEnv& env, const HeadStream& s, uint32_t position, float* key, float* value);
 
-// Views over everything live, for attention; stats[i] is the statistics of view i's first row (null without lanes) and tier[i] its tier.
+// Views over everything live, for attention; stats[i] is the statistics of view i's first row (null without lanes) and tier[i] its
+// tier.
 struct StreamViews {
   std::vector<attn::BlockView> views;
   std::vector<float*> stats;

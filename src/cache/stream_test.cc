@@ -178,7 +178,8 @@ TEST_F(StreamTest, ClonesShareBlocksAndTail) {
 }
 
 TEST_F(StreamTest, RowsACodecRefusesStayInSixteenBits) {
-  // One bit over a range of 120000 needs a scale that FP16 does not have; the stream keeps such rows as they are instead of losing them.
+  // One bit over a range of 120000 needs a scale that FP16 does not have; the stream keeps such rows as they are instead of losing
+  // them.
   plan.warm_codec = entry("kivi1-g16", 16);
   plan.warm = kAll;
   plan.archive_codec = nullptr;

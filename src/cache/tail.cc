@@ -32,7 +32,8 @@ void Tail::runs(Run out[2]) const {
   const uint32_t first_run = ring_ ? std::min(n, buffer_->capacity - first_slot) : n;
   const auto run = [&](uint32_t at_slot, uint32_t row, uint32_t count) {
     const size_t offset = static_cast<size_t>(at_slot) * head_dim_;
-    return Run{buffer_->keys() + offset, buffer_->values() + offset, count, position(row), sparse() ? positions_.data() + row : nullptr};
+    return Run{buffer_->keys() + offset, buffer_->values() + offset, count, position(row),
+               sparse() ? positions_.data() + row : nullptr};
   };
   out[0] = run(first_slot, 0, first_run);
   if (first_run < n) out[1] = run(0, first_run, n - first_run);
@@ -151,7 +152,8 @@ void Tail::push_front(uint32_t count, const uint16_t* keys, const uint16_t* valu
   std::memcpy(buffer_->values(), values, count * row_values * sizeof(uint16_t));
   if (lanes_) {
     for (size_t i = 0; i < static_cast<size_t>(count) * lanes_; ++i) stats_.push_reserved(0.0f);
-    std::memmove(stats_.data() + static_cast<size_t>(count) * lanes_, stats_.data(), static_cast<size_t>(old) * lanes_ * sizeof(float));
+    std::memmove(stats_.data() + static_cast<size_t>(count) * lanes_, stats_.data(),
+                 static_cast<size_t>(old) * lanes_ * sizeof(float));
     std::memcpy(stats_.data(), stats, static_cast<size_t>(count) * lanes_ * sizeof(float));
   }
   end_ += count;
@@ -182,8 +184,8 @@ void Tail::keep(std::span<const uint8_t> keep) {
   end_ = begin_ + to;
   positions_.resize_down(to);
   if (lanes_) stats_.resize_down(static_cast<size_t>(to) * lanes_);
-  // Only the front went: positions need no list. Rows that are consecutive but end before the sequence does (a truncation into a gap)
-  // keep theirs, because the next row does not continue them.
+  // Only the front went: positions need no list. Rows that are consecutive but end before the sequence does (a truncation into a
+  // gap) keep theirs, because the next row does not continue them.
   if (to && to_the_end && positions_[to - 1] - positions_[0] == to - 1) {
     first_position_ = positions_[0];
     positions_.resize_down(0);

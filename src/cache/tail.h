@@ -1,8 +1,8 @@
 // tail.h — the hot tail of one KV head: the newest rows as 16-bit floats in one buffer that grows geometrically in place.
 //
-// Linear (full attention): rows lie oldest first, contiguous, so that a view is zero-copy; rows leave at the front as blocks graduate,
-// and the gap is closed by one move when the end is reached (amortised, at most one row moved per row appended).
-// Ring (sliding windows that fit the hot tier): the row of position p lies in slot p % capacity and new rows overwrite what left the
+// Linear (full attention): rows lie oldest first, contiguous, so that a view is zero-copy; rows leave at the front as blocks
+// graduate, and the gap is closed by one move when the end is reached (amortised, at most one row moved per row appended). Ring
+// (sliding windows that fit the hot tier): the row of position p lies in slot p % capacity and new rows overwrite what left the
 // window. Attention does not care about slot order, so nothing is ever un-rotated; a view is at most two runs.
 //
 // Sharing:  the buffer is reference counted; a fork shares it until one side writes (writable() copies then).
@@ -67,11 +67,11 @@ class Tail {
   // At most two runs (the second empty unless a ring wraps).
   void runs(Run out[2]) const;
 
-  // The next row will be `position`. After eviction and truncation that may leave a gap behind the last row, which only a list of positions
-  // can say. False: no memory for it.
+  // The next row will be `position`. After eviction and truncation that may leave a gap behind the last row, which only a list of
+  // positions can say. False: no memory for it.
   [[nodiscard]] bool continue_at(Arena& arena, uint32_t position);
-  // Room for `extra` more rows, in a buffer nobody else sees. `most` bounds a linear tail's expected size (0: unknown). On failure nothing
-  // the caller can see has changed.
+  // Room for `extra` more rows, in a buffer nobody else sees. `most` bounds a linear tail's expected size (0: unknown). On failure
+  // nothing the caller can see has changed.
   [[nodiscard]] bool reserve(Arena& arena, uint32_t extra, uint32_t most, Arena::Use use = Arena::Use::normal);
   // The next row; REQUIRES a successful continue_at() and reserve().
   void push(uint32_t position, uint16_t*& key, uint16_t*& value);
@@ -87,11 +87,12 @@ class Tail {
   void keep(std::span<const uint8_t> keep);
   void shrink(Arena& arena, uint32_t wanted);
 
-  // For snapshots: makes an empty tail hold `rows` rows, contents undefined and statistics zero, at `positions` (null: consecutive from
-  // first_position). A ring gets back its old capacity, which decides where its runs split and so the order attention adds in; a linear
-  // tail gets just enough.
+  // For snapshots: makes an empty tail hold `rows` rows, contents undefined and statistics zero, at `positions` (null: consecutive
+  // from first_position). A ring gets back its old capacity, which decides where its runs split and so the order attention adds in;
+  // a linear tail gets just enough.
   // REQUIRES: configured, never used; ring_capacity >= rows for a ring. False: no memory; reset() frees what there is.
-  [[nodiscard]] bool restore(Arena& arena, uint32_t rows, uint32_t first_position, const uint32_t* positions, uint32_t ring_capacity);
+  [[nodiscard]] bool restore(Arena& arena, uint32_t rows, uint32_t first_position, const uint32_t* positions,
+                             uint32_t ring_capacity);
 
   [[nodiscard]] bool clone_from(Arena& arena, const Tail& other);
   void swap(Tail& other);
@@ -101,9 +102,7 @@ class Tail {
   size_t buffer_bytes() const { return buffer_ ? Arena::rounded(TailBuffer::total_bytes(buffer_->capacity, head_dim_)) : 0; }
   size_t payload_bytes() const { return static_cast<size_t>(rows()) * head_dim_ * 2 * sizeof(uint16_t); }
   const void* buffer_identity() const { return buffer_; }
-  size_t bookkeeping_bytes() const {
-    return positions_.storage_bytes() + stats_.storage_bytes();
-  }
+  size_t bookkeeping_bytes() const { return positions_.storage_bytes() + stats_.storage_bytes(); }
 
  private:
   bool sparse() const { return !positions_.empty(); }

@@ -23,7 +23,8 @@ struct SectionName {
   char tag[5];
   const char* what;  // for messages
 };
-constexpr SectionName kSections[] = {{"KLT1", "bases"}, {"KVQT", "codebooks"}, {"SQUA", "query directions"}, {"DEEP", "the deep archive"}};  // by Kind
+constexpr SectionName kSections[] = {
+    {"KLT1", "bases"}, {"KVQT", "codebooks"}, {"SQUA", "query directions"}, {"DEEP", "the deep archive"}};  // by Kind
 
 template <class Tables>
 void put_section(ByteWriter& out, const char* tag, const std::shared_ptr<const Tables>& tables) {
@@ -62,7 +63,8 @@ Status get_rotations(ByteReader& in, const std::string& name, Calibration& c) {
       pair.a = in.get<uint16_t>();
       pair.b = in.get<uint16_t>();
       pair.angle = in.get<double>();
-      if (pair.a >= c.model.head_dim || pair.b >= c.model.head_dim || pair.a == pair.b || named[pair.a] || named[pair.b] || !std::isfinite(pair.angle)) {
+      if (pair.a >= c.model.head_dim || pair.b >= c.model.head_dim || pair.a == pair.b || named[pair.a] || named[pair.b] ||
+          !std::isfinite(pair.angle)) {
         return damaged(name, "a rotation names a channel that is not there, or twice");
       }
       named[pair.a] = named[pair.b] = true;
@@ -73,7 +75,8 @@ Status get_rotations(ByteReader& in, const std::string& name, Calibration& c) {
 }
 
 template <class Tables>
-Result<std::shared_ptr<const Tables>> get_tables(std::span<const std::byte> bytes, const std::string& name, const char* what, const ModelId& model) {
+Result<std::shared_ptr<const Tables>> get_tables(std::span<const std::byte> bytes, const std::string& name, const char* what,
+                                                 const ModelId& model) {
   ByteReader in(bytes);
   auto read = Tables::read(in, model);
   if (!read.ok()) return damaged(name, read.status().message());
@@ -89,7 +92,8 @@ size_t size_of(const std::vector<T>& values) {
 size_t bytes_of(const KltTables& tables) {
   size_t total = sizeof tables + size_of(tables.heads);
   for (const KltHead& head : tables.heads) {
-    total += size_of(head.mean) + size_of(head.analysis) + size_of(head.synthesis) + size_of(head.variance) + size_of(head.value_distortion);
+    total += size_of(head.mean) + size_of(head.analysis) + size_of(head.synthesis) + size_of(head.variance) +
+             size_of(head.value_distortion);
     for (int w = 0; w < kKltWidths; ++w) total += size_of(head.step[w]) + size_of(head.distortion[w]);
   }
   return total;
@@ -107,7 +111,8 @@ size_t bytes_of(const SquatTables& tables) { return sizeof tables + size_of(tabl
 size_t bytes_of(const DeepTables& tables) {
   size_t total = sizeof tables + size_of(tables.coded);
   for (const DeepLayer& layer : tables.coded) {
-    total += size_of(layer.mean) + size_of(layer.unit) + size_of(layer.scale) + size_of(layer.predict) + size_of(layer.metric) + size_of(layer.weight);
+    total += size_of(layer.mean) + size_of(layer.unit) + size_of(layer.scale) + size_of(layer.predict) + size_of(layer.metric) +
+             size_of(layer.weight);
     for (const DeepBasis& basis : layer.basis) total += size_of(basis.rows) + size_of(basis.exponent) + size_of(basis.spread);
   }
   return total;
@@ -179,11 +184,13 @@ Result<std::shared_ptr<const Calibration>> Calibration::load(const std::string& 
   return parse(bytes, path, Source::file);
 }
 
-Result<std::shared_ptr<const Calibration>> Calibration::parse(std::span<const std::byte> bytes, const std::string& name, bool bytes_stay) {
+Result<std::shared_ptr<const Calibration>> Calibration::parse(std::span<const std::byte> bytes, const std::string& name,
+                                                              bool bytes_stay) {
   return parse(bytes, name, bytes_stay ? Source::stays : Source::goes);
 }
 
-Status Calibration::get_section(std::span<const std::byte> tag, const Place& place, std::span<const std::byte> bytes, Source source) {
+Status Calibration::get_section(std::span<const std::byte> tag, const Place& place, std::span<const std::byte> bytes,
+                                Source source) {
   for (int kind = 0; kind < kKinds; ++kind) {
     const SectionName& name = kSections[kind];
     if (std::memcmp(tag.data(), name.tag, 4) != 0) continue;
@@ -200,14 +207,16 @@ Status Calibration::get_section(std::span<const std::byte> tag, const Place& pla
   return {};  // a section of a newer version: whoever needs one will say what is missing
 }
 
-Result<std::shared_ptr<const Calibration>> Calibration::parse(std::span<const std::byte> bytes, const std::string& name, Source source) {
+Result<std::shared_ptr<const Calibration>> Calibration::parse(std::span<const std::byte> bytes, const std::string& name,
+                                                              Source source) {
   if (bytes.size() < sizeof kMagic + 12 || std::memcmp(bytes.data(), kMagic, sizeof kMagic) != 0) {
     return error(StatusCode::data_loss, name, " is not a calibration file (`tierkv calibrate` makes one)");
   }
   const std::span<const std::byte> body = bytes.first(bytes.size() - sizeof(uint64_t));
   ByteReader in(body.subspan(sizeof kMagic));
   if (const uint32_t version = in.get<uint32_t>(); version != kVersion) {
-    return error(StatusCode::unsupported, name, ": a calibration file of version ", version, ", and this build knows version ", kVersion);
+    return error(StatusCode::unsupported, name, ": a calibration file of version ", version, ", and this build knows version ",
+                 kVersion);
   }
   uint64_t stored = 0;
   std::memcpy(&stored, bytes.data() + body.size(), sizeof stored);
@@ -220,13 +229,15 @@ Result<std::shared_ptr<const Calibration>> Calibration::parse(std::span<const st
   if (source == Source::stays) c.bytes_ = bytes;
   c.model.name = in.get_text(kMostText);
   c.model.fingerprint = in.get<uint64_t>();
-  for (uint32_t* v : {&c.model.layers, &c.model.heads, &c.model.kv_heads, &c.model.head_dim, &c.block, &c.sinks, &c.distance}) *v = in.get<uint32_t>();
+  for (uint32_t* v : {&c.model.layers, &c.model.heads, &c.model.kv_heads, &c.model.head_dim, &c.block, &c.sinks, &c.distance})
+    *v = in.get<uint32_t>();
   c.origin.text = in.get_text(kMostText);
   c.origin.tokens = in.get<uint64_t>();
   c.origin.made_by = in.get_text(kMostText);
   const ModelId& m = c.model;
-  if (!in.ok() || m.layers == 0 || m.layers > kMostLayers || m.kv_heads == 0 || m.kv_heads > kMostHeads || m.heads % m.kv_heads != 0 ||
-      m.heads == 0 || m.head_dim < 32 || m.head_dim > kMostDim || m.head_dim % 16 != 0 || c.block == 0 || c.block > 4096) {
+  if (!in.ok() || m.layers == 0 || m.layers > kMostLayers || m.kv_heads == 0 || m.kv_heads > kMostHeads ||
+      m.heads % m.kv_heads != 0 || m.heads == 0 || m.head_dim < 32 || m.head_dim > kMostDim || m.head_dim % 16 != 0 ||
+      c.block == 0 || c.block > 4096) {
     return damaged(name, "its header does not describe a model");
   }
   TIERKV_RETURN_IF_ERROR(get_rotations(in, name, c));
@@ -236,7 +247,8 @@ Result<std::shared_ptr<const Calibration>> Calibration::parse(std::span<const st
     const auto section = in.get_bytes(size);
     if (!in.ok()) break;
     if (checksum(section) != expected) return damaged(name, "a section does not match its checksum");
-    TIERKV_RETURN_IF_ERROR(c.get_section(tag, {static_cast<uint64_t>(section.data() - bytes.data()), size, expected}, section, source));
+    TIERKV_RETURN_IF_ERROR(
+        c.get_section(tag, {static_cast<uint64_t>(section.data() - bytes.data()), size, expected}, section, source));
   }
   if (!in.ok()) return damaged(name, "it ends in the middle of a section");
   TIERKV_RETURN_IF_ERROR(c.make_turners());
@@ -245,7 +257,8 @@ Result<std::shared_ptr<const Calibration>> Calibration::parse(std::span<const st
 }
 
 template <class Tables>
-Result<std::shared_ptr<const Tables>> Calibration::read(Kind kind, const std::shared_ptr<const Tables>& solved, const char* missing) const {
+Result<std::shared_ptr<const Tables>> Calibration::read(Kind kind, const std::shared_ptr<const Tables>& solved,
+                                                        const char* missing) const {
   if (solved) return solved;
   const Place& place = places_[kind];
   if (!place.bytes) return error(StatusCode::failed_precondition, "the calibration of ", model.name, " has no ", missing);
@@ -271,7 +284,9 @@ Result<std::shared_ptr<const KltTables>> Calibration::klt_tables() const {
 Result<std::shared_ptr<const KvquantTables>> Calibration::kvquant_tables() const {
   return read(kKvquant, kvquant, "KVQuant tables; `tierkv calibrate` makes them");
 }
-Result<std::shared_ptr<const SquatTables>> Calibration::squat_tables() const { return read(kSquat, squat, "query subspace for squat; `tierkv calibrate` makes one"); }
+Result<std::shared_ptr<const SquatTables>> Calibration::squat_tables() const {
+  return read(kSquat, squat, "query subspace for squat; `tierkv calibrate` makes one");
+}
 Result<std::shared_ptr<const DeepTables>> Calibration::deep_tables() const {
   return read(kDeep, deep, "tables for deep archives; `tierkv calibrate --deep` makes them");
 }
@@ -315,14 +330,16 @@ Result<KltChoice> Calibration::klt_choice(double bits, bool joint, uint32_t laye
 }
 
 Status Calibration::check_model(const ModelId& other) const {
-  if (other.layers != model.layers || other.heads != model.heads || other.kv_heads != model.kv_heads || other.head_dim != model.head_dim) {
-    return error(StatusCode::invalid_argument, "the calibration is for ", model.name, " (", model.layers, " layers, ", model.heads, "/", model.kv_heads,
-                 " heads, head_dim ", model.head_dim, "), the cache has ", other.layers, " layers, ", other.heads, "/", other.kv_heads, " heads, head_dim ",
-                 other.head_dim);
+  if (other.layers != model.layers || other.heads != model.heads || other.kv_heads != model.kv_heads ||
+      other.head_dim != model.head_dim) {
+    return error(StatusCode::invalid_argument, "the calibration is for ", model.name, " (", model.layers, " layers, ", model.heads,
+                 "/", model.kv_heads, " heads, head_dim ", model.head_dim, "), the cache has ", other.layers, " layers, ",
+                 other.heads, "/", other.kv_heads, " heads, head_dim ", other.head_dim);
   }
   if (other.fingerprint != 0 && other.fingerprint != model.fingerprint) {
-    return error(StatusCode::invalid_argument, "the calibration was made for another model: ", model.name, " (fingerprint ", hex(model.fingerprint),
-                 "), this is ", other.name, " (", hex(other.fingerprint), "); make one with `tierkv calibrate`");
+    return error(StatusCode::invalid_argument, "the calibration was made for another model: ", model.name, " (fingerprint ",
+                 hex(model.fingerprint), "), this is ", other.name, " (", hex(other.fingerprint),
+                 "); make one with `tierkv calibrate`");
   }
   return {};
 }
@@ -338,7 +355,8 @@ Result<CalibrationPtr> parse_calibration(std::span<const std::byte> bytes, const
 }
 
 Status check_fit(const calib::Calibration& calibration, const CalibrationInfo& model) {
-  return calibration.check_model({model.model, model.fingerprint, model.num_layers, model.num_heads, model.num_kv_heads, model.head_dim});
+  return calibration.check_model(
+      {model.model, model.fingerprint, model.num_layers, model.num_heads, model.num_kv_heads, model.head_dim});
 }
 
 CalibrationInfo describe(const calib::Calibration& c) {

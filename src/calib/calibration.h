@@ -1,11 +1,13 @@
 // calibration.h — what is known about one model's keys and values: the tables of the codecs that need some, in one file.
 //
-// Layout:   magic, version, ModelId, frame (block, sinks, distance), rotations of the layers, where it came from; then sections, each a
-//           tag of four letters, a length, a checksum and its bytes; XXH3-64 of everything at the end. A reader refuses a section it does
-//           not know only when something needs it. A file of another version, or with a bit flipped, is refused whole.
-// Memory:   of a calibration from a file, or from bytes that stay, only its header and the RoPE tables are kept. Sections are read when asked for
-//           and go when nobody holds them: codecs keep what they need of them, in their own form.
-// Identity: id() is the checksum at the end. Blocks and files that were encoded with the tables carry it; another calibration of the same
+// Layout:   magic, version, ModelId, frame (block, sinks, distance), rotations of the layers, where it came from; then sections,
+//           each a tag of four letters, a length, a checksum and its bytes; XXH3-64 of everything at the end. A reader refuses a
+//           section it does not know only when something needs it. A file of another version, or with a bit flipped, is refused
+//           whole.
+// Memory:   of a calibration from a file, or from bytes that stay, only its header and the RoPE tables are kept. Sections are read
+//           when asked for and go when nobody holds them: codecs keep what they need of them, in their own form.
+// Identity: id() is the checksum at the end. Blocks and files that were encoded with the tables carry it; another calibration of
+// the same
 //           model is another id, and never decodes them.
 // Threads:  immutable after load() or finish(), but for what it remembers of allocations, under a lock of its own.
 #pragma once
@@ -39,12 +41,17 @@ class Calibration {
  public:
   static Result<std::shared_ptr<const Calibration>> load(const std::string& path);
   // `bytes_stay`: as parse_calibration() has it.
-  static Result<std::shared_ptr<const Calibration>> parse(std::span<const std::byte> bytes, const std::string& name, bool bytes_stay = false);
+  static Result<std::shared_ptr<const Calibration>> parse(std::span<const std::byte> bytes, const std::string& name,
+                                                          bool bytes_stay = false);
 
   Calibration() = default;
   // Of the model and the frame that the statistics are of, without sections.
   Calibration(const Statistics& statistics, Origin from)
-      : model(statistics.model), origin(std::move(from)), block(statistics.block), sinks(statistics.sinks), distance(statistics.distance),
+      : model(statistics.model),
+        origin(std::move(from)),
+        block(statistics.block),
+        sinks(statistics.sinks),
+        distance(statistics.distance),
         rotations(statistics.rotations) {}
   ModelId model;
   Origin origin;
@@ -57,8 +64,8 @@ class Calibration {
   std::shared_ptr<const SquatTables> squat;
   std::shared_ptr<const DeepTables> deep;
 
-  // Makes the sections' derived parts and the id. Call once, when everything above is set. `file`, if wanted, gets the bytes that save() would
-  // write. REQUIRES: one rotation per layer.
+  // Makes the sections' derived parts and the id. Call once, when everything above is set. `file`, if wanted, gets the bytes that
+  // save() would write. REQUIRES: one rotation per layer.
   Status finish(std::vector<std::byte>* file = nullptr);
   // REQUIRES: made by finish() or parsed from bytes that go away: its sections are in memory.
   std::vector<std::byte> serialize() const;
@@ -102,10 +109,10 @@ class Calibration {
   uint64_t id_ = 0;
   std::vector<std::unique_ptr<Turner>> turners_;  // each different rotation once
   std::vector<size_t> turner_of_;
-  std::string name_;                      // of the bytes, for messages; the path of a file
+  std::string name_;  // of the bytes, for messages; the path of a file
   bool from_file_ = false;
-  std::span<const std::byte> bytes_;      // that stay
-  Place places_[kKinds];                  // of sections that are read when asked for
+  std::span<const std::byte> bytes_;  // that stay
+  Place places_[kKinds];              // of sections that are read when asked for
   mutable std::mutex mutex_;
   mutable std::map<std::pair<double, bool>, std::vector<KltChoice>> choices_;  // by bits, and whether joint
   mutable std::weak_ptr<const void> held_[kKinds];

@@ -139,7 +139,8 @@ TEST(KltTables, AllocationSpendsWhatItIsGiven) {
       total += words[h].total();
       uint32_t j = 0;
       for (int w = kKltWidths - 1; w >= 0; --w) {
-        for (uint32_t k = 0; k < words[h].components(static_cast<uint32_t>(w)); ++k, ++j) distortion += tables.heads[h].distortion[w][j];
+        for (uint32_t k = 0; k < words[h].components(static_cast<uint32_t>(w)); ++k, ++j)
+          distortion += tables.heads[h].distortion[w][j];
       }
       for (; j < tables.head_dim; ++j) distortion += tables.heads[h].variance[j];
     }
@@ -175,7 +176,8 @@ TEST(KltTables, AnalysisAndSynthesisAreInverses) {
   for (uint32_t i = 0; i < 8; ++i) {
     for (uint32_t j = 0; j < d; ++j) {
       double product = 0.0;
-      for (uint32_t c = 0; c < d; ++c) product += static_cast<double>(f16_to_f32(head.analysis[i * d + c])) * f16_to_f32(head.synthesis[j * d + c]);
+      for (uint32_t c = 0; c < d; ++c)
+        product += static_cast<double>(f16_to_f32(head.analysis[i * d + c])) * f16_to_f32(head.synthesis[j * d + c]);
       EXPECT_NEAR(product, i == j ? 1.0 : 0.0, 0.05) << i << " " << j;
     }
   }

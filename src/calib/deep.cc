@@ -22,12 +22,12 @@ constexpr double kMetricRidge = 1e-3;   // of the mean eigenvalue
 constexpr double kPredictRidge = 1e-3;  // of a source's own variance
 constexpr double kTrainBits = 0.8;      // a value: where predictions are fitted
 constexpr double kWeightRidge = 0.1;
-constexpr double kLeastQueries = 512.0; // after a token, for what they gave it to be learnt from
-constexpr double kMostRate = 1e4;       // of the ordinary token's
-constexpr double kMostSurprise = 8.0;   // how far one token may pull the fit
+constexpr double kLeastQueries = 512.0;  // after a token, for what they gave it to be learnt from
+constexpr double kMostRate = 1e4;        // of the ordinary token's
+constexpr double kMostSurprise = 8.0;    // how far one token may pull the fit
 constexpr double kWeightPace = 0.7;
 constexpr int kWeightRounds = 12;
-constexpr double kUnits = 128.0;        // of a source, in its standard deviation
+constexpr double kUnits = 128.0;  // of a source, in its standard deviation
 constexpr uint32_t kLeastRows = 1024;
 constexpr double kLeastSpread = 1e-12;
 
@@ -57,8 +57,8 @@ T median(std::vector<T> values) {
   return *middle;
 }
 
-// What later queries gave the ordinary token of a head, as a share of what all got: a few tokens take nearly everything, and what is learnt of pairs
-// is mostly about those.
+// What later queries gave the ordinary token of a head, as a share of what all got: a few tokens take nearly everything, and what
+// is learnt of pairs is mostly about those.
 double ordinary_share(const Statistics& s, uint32_t layer, uint32_t head, bool keys) {
   const std::vector<float>& weight = keys ? s.layers[layer].influence : s.layers[layer].weight;
   std::vector<float> seen;
@@ -133,7 +133,8 @@ DeepBasis find_basis(const Matrix& covariance, const Roots& roots) {
   basis.rows.resize(static_cast<size_t>(n * n));
   for (Eigen::Index j = 0; j < n; ++j) {
     const double variance = std::max(axes.eigenvalues()[n - 1 - j], 0.0);
-    basis.spread.push_back(static_cast<int16_t>(std::clamp(std::round(128.0 * std::log2(std::max(variance, kLeastSpread))), -30000.0, 30000.0)));
+    basis.spread.push_back(
+        static_cast<int16_t>(std::clamp(std::round(128.0 * std::log2(std::max(variance, kLeastSpread))), -30000.0, 30000.0)));
     const double largest = std::max(back.col(j).cwiseAbs().maxCoeff(), 1e-30);
     const int exponent = static_cast<int>(std::ceil(std::log2(largest)));
     basis.exponent.push_back(static_cast<int16_t>(exponent));
@@ -189,7 +190,8 @@ std::vector<double> weight_features(const DeepTables& tables, const DeepLayer& l
   return f;
 }
 
-// What later queries gave a token against what they gave the ordinary one, mean over heads and per query that could look back; below 0: too few could.
+// What later queries gave a token against what they gave the ordinary one, mean over heads and per query that could look back;
+// below 0: too few could.
 std::vector<double> read_rates(const Statistics& s, uint32_t layer) {
   const uint32_t heads = s.model.kv_heads, n = s.sampled();
   const std::vector<float>& weight = s.layers[layer].influence;
@@ -204,7 +206,8 @@ std::vector<double> read_rates(const Statistics& s, uint32_t layer) {
     if (seen.empty()) continue;
     const double ordinary = median(std::move(seen));
     if (!(ordinary > 0.0)) continue;
-    for (uint32_t i = 0; i < n; ++i) rates[i] += static_cast<double>(weight[static_cast<size_t>(i) * heads + h]) / std::max(later[i], 1.0) / ordinary / heads;
+    for (uint32_t i = 0; i < n; ++i)
+      rates[i] += static_cast<double>(weight[static_cast<size_t>(i) * heads + h]) / std::max(later[i], 1.0) / ordinary / heads;
   }
   for (uint32_t i = 0; i < n; ++i) {
     if (later[i] < kLeastQueries) rates[i] = -1.0;
@@ -212,8 +215,9 @@ std::vector<double> read_rates(const Statistics& s, uint32_t layer) {
   return rates;
 }
 
-// The log of the expected rate as a linear function of the features: a gamma regression with a logarithmic link, whose steps are least squares with the same
-// matrix every time. (The expected log of the rate is something else: few tokens are ever looked up, and which ones chance decides.)
+// The log of the expected rate as a linear function of the features: a gamma regression with a logarithmic link, whose steps are
+// least squares with the same matrix every time. (The expected log of the rate is something else: few tokens are ever looked up,
+// and which ones chance decides.)
 void fit_weight(const Statistics& s, const DeepTables& tables, const Centred& x, DeepLayer& out) {
   out.weight.assign(1 + tables.dim() + 3 * static_cast<size_t>(tables.kv_heads), 0.0f);
   const std::vector<double> rates = read_rates(s, out.layer);
@@ -245,7 +249,8 @@ void fit_weight(const Statistics& s, const DeepTables& tables, const Centred& x,
   for (int round = 0; round < kWeightRounds; ++round) {
     const Vector log_mean = (a * w.cast<float>()).cast<double>();
     Vector off(count);
-    for (Eigen::Index r = 0; r < count; ++r) off[r] = std::min(y[r] * std::exp(-std::clamp(log_mean[r], -20.0, 20.0)) - 1.0, kMostSurprise);
+    for (Eigen::Index r = 0; r < count; ++r)
+      off[r] = std::min(y[r] * std::exp(-std::clamp(log_mean[r], -20.0, 20.0)) - 1.0, kMostSurprise);
     w += kWeightPace * solver.solve((a.transpose() * off.cast<float>()).cast<double>());
   }
   if (!w.allFinite()) return;
@@ -256,7 +261,8 @@ void fit_weight(const Statistics& s, const DeepTables& tables, const Centred& x,
   }
   // The ordinary token of the sample has weight one.
   const Eigen::VectorXf fitted = a * w.cast<float>();
-  out.weight[0] = static_cast<float>(constant - static_cast<double>(median(std::vector<float>(fitted.data(), fitted.data() + count))));
+  out.weight[0] =
+      static_cast<float>(constant - static_cast<double>(median(std::vector<float>(fitted.data(), fitted.data() + count))));
 }
 
 // --- sums over the sample, in parts that do not depend on the number of threads
@@ -273,7 +279,8 @@ void for_parts(Eigen::Index rows, Body&& body) {
     }
   };
   std::vector<std::thread> others;
-  for (Eigen::Index i = 1; i < std::min<Eigen::Index>(kParts, std::max(1u, std::thread::hardware_concurrency())); ++i) others.emplace_back(work);
+  for (Eigen::Index i = 1; i < std::min<Eigen::Index>(kParts, std::max(1u, std::thread::hardware_concurrency())); ++i)
+    others.emplace_back(work);
   work();
   for (std::thread& t : others) t.join();
 }
@@ -324,7 +331,8 @@ double training_step(const DeepTables& tables) {
     const double middle = 0.5 * (low + high);
     double bits = 0.0, count = 0.0;
     for (const DeepLayer& layer : tables.coded) {
-      for (const int16_t spread : layer.basis[kDeepPlain].spread) bits += deep_bits(std::exp2(spread / 256.0 - middle)), count += 1.0;
+      for (const int16_t spread : layer.basis[kDeepPlain].spread)
+        bits += deep_bits(std::exp2(spread / 256.0 - middle)), count += 1.0;
     }
     (bits / count > kTrainBits ? low : high) = middle;
   }
@@ -334,7 +342,8 @@ double training_step(const DeepTables& tables) {
 Rows expanded(const DeepBasis& basis, Eigen::Index n) {
   Rows rows(n, n);
   for (Eigen::Index j = 0; j < n; ++j) {
-    for (Eigen::Index c = 0; c < n; ++c) rows(j, c) = std::ldexp(f16_to_f32(basis.rows[static_cast<size_t>(j * n + c)]), basis.exponent[static_cast<size_t>(j)]);
+    for (Eigen::Index c = 0; c < n; ++c)
+      rows(j, c) = std::ldexp(f16_to_f32(basis.rows[static_cast<size_t>(j * n + c)]), basis.exponent[static_cast<size_t>(j)]);
   }
   return rows;
 }
@@ -358,10 +367,10 @@ void quantize_rows(const DeepLayer& layer, int which, float step, uint32_t head_
   });
 }
 
-// Predicts a layer from what the decoder has of those before it. `sources`: [sampled][sources·dim] of them; on return `rows`, the true rows less their
-// mean, are what the decoder would have of this layer.
-void solve_prediction(const DeepTables& tables, const Roots& roots, const Rows& sources, const std::vector<const DeepLayer*>& from, float step, DeepLayer& out,
-                      Rows& rows) {
+// Predicts a layer from what the decoder has of those before it. `sources`: [sampled][sources·dim] of them; on return `rows`, the
+// true rows less their mean, are what the decoder would have of this layer.
+void solve_prediction(const DeepTables& tables, const Roots& roots, const Rows& sources, const std::vector<const DeepLayer*>& from,
+                      float step, DeepLayer& out, Rows& rows) {
   const Eigen::Index n = rows.cols();
   out.sources = static_cast<uint32_t>(from.size());
   const Matrix gram = products(sources, sources);
@@ -407,9 +416,12 @@ std::vector<uint32_t> layers_to_code(const Statistics& s) {
 }
 
 Status check_finite(const Statistics& s) {
-  const auto finite = [](const std::vector<double>& values) { return std::all_of(values.begin(), values.end(), [](double v) { return std::isfinite(v); }); };
+  const auto finite = [](const std::vector<double>& values) {
+    return std::all_of(values.begin(), values.end(), [](double v) { return std::isfinite(v); });
+  };
   for (const PairSums& pairs : s.pairs) {
-    if (!finite(pairs.key_plain) || !finite(pairs.value)) return error(StatusCode::invalid_argument, "the statistics are not finite: the model gave NaN or infinity");
+    if (!finite(pairs.key_plain) || !finite(pairs.value))
+      return error(StatusCode::invalid_argument, "the statistics are not finite: the model gave NaN or infinity");
   }
   return {};
 }
@@ -430,7 +442,8 @@ void normalise(DeepTables& tables, std::vector<Roots>& roots) {
     for (float& m : layer.metric) m = std::ldexp(m, -2 * shift);
     // A feature of the weights is the log of a length in the metric: what it loses the constant gives back.
     const size_t first = 2 + tables.dim();
-    for (uint32_t h = 0; h < tables.kv_heads; ++h) layer.weight[0] += layer.weight[first + 3 * h] * static_cast<float>(2.0 * shift * std::log(2.0));
+    for (uint32_t h = 0; h < tables.kv_heads; ++h)
+      layer.weight[0] += layer.weight[first + 3 * h] * static_cast<float>(2.0 * shift * std::log(2.0));
   }
   for (Roots& r : roots) {
     for (Matrix& m : r.root) m *= std::ldexp(1.0, -shift);
@@ -439,7 +452,8 @@ void normalise(DeepTables& tables, std::vector<Roots>& roots) {
 }
 
 // Every layer by itself, in threads.
-Status solve_each_alone(const Statistics& s, const std::vector<uint32_t>& coded, DeepTables& tables, std::vector<Roots>& roots, const Progress& progress) {
+Status solve_each_alone(const Statistics& s, const std::vector<uint32_t>& coded, DeepTables& tables, std::vector<Roots>& roots,
+                        const Progress& progress) {
   std::vector<Status> problems(coded.size());
   std::atomic<size_t> next{0}, done{0};
   const auto work = [&](bool reports) {
@@ -452,7 +466,8 @@ Status solve_each_alone(const Statistics& s, const std::vector<uint32_t>& coded,
     }
   };
   std::vector<std::thread> others;
-  for (size_t i = 1; i < std::min<size_t>(coded.size(), std::max(1u, std::thread::hardware_concurrency())); ++i) others.emplace_back(work, false);
+  for (size_t i = 1; i < std::min<size_t>(coded.size(), std::max(1u, std::thread::hardware_concurrency())); ++i)
+    others.emplace_back(work, false);
   work(true);
   for (std::thread& t : others) t.join();
   for (const Status& problem : problems) TIERKV_RETURN_IF_ERROR(problem);
@@ -463,7 +478,9 @@ Status solve_each_alone(const Statistics& s, const std::vector<uint32_t>& coded,
 
 double deep_bits(double r) {
   const double some = std::exp(-std::sqrt(2.0) * 0.6 / r), more = std::exp(-std::sqrt(2.0) / r);
-  const auto entropy = [](double p) { return p <= 1e-12 || p >= 1.0 - 1e-12 ? 0.0 : -p * std::log2(p) - (1.0 - p) * std::log2(1.0 - p); };
+  const auto entropy = [](double p) {
+    return p <= 1e-12 || p >= 1.0 - 1e-12 ? 0.0 : -p * std::log2(p) - (1.0 - p) * std::log2(1.0 - p);
+  };
   return entropy(some) + some * (1.0 + (more < 1.0 - 1e-9 ? entropy(more) / (1.0 - more) : 0.0));
 }
 
@@ -476,7 +493,8 @@ float DeepTables::log_weight(const DeepLayer& layer, const float* x, const float
 
 Result<DeepTables> solve_deep(const Statistics& s, const Progress& progress) {
   if (s.sampled() < kLeastRows) {
-    return error(StatusCode::invalid_argument, "a calibration needs at least ", kLeastRows, " sampled tokens, these statistics have ", s.sampled());
+    return error(StatusCode::invalid_argument, "a calibration needs at least ", kLeastRows,
+                 " sampled tokens, these statistics have ", s.sampled());
   }
   TIERKV_RETURN_IF_ERROR(check_finite(s));
   DeepTables tables;
@@ -484,17 +502,20 @@ Result<DeepTables> solve_deep(const Statistics& s, const Progress& progress) {
   tables.kv_heads = s.model.kv_heads;
   tables.head_dim = s.model.head_dim;
   if (tables.dim() > kDeepMostDim) {
-    return error(StatusCode::unsupported, "the deep archive serves layers of up to ", kDeepMostDim, " key and value channels, this model has ", tables.dim());
+    return error(StatusCode::unsupported, "the deep archive serves layers of up to ", kDeepMostDim,
+                 " key and value channels, this model has ", tables.dim());
   }
   const std::vector<uint32_t> coded = layers_to_code(s);
   if (coded.empty()) {
-    return error(StatusCode::invalid_argument, "no layer saw a key ", s.distance, " tokens before its query: the windows of text are too short");
+    return error(StatusCode::invalid_argument, "no layer saw a key ", s.distance,
+                 " tokens before its query: the windows of text are too short");
   }
   tables.coded.resize(coded.size());
   std::vector<Roots> roots(coded.size());
   TIERKV_RETURN_IF_ERROR(solve_each_alone(s, coded, tables, roots, progress));
   normalise(tables, roots);
-  // One after the other, as a decoder does: a layer is predicted from what is left of those before it at an ordinary step, not from what they were.
+  // One after the other, as a decoder does: a layer is predicted from what is left of those before it at an ordinary step, not from
+  // what they were.
   const float step = static_cast<float>(training_step(tables));
   const auto n = static_cast<Eigen::Index>(tables.dim());
   Rows sources(static_cast<Eigen::Index>(s.sampled()), 2 * n);

@@ -1,5 +1,5 @@
-// deep_file.cc — the deep archive's tables in and out of a calibration file. Whatever read() accepts can be decoded with: no sum overflows,
-// nothing is infinite.
+// deep_file.cc — the deep archive's tables in and out of a calibration file. Whatever read() accepts can be decoded with: no sum
+// overflows, nothing is infinite.
 #include <cmath>
 #include <cstdlib>
 
@@ -71,7 +71,8 @@ void DeepTables::write(ByteWriter& out) const {
 
 Result<DeepTables> DeepTables::read(ByteReader& in, const ModelId& model) {
   if (const uint32_t version = in.get<uint32_t>(); in.ok() && version != kVersion) {
-    return error(StatusCode::unsupported, "tables of the deep archive of version ", version, ", and this build knows version ", kVersion);
+    return error(StatusCode::unsupported, "tables of the deep archive of version ", version, ", and this build knows version ",
+                 kVersion);
   }
   DeepTables tables;
   tables.layers = model.layers;
@@ -103,7 +104,8 @@ Result<DeepTables> DeepTables::read(ByteReader& in, const ModelId& model) {
     for (const float unit : layer.unit) {
       if (!(unit > 0.0f)) return bad("a unit is not positive");
     }
-    if (!all_finite(layer.mean) || !all_finite(layer.unit) || !all_finite(layer.metric) || !all_finite(layer.weight)) return bad("a number is not finite");
+    if (!all_finite(layer.mean) || !all_finite(layer.unit) || !all_finite(layer.metric) || !all_finite(layer.weight))
+      return bad("a number is not finite");
   }
   return tables;
 }

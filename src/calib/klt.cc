@@ -17,9 +17,9 @@ namespace {
 using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 using Rows = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-constexpr double kMetricRidge = 1e-3;      // of the mean eigenvalue: directions no query looked at still cost something
-constexpr double kSpreadFloor = 1e-4;      // of the largest standard deviation: a direction without spread is not divided by nothing
-constexpr uint32_t kFitRows = 4096;        // rows the steps are fitted on
+constexpr double kMetricRidge = 1e-3;  // of the mean eigenvalue: directions no query looked at still cost something
+constexpr double kSpreadFloor = 1e-4;  // of the largest standard deviation: a direction without spread is not divided by nothing
+constexpr uint32_t kFitRows = 4096;    // rows the steps are fitted on
 constexpr uint32_t kLeastRows = 1024;
 constexpr float kGaussStep[kKltWidths] = {0.9957f, 0.3352f, 0.0308f};  // best for a normal component of unit spread
 constexpr int kLeastStep = -4, kMostStep = 12, kMostStep2 = 6;         // quarters of an octave around it
@@ -96,10 +96,12 @@ Fit fit_step(const std::vector<float>& x, int width) {
   return best;
 }
 
-// Squared error of a unit normal value on the best uniform grid of 2, 3 and 4 bits, and a little for its coded step: textbook figures, not measured.
+// Squared error of a unit normal value on the best uniform grid of 2, 3 and 4 bits, and a little for its coded step: textbook
+// figures, not measured.
 constexpr float kValueError[3] = {0.125f, 0.037f, 0.011f};
 
-// Rotation spreads a value's error evenly over its channels, so the metric's trace and the size of values that are looked at decide.
+// Rotation spreads a value's error evenly over its channels, so the metric's trace and the size of values that are looked at
+// decide.
 std::vector<float> value_distortions(const Statistics& s, uint32_t layer, uint32_t head) {
   const uint32_t d = s.model.head_dim;
   double size = 0.0, weights = 0.0, trace = 0.0;
@@ -122,7 +124,8 @@ Status check_head(const Statistics& s, uint32_t layer, uint32_t head) {
   const PairSums& pairs = s.pair_sums(layer, head);
   for (const double v : pairs.key_block) {
     if (!std::isfinite(v)) {
-      return error(StatusCode::invalid_argument, "the statistics of layer ", layer, ", KV head ", head, " are not finite: the model gave NaN or infinity");
+      return error(StatusCode::invalid_argument, "the statistics of layer ", layer, ", KV head ", head,
+                   " are not finite: the model gave NaN or infinity");
     }
   }
   return {};
@@ -194,7 +197,8 @@ Result<KltHead> solve_head(const Statistics& s, uint32_t layer, uint32_t head) {
 
 Result<KltTables> solve_klt(const Statistics& s, const Progress& progress) {
   if (s.sampled() < kLeastRows) {
-    return error(StatusCode::invalid_argument, "a calibration needs at least ", kLeastRows, " sampled tokens, these statistics have ", s.sampled());
+    return error(StatusCode::invalid_argument, "a calibration needs at least ", kLeastRows,
+                 " sampled tokens, these statistics have ", s.sampled());
   }
   KltTables tables;
   tables.layers = s.model.layers;
@@ -214,12 +218,14 @@ Result<KltTables> solve_klt(const Statistics& s, const Progress& progress) {
     }
   };
   std::vector<std::thread> others;
-  for (unsigned i = 1; i < std::min(heads, std::max(1u, std::thread::hardware_concurrency())); ++i) others.emplace_back(work, false);
+  for (unsigned i = 1; i < std::min(heads, std::max(1u, std::thread::hardware_concurrency())); ++i)
+    others.emplace_back(work, false);
   work(true);
   for (std::thread& t : others) t.join();
   for (const Status& problem : problems) TIERKV_RETURN_IF_ERROR(problem);
   if (std::all_of(tables.heads.begin(), tables.heads.end(), [](const KltHead& h) { return h.mean.empty(); })) {
-    return error(StatusCode::invalid_argument, "no layer saw a key ", s.distance, " tokens before its query: the windows of text are too short");
+    return error(StatusCode::invalid_argument, "no layer saw a key ", s.distance,
+                 " tokens before its query: the windows of text are too short");
   }
   return tables;
 }
@@ -249,7 +255,8 @@ Curve trace_curve(const KltHead& head, uint32_t d) {
     for (uint32_t w4 = 0; 4 * w8 + 8 * w4 <= d; ++w4) {
       for (uint32_t w2 = 0; 4 * w8 + 8 * w4 + 16 * w2 <= d; ++w2) {
         const uint32_t a = 4 * w8, b = a + 8 * w4, c = b + 16 * w2, total = w8 + w4 + w2;
-        const double sum = prefix[2][a] + (prefix[1][b] - prefix[1][a]) + (prefix[0][c] - prefix[0][b]) + (prefix[3][d] - prefix[3][c]);
+        const double sum =
+            prefix[2][a] + (prefix[1][b] - prefix[1][a]) + (prefix[0][c] - prefix[0][b]) + (prefix[3][d] - prefix[3][c]);
         if (sum >= curve.distortion[total]) continue;
         curve.distortion[total] = sum;
         curve.words[total] = {{static_cast<uint16_t>(w2), static_cast<uint16_t>(w4), static_cast<uint16_t>(w8)}};
@@ -259,7 +266,8 @@ Curve trace_curve(const KltHead& head, uint32_t d) {
   for (uint32_t n = 0; n < curve.distortion.size(); ++n) {
     const auto slope = [&](uint32_t from, uint32_t to) { return (curve.distortion[from] - curve.distortion[to]) / (to - from); };
     if (!curve.hull.empty() && curve.distortion[n] >= curve.distortion[curve.hull.back()]) continue;
-    while (curve.hull.size() >= 2 && slope(curve.hull.back(), n) >= slope(curve.hull[curve.hull.size() - 2], curve.hull.back())) curve.hull.pop_back();
+    while (curve.hull.size() >= 2 && slope(curve.hull.back(), n) >= slope(curve.hull[curve.hull.size() - 2], curve.hull.back()))
+      curve.hull.pop_back();
     curve.hull.push_back(n);
   }
   return curve;
@@ -361,7 +369,8 @@ bool all_finite(const std::vector<uint16_t>& halves) {
 }
 
 bool sane(const KltHead& head) {
-  bool ok = all_finite(head.mean) && all_finite(head.analysis) && all_finite(head.synthesis) && all_finite(head.variance) && all_finite(head.value_distortion);
+  bool ok = all_finite(head.mean) && all_finite(head.analysis) && all_finite(head.synthesis) && all_finite(head.variance) &&
+            all_finite(head.value_distortion);
   for (int w = 0; w < kKltWidths; ++w) {
     ok = ok && all_finite(head.step[w]) && all_finite(head.distortion[w]) &&
          std::all_of(head.step[w].begin(), head.step[w].end(), [](float v) { return v > 0.0f; });
@@ -380,7 +389,9 @@ Result<KltTables> KltTables::read(ByteReader& in, const ModelId& model) {
   for (uint64_t i = 0; i < static_cast<uint64_t>(model.layers) * model.kv_heads && in.ok(); ++i) {
     KltHead& head = tables.heads.emplace_back();
     const uint8_t present = in.get<uint8_t>();
-    if (present > 1) return error(StatusCode::data_loss, "the basis of KV head ", i, " is marked ", static_cast<int>(present), ", which means nothing");
+    if (present > 1)
+      return error(StatusCode::data_loss, "the basis of KV head ", i, " is marked ", static_cast<int>(present),
+                   ", which means nothing");
     if (present == 0) continue;
     head.mean = in.get_array<float>(d);
     head.analysis = in.get_array<uint16_t>(d * d);
@@ -391,7 +402,8 @@ Result<KltTables> KltTables::read(ByteReader& in, const ModelId& model) {
     }
     head.variance = in.get_array<float>(d);
     head.value_distortion = in.get_array<float>(3);
-    if (in.ok() && !sane(head)) return error(StatusCode::data_loss, "the basis of KV head ", i, " holds numbers that are not finite or steps of zero");
+    if (in.ok() && !sane(head))
+      return error(StatusCode::data_loss, "the basis of KV head ", i, " holds numbers that are not finite or steps of zero");
   }
   if (!in.ok()) return error(StatusCode::data_loss, "the section of bases ends before its last head");
   return tables;

@@ -23,9 +23,7 @@ class Line {
     const double w = sums_[to].w - sums_[from].w, wx = sums_[to].wx - sums_[from].wx, wxx = sums_[to].wxx - sums_[from].wxx;
     return std::max(0.0, wxx - wx * wx / w);
   }
-  double mean(size_t from, size_t to) const {
-    return middle_ + (sums_[to].wx - sums_[from].wx) / (sums_[to].w - sums_[from].w);
-  }
+  double mean(size_t from, size_t to) const { return middle_ + (sums_[to].wx - sums_[from].wx) / (sums_[to].w - sums_[from].w); }
 
  private:
   struct Sums {
@@ -35,7 +33,8 @@ class Line {
   double middle_ = 0;
 };
 
-// Extends the best answers for one cluster fewer: after[j] is the least cost of points [0, j), start[j] where its last cluster begins.
+// Extends the best answers for one cluster fewer: after[j] is the least cost of points [0, j), start[j] where its last cluster
+// begins.
 struct Step {
   const Line& line;
   uint32_t clusters;  // with the one being added

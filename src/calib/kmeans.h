@@ -17,8 +17,9 @@ struct WeightedPoint {
   double weight = 0.0;
 };
 
-// The k centres, ascending, that minimise the sum of weight·(x - nearest centre)². Fewer than k points: the last centre is repeated.
-// REQUIRES: 1 <= k <= 256; at least one point; x ascending and finite; weights finite and above zero; fewer than 65536 points.
+// The k centres, ascending, that minimise the sum of weight·(x - nearest centre)². Fewer than k points: the last centre is
+// repeated. REQUIRES: 1 <= k <= 256; at least one point; x ascending and finite; weights finite and above zero; fewer than 65536
+// points.
 std::vector<double> kmeans_on_a_line(std::span<const WeightedPoint> points, uint32_t k);
 
 }  // namespace tierkv::calib

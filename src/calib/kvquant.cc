@@ -11,18 +11,20 @@ namespace tierkv::calib {
 
 namespace {
 
-constexpr uint32_t kFewestTokens = 256;   // half a percent of them is one token
-constexpr float kWidest = 1e6f;           // keys were fp16 before they were turned
-constexpr float kOutermostLevel = 4.0f;   // Q-Norm stretches a little past 1
+constexpr uint32_t kFewestTokens = 256;  // half a percent of them is one token
+constexpr float kWidest = 1e6f;          // keys were fp16 before they were turned
+constexpr float kOutermostLevel = 4.0f;  // Q-Norm stretches a little past 1
 
 // --- statistics
 
 Status check_sizes(const Statistics& s) {
   const ModelId& m = s.model;
-  const size_t values = static_cast<size_t>(s.sampled()) * m.kv_heads * m.head_dim, heads = static_cast<size_t>(m.layers) * m.kv_heads;
+  const size_t values = static_cast<size_t>(s.sampled()) * m.kv_heads * m.head_dim,
+               heads = static_cast<size_t>(m.layers) * m.kv_heads;
   if (heads == 0 || m.head_dim == 0 || s.block == 0) return error(StatusCode::invalid_argument, "the statistics are of no model");
   if (s.sampled() < kFewestTokens) {
-    return error(StatusCode::invalid_argument, "KVQuant needs ", kFewestTokens, " sampled tokens or more; the statistics have ", s.sampled());
+    return error(StatusCode::invalid_argument, "KVQuant needs ", kFewestTokens, " sampled tokens or more; the statistics have ",
+                 s.sampled());
   }
   bool fits = s.layers.size() == m.layers && s.rotations.size() == m.layers && s.pairs.size() == heads;
   for (size_t l = 0; fits && l < s.layers.size(); ++l) {
@@ -30,13 +32,15 @@ Status check_sizes(const Statistics& s) {
   }
   const size_t square = static_cast<size_t>(m.head_dim) * m.head_dim;
   const auto square_or_none = [&](const std::vector<double>& sums) { return sums.empty() || sums.size() == square; };
-  for (size_t i = 0; fits && i < s.pairs.size(); ++i) fits = square_or_none(s.pairs[i].key_plain) && square_or_none(s.pairs[i].value);
+  for (size_t i = 0; fits && i < s.pairs.size(); ++i)
+    fits = square_or_none(s.pairs[i].key_plain) && square_or_none(s.pairs[i].value);
   if (!fits) return error(StatusCode::invalid_argument, "the statistics do not have the size of their model");
   return Status();
 }
 
-// Diagonals of a layer's matrices, [kv head][d], 1 on average: what a squared error in each channel costs. A trace of a thousandth keeps
-// channels in sight that no query of the text looked at; a layer whose window never reaches the archive has no sums, and all are alike.
+// Diagonals of a layer's matrices, [kv head][d], 1 on average: what a squared error in each channel costs. A trace of a thousandth
+// keeps channels in sight that no query of the text looked at; a layer whose window never reaches the archive has no sums, and all
+// are alike.
 Result<std::vector<double>> channel_costs(const Statistics& s, uint32_t layer, KvquantTensor tensor) {
   const uint32_t d = s.model.head_dim, heads = s.model.kv_heads;
   std::vector<double> costs(static_cast<size_t>(heads) * d);
@@ -59,7 +63,8 @@ Result<std::vector<double>> channel_costs(const Statistics& s, uint32_t layer, K
 }
 
 // One head's rows of the sample as floats; keys are turned back to where they were before RoPE.
-Status load_rows(const Statistics& s, uint32_t layer, uint32_t head, KvquantTensor tensor, const Turner& turner, std::vector<float>& rows) {
+Status load_rows(const Statistics& s, uint32_t layer, uint32_t head, KvquantTensor tensor, const Turner& turner,
+                 std::vector<float>& rows) {
   const uint32_t d = s.model.head_dim, n = s.sampled();
   const std::vector<uint16_t>& from = tensor == KvquantTensor::keys ? s.layers[layer].keys : s.layers[layer].values;
   rows.resize(static_cast<size_t>(n) * d);
@@ -68,7 +73,8 @@ Status load_rows(const Statistics& s, uint32_t layer, uint32_t head, KvquantTens
     for (uint32_t c = 0; c < d; ++c) {
       row[c] = f16_to_f32(from[(static_cast<size_t>(i) * s.model.kv_heads + head) * d + c]);
       if (!std::isfinite(row[c])) {
-        return error(StatusCode::invalid_argument, "layer ", layer, ", KV head ", head, ": channel ", c, " of sampled token ", i, " is ", row[c]);
+        return error(StatusCode::invalid_argument, "layer ", layer, ", KV head ", head, ": channel ", c, " of sampled token ", i,
+                     " is ", row[c]);
       }
     }
     if (tensor == KvquantTensor::keys) turner.turn(row, 1, -static_cast<int64_t>(s.positions[i]), row);
@@ -267,8 +273,9 @@ Result<KvquantTables> KvquantTables::read(ByteReader& in, const ModelId& model) 
   tables.head_dim = in.get<uint32_t>();
   if (!in.ok()) return error(StatusCode::data_loss, "the KVQuant tables are cut short");
   if (tables.layers != model.layers || tables.kv_heads != model.kv_heads || tables.head_dim != model.head_dim) {
-    return error(StatusCode::invalid_argument, "the KVQuant tables are for ", tables.layers, " layers of ", tables.kv_heads, " KV heads of ",
-                 tables.head_dim, "; the model has ", model.layers, " of ", model.kv_heads, " of ", model.head_dim);
+    return error(StatusCode::invalid_argument, "the KVQuant tables are for ", tables.layers, " layers of ", tables.kv_heads,
+                 " KV heads of ", tables.head_dim, "; the model has ", model.layers, " of ", model.kv_heads, " of ",
+                 model.head_dim);
   }
   const size_t heads = static_cast<size_t>(tables.layers) * tables.kv_heads;
   for (size_t i = 0; i < heads; ++i) {
@@ -286,7 +293,8 @@ Result<KvquantTables> KvquantTables::read(ByteReader& in, const ModelId& model) 
       book.levels = in.get_array<float>(1u << bits);
       book.edges = in.get_array<float>((1u << bits) - 1);
       if (!in.ok()) return error(StatusCode::data_loss, "the KVQuant tables are cut short in the codebooks of layer ", i / 2);
-      if (!good(book)) return error(StatusCode::data_loss, "the KVQuant tables have a codebook out of order or not finite in layer ", i / 2);
+      if (!good(book))
+        return error(StatusCode::data_loss, "the KVQuant tables have a codebook out of order or not finite in layer ", i / 2);
       tables.codebooks.push_back(std::move(book));
     }
   }

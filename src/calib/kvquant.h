@@ -3,12 +3,14 @@
 // Keys:     before RoPE, R(-s) k: there a channel keeps to a range of its own wherever the token stands. low and high leave out the
 //           kKvquantOutliers of the sample that lie furthest out, half at either end.
 // Values:   per token, so ranges are found when a block is encoded; only the codebook is learnt here.
-// Codebook: one per layer, tensor and width, of values normalised to [-1, 1] by their range, outliers left out: weighted k-means, exact
-//           (kmeans.h). The paper weighs by squared gradients. Here an error in channel c counts for M(c, c)·range², M being what errors do
-//           to the residual stream (PairSums::key_plain and ::value): forward passes alone tell it. Tokens weigh the same: by the attention
-//           they got, as gradients would have it, a few of them decide, and on other text keys fare a sixth worse (SmolLM2, 8K tokens).
-// Q-Norm:   at 2 bits the levels are then stretched so that what is decoded has the mean and variance of what was encoded, as in the paper;
-//           codes are taken by `edges`, which stay where k-means had them.
+// Codebook: one per layer, tensor and width, of values normalised to [-1, 1] by their range, outliers left out: weighted k-means,
+// exact
+//           (kmeans.h). The paper weighs by squared gradients. Here an error in channel c counts for M(c, c)·range², M being what
+//           errors do to the residual stream (PairSums::key_plain and ::value): forward passes alone tell it. Tokens weigh the
+//           same: by the attention they got, as gradients would have it, a few of them decide, and on other text keys fare a sixth
+//           worse (SmolLM2, 8K tokens).
+// Q-Norm:   at 2 bits the levels are then stretched so that what is decoded has the mean and variance of what was encoded, as in
+//           the paper; codes are taken by `edges`, which stay where k-means had them.
 // Threads:  immutable once made.
 #pragma once
 
@@ -68,8 +70,8 @@ Result<KvquantTables> solve_kvquant(const Statistics& statistics, const Progress
 // How many values of a block are kept as they are, beside the codes.
 uint32_t kvquant_outliers(uint32_t tokens, uint32_t head_dim);
 
-// Marks in `taken` (tokens x head_dim, all zero before) the `budget` values whose absence narrows the ranges of their tokens the most:
-// what a block leaves out before each token's minimum and maximum are taken. Shared by the codec and its calibration.
+// Marks in `taken` (tokens x head_dim, all zero before) the `budget` values whose absence narrows the ranges of their tokens the
+// most: what a block leaves out before each token's minimum and maximum are taken. Shared by the codec and its calibration.
 // REQUIRES: finite rows, head_dim >= 32, budget <= 8·tokens.
 void pick_value_outliers(const float* rows, uint32_t tokens, uint32_t head_dim, uint32_t budget, uint8_t* taken);
 

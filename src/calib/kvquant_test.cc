@@ -35,7 +35,8 @@ std::vector<float> plain_keys(const Statistics& s, uint32_t layer, uint32_t head
   std::vector<float> rows(static_cast<size_t>(s.sampled()) * d);
   for (uint32_t i = 0; i < s.sampled(); ++i) {
     float* row = rows.data() + static_cast<size_t>(i) * d;
-    for (uint32_t c = 0; c < d; ++c) row[c] = f16_to_f32(s.layers[layer].keys[(static_cast<size_t>(i) * s.model.kv_heads + head) * d + c]);
+    for (uint32_t c = 0; c < d; ++c)
+      row[c] = f16_to_f32(s.layers[layer].keys[(static_cast<size_t>(i) * s.model.kv_heads + head) * d + c]);
     turner.turn(row, 1, -static_cast<int64_t>(s.positions[i]), row);
   }
   return rows;
@@ -107,7 +108,8 @@ TEST(Kvquant, CodebooksBeatAUniformGridOnLaplacianValues) {
       }
       for (uint32_t c = 0; c < d; ++c) {
         if (taken[r * d + c]) continue;
-        const float half = 0.5f * (high - low), x = (rows[r * d + c] - low) / half - 1.0f, top = static_cast<float>((1u << bits) - 1);
+        const float half = 0.5f * (high - low), x = (rows[r * d + c] - low) / half - 1.0f,
+                    top = static_cast<float>((1u << bits) - 1);
         learnt += std::pow(half * (book.levels[book.code(x)] - x), 2);
         uniform += std::pow(half * (std::round((x + 1) / 2 * top) / top * 2 - 1 - x), 2);
       }
@@ -142,7 +144,8 @@ TEST(Kvquant, TwoBitLevelsKeepMeanAndVariance) {
   for (uint32_t h = 0; h < 2; ++h) {
     const std::vector<float> rows = plain_keys(s, 0, h);
     for (size_t i = 0; i < rows.size(); ++i) {
-      const double low = t.head(0, h).low[i % 32], half = 0.5 * (t.head(0, h).high[i % 32] - low), x = (rows[i] - low) / half - 1.0, w = half * half;
+      const double low = t.head(0, h).low[i % 32], half = 0.5 * (t.head(0, h).high[i % 32] - low), x = (rows[i] - low) / half - 1.0,
+                   w = half * half;
       if (std::fabs(x) > 1.0) continue;
       const double y = book.levels[book.code(static_cast<float>(x))];
       weight += w, in += w * x, in2 += w * x * x, out += w * y, out2 += w * y * y;
@@ -231,8 +234,8 @@ TEST(Kvquant, StatisticsThatSayNothingAreRefused) {
     const auto solved = solve_kvquant(s, nullptr);
     EXPECT_EQ(solved.status().code(), StatusCode::invalid_argument);
   };
-  refused([](Statistics& s) { s.layers[1].keys[77] = 0x7E00; });    // NaN
-  refused([](Statistics& s) { s.layers[0].values[9] = 0xFC00; });   // -infinity
+  refused([](Statistics& s) { s.layers[1].keys[77] = 0x7E00; });   // NaN
+  refused([](Statistics& s) { s.layers[0].values[9] = 0xFC00; });  // -infinity
   refused([](Statistics& s) { s.pairs[3].key_plain[0] = std::nan(""); });
   refused([](Statistics& s) { s.pairs[0].value[33] = -1.0; });
   refused([](Statistics& s) { s.pairs.pop_back(); });

@@ -1,7 +1,7 @@
 // rotation.h — turning rows by any number of positions, as a model's RoPE would.
 //
-// R(-s0) applied to keys and queries alike leaves their products unchanged for any s0, whatever rounding the angles suffered: a frame may be
-// chosen per block.
+// R(-s0) applied to keys and queries alike leaves their products unchanged for any s0, whatever rounding the angles suffered: a
+// frame may be chosen per block.
 // Threads:  immutable after construction.
 #pragma once
 

@@ -16,18 +16,19 @@ constexpr float kLongest = 1e6f;  // of a direction: queries are fp16 and lambda
 Status check_sums(const PairSums& sums, uint32_t d, uint32_t layer, uint32_t head) {
   if (sums.query_count == 0) return Status();  // a layer whose window never reaches the archive
   if (sums.queries.size() != static_cast<size_t>(d) * d) {
-    return error(StatusCode::invalid_argument, "layer ", layer, ", KV head ", head, ": the sums over queries have ", sums.queries.size(),
-                 " numbers where the model has ", static_cast<size_t>(d) * d);
+    return error(StatusCode::invalid_argument, "layer ", layer, ", KV head ", head, ": the sums over queries have ",
+                 sums.queries.size(), " numbers where the model has ", static_cast<size_t>(d) * d);
   }
   for (const double x : sums.queries) {
-    if (!std::isfinite(x)) return error(StatusCode::invalid_argument, "layer ", layer, ", KV head ", head, ": a sum over queries is ", x);
+    if (!std::isfinite(x))
+      return error(StatusCode::invalid_argument, "layer ", layer, ", KV head ", head, ": a sum over queries is ", x);
   }
   return Status();
 }
 
 Status solve_head(const PairSums& sums, double lambda, uint32_t d, uint32_t layer, uint32_t head, std::span<float> out) {
   TIERKV_RETURN_IF_ERROR(check_sums(sums, d, layer, head));
-  if (sums.query_count == 0) return Status();  // no directions: kivi
+  if (sums.query_count == 0) return Status();                               // no directions: kivi
   const Eigen::Map<const Eigen::MatrixXd> gram(sums.queries.data(), d, d);  // symmetric: rows or columns, all the same
   const Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> solver(0.5 * (gram + gram.transpose()));
   if (solver.info() != Eigen::Success) {
@@ -37,9 +38,11 @@ Status solve_head(const PairSums& sums, double lambda, uint32_t d, uint32_t laye
     const Eigen::Index at = static_cast<Eigen::Index>(d - 1 - k);  // ascending in Eigen
     const double length = std::sqrt(lambda * std::max(0.0, solver.eigenvalues()[at]) / static_cast<double>(sums.query_count));
     if (!(length <= kLongest)) {
-      return error(StatusCode::invalid_argument, "layer ", layer, ", KV head ", head, ": queries of length ", length, " are past fp16");
+      return error(StatusCode::invalid_argument, "layer ", layer, ", KV head ", head, ": queries of length ", length,
+                   " are past fp16");
     }
-    for (uint32_t c = 0; c < d; ++c) out[k * d + c] = static_cast<float>(length * solver.eigenvectors()(static_cast<Eigen::Index>(c), at));
+    for (uint32_t c = 0; c < d; ++c)
+      out[k * d + c] = static_cast<float>(length * solver.eigenvectors()(static_cast<Eigen::Index>(c), at));
   }
   return Status();
 }
@@ -88,8 +91,9 @@ Result<SquatTables> SquatTables::read(ByteReader& in, const ModelId& model) {
   tables.rank = in.get<uint32_t>();
   if (!in.ok()) return error(StatusCode::data_loss, "the SQuat tables are cut short");
   if (tables.layers != model.layers || tables.kv_heads != model.kv_heads || tables.head_dim != model.head_dim) {
-    return error(StatusCode::invalid_argument, "the SQuat tables are for ", tables.layers, " layers of ", tables.kv_heads, " KV heads of ",
-                 tables.head_dim, "; the model has ", model.layers, " of ", model.kv_heads, " of ", model.head_dim);
+    return error(StatusCode::invalid_argument, "the SQuat tables are for ", tables.layers, " layers of ", tables.kv_heads,
+                 " KV heads of ", tables.head_dim, "; the model has ", model.layers, " of ", model.kv_heads, " of ",
+                 model.head_dim);
   }
   if (tables.rank == 0 || tables.rank > tables.head_dim) {
     return error(StatusCode::data_loss, "the SQuat tables have rank ", tables.rank, "; allowed: 1..", tables.head_dim);
@@ -97,7 +101,8 @@ Result<SquatTables> SquatTables::read(ByteReader& in, const ModelId& model) {
   tables.directions = in.get_array<float>(static_cast<uint64_t>(tables.layers) * tables.kv_heads * tables.rank * tables.head_dim);
   if (!in.ok()) return error(StatusCode::data_loss, "the SQuat tables are cut short");
   for (const float x : tables.directions) {
-    if (!(std::fabs(x) <= kLongest)) return error(StatusCode::data_loss, "the SQuat tables hold ", x, "; allowed: up to ", kLongest);
+    if (!(std::fabs(x) <= kLongest))
+      return error(StatusCode::data_loss, "the SQuat tables hold ", x, "; allowed: up to ", kLongest);
   }
   return tables;
 }

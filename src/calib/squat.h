@@ -1,8 +1,9 @@
 // squat.h — where queries look, for SQuat (arXiv 2503.24358): the subspace that errors of keys are kept out of.
 //
 // For a KV head, Q stacks the queries of its group after RoPE, N rows; Q = U diag(sigma) V'. The paper keeps errors small in
-// P = I + lambda·D'D, D = diag(sigma_1..r) V_1..r' / sqrt(N), and so does the codec (quant/squat.h). Only Q'Q is needed for that, which
-// calibration adds up (PairSums::queries): its eigenvectors are V and its eigenvalues sigma². lambda goes into the stored directions.
+// P = I + lambda·D'D, D = diag(sigma_1..r) V_1..r' / sqrt(N), and so does the codec (quant/squat.h). Only Q'Q is needed for that,
+// which calibration adds up (PairSums::queries): its eigenvectors are V and its eigenvalues sigma². lambda goes into the stored
+// directions.
 // Threads:  immutable once made.
 #pragma once
 
@@ -17,8 +18,10 @@
 
 namespace tierkv::calib {
 
-// On SmolLM2 at 2 bits, kivi = 1: errors as queries see them / in the metric of calibration (key_plain) on other text, one channel a step:
-//   rank 20: lambda 0.01 0.83 / 0.86, 0.1 0.69 / 0.79, 1 0.70 / 0.83, 10 1.47 / 1.16; rank 5 at 0.1 0.70 / 0.79, rank 64 at 1 0.67 / 0.80.
+// On SmolLM2 at 2 bits, kivi = 1: errors as queries see them / in the metric of calibration (key_plain) on other text, one channel
+// a step:
+//   rank 20: lambda 0.01 0.83 / 0.86, 0.1 0.69 / 0.79, 1 0.70 / 0.83, 10 1.47 / 1.16; rank 5 at 0.1 0.70 / 0.79, rank 64 at 1 0.67
+//   / 0.80.
 struct SquatOptions {
   uint32_t rank = 20;   // directions kept, as in the paper; cut to head_dim
   double lambda = 0.1;  // with Q'Q over N; the paper's 0.001 goes with Q'Q itself

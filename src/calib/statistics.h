@@ -1,8 +1,8 @@
 // statistics.h — what calibration learns of a model by running it over a text, forward passes only.
 //
-// Two kinds: a sample of tokens, the same ones in every layer and head, whose keys and values are kept as they are (bounded, whatever
-// the length of the text); and sums over pairs of queries and keys, which need the attention itself and are added up as the text goes by.
-// Everything a calibration holds (bases, steps, codebooks, predictions) is computed from these afterwards.
+// Two kinds: a sample of tokens, the same ones in every layer and head, whose keys and values are kept as they are (bounded,
+// whatever the length of the text); and sums over pairs of queries and keys, which need the attention itself and are added up as
+// the text goes by. Everything a calibration holds (bases, steps, codebooks, predictions) is computed from these afterwards.
 #pragma once
 
 #include <cstdint>
@@ -24,9 +24,9 @@ struct ModelId {
   bool operator==(const ModelId&) const = default;
 };
 
-// Sums over pairs of a query t and a key s that lies at least `distance` before it, of what an error in that key or value would do to the
-// residual stream: w = p²·|W_O(v_s - o_t)|²·scale²/|h_t|² for keys (scale: of the scores), p²/|h_t|² for values. Matrices are row-major, head_dim x head_dim,
-// summed over the query heads that share the KV head.
+// Sums over pairs of a query t and a key s that lies at least `distance` before it, of what an error in that key or value would do
+// to the residual stream: w = p²·|W_O(v_s - o_t)|²·scale²/|h_t|² for keys (scale: of the scores), p²/|h_t|² for values. Matrices
+// are row-major, head_dim x head_dim, summed over the query heads that share the KV head.
 struct PairSums {
   std::vector<double> key_block;  // w·q q', q in the frame of the key's block: R(-block_start(s)) applied to the query after RoPE
   std::vector<double> key_plain;  // w·q q', q in the frame of the key before RoPE: R(-s) applied to the query after RoPE
@@ -44,17 +44,19 @@ struct LayerSample {
 
 struct Statistics {
   ModelId model;
-  uint32_t block = 128;      // tokens of an archive block: the frame of the keys
-  uint32_t sinks = 4;        // first tokens of a sequence, which are never archived and not in the sample
-  uint32_t distance = 512;   // from a query to the keys it finds in the archive
-  uint64_t tokens = 0;       // of text that went by
-  std::vector<Rotation> rotations;   // of each layer
-  std::vector<uint32_t> positions;   // [sampled], each in its own window of text
+  uint32_t block = 128;             // tokens of an archive block: the frame of the keys
+  uint32_t sinks = 4;               // first tokens of a sequence, which are never archived and not in the sample
+  uint32_t distance = 512;          // from a query to the keys it finds in the archive
+  uint64_t tokens = 0;              // of text that went by
+  std::vector<Rotation> rotations;  // of each layer
+  std::vector<uint32_t> positions;  // [sampled], each in its own window of text
   std::vector<LayerSample> layers;
-  std::vector<PairSums> pairs;       // [layer][kv head]
+  std::vector<PairSums> pairs;  // [layer][kv head]
 
   uint32_t sampled() const { return static_cast<uint32_t>(positions.size()); }
-  const PairSums& pair_sums(uint32_t layer, uint32_t head) const { return pairs[static_cast<size_t>(layer) * model.kv_heads + head]; }
+  const PairSums& pair_sums(uint32_t layer, uint32_t head) const {
+    return pairs[static_cast<size_t>(layer) * model.kv_heads + head];
+  }
 };
 
 // The first position of the archive block that holds `position` of a sequence that was never thinned out.

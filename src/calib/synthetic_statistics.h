@@ -1,5 +1,5 @@
-// synthetic_statistics.h — statistics of a model that does not exist, for tests: keys with a mean, correlated channels and RoPE; queries that
-// look at a few directions. Everything follows from the seed.
+// synthetic_statistics.h — statistics of a model that does not exist, for tests: keys with a mean, correlated channels and RoPE;
+// queries that look at a few directions. Everything follows from the seed.
 #pragma once
 
 #include <cmath>

@@ -200,7 +200,8 @@ tierkv_status tierkv_seq_park(tierkv_cache* cache, tierkv_seq seq, const tierkv_
     tierkv::DeepReport made;
     TIERKV_RETURN_IF_ERROR(cache->value->park(seq, deep, &made));
     if (!report) return {};
-    return sized_out(tierkv_deep_report{0, made.tokens, made.first_position, made.bytes, made.ratio, made.quality}, report, "report");
+    return sized_out(tierkv_deep_report{0, made.tokens, made.first_position, made.bytes, made.ratio, made.quality}, report,
+                     "report");
   });
 }
 

@@ -1,4 +1,5 @@
-// The header from C++, errors per thread, and exceptions that stop at the wall. The rest of the C API is tested by a C program, tests/c_api_test.c.
+// The header from C++, errors per thread, and exceptions that stop at the wall. The rest of the C API is tested by a C program,
+// tests/c_api_test.c.
 #include "tierkv/c.h"
 
 #include <gtest/gtest.h>
@@ -61,7 +62,8 @@ TEST(Park, PacksWakesAndReports) {
   tierkv_config* config = nullptr;
   ASSERT_EQ(tierkv_config_create(&config), TIERKV_OK);
   ASSERT_EQ(tierkv_config_set_model(config, "", made_up::kLayers, 2 * made_up::kHeads, made_up::kHeads, made_up::kDim), TIERKV_OK);
-  ASSERT_EQ(tierkv_config_apply_inline(config, ("hot=32,warm=64,archive=rot4,deep.ratio=12,calibration=" + path).c_str()), TIERKV_OK);
+  ASSERT_EQ(tierkv_config_apply_inline(config, ("hot=32,warm=64,archive=rot4,deep.ratio=12,calibration=" + path).c_str()),
+            TIERKV_OK);
   tierkv_cache* cache = nullptr;
   ASSERT_EQ(tierkv_cache_create(config, &cache), TIERKV_OK) << tierkv_last_error();
   tierkv_seq seq = 0;

@@ -1,6 +1,8 @@
-// guard.h — the wall between C++ and C: runs a call, turns whatever comes out of it into a status number and a sentence for this thread.
+// guard.h — the wall between C++ and C: runs a call, turns whatever comes out of it into a status number and a sentence for this
+// thread.
 //
-// Every function of tierkv/c.h that can fail goes through guarded(), so that no exception, not even one from growing a message, gets past.
+// Every function of tierkv/c.h that can fail goes through guarded(), so that no exception, not even one from growing a message,
+// gets past.
 #pragma once
 
 #include <exception>

@@ -21,7 +21,9 @@ constexpr uint32_t kHeaderBytes = 88, kTableBytes = 8, kTrailerBytes = 8;
 constexpr uint32_t kMostChunk = 4096;
 constexpr int32_t kMostLogStep = 20 * 256;
 
-uint32_t chunks_of(uint32_t tokens, uint32_t chunk) { return static_cast<uint32_t>((static_cast<uint64_t>(tokens) + chunk - 1) / chunk); }
+uint32_t chunks_of(uint32_t tokens, uint32_t chunk) {
+  return static_cast<uint32_t>((static_cast<uint64_t>(tokens) + chunk - 1) / chunk);
+}
 
 uint64_t fp16_bytes(const calib::DeepTables& t, uint32_t tokens) { return 2ull * tokens * t.dim() * t.coded.size(); }
 
@@ -37,7 +39,8 @@ std::vector<Transform> make_transforms(const calib::DeepTables& tables, bool ana
 // --- the classes of tokens
 
 // log2 of the weight of every token against an ordinary one's, [coded layer][token].
-std::vector<float> log_weights(const Shared& shared, uint32_t tokens, const ReadRows& read, const EncodeOptions& options, ThreadPool& pool) {
+std::vector<float> log_weights(const Shared& shared, uint32_t tokens, const ReadRows& read, const EncodeOptions& options,
+                               ThreadPool& pool) {
   const calib::DeepTables& tables = *shared.book->tables;
   const size_t layers = tables.coded.size();
   std::vector<float> out(layers * tokens);
@@ -47,7 +50,8 @@ std::vector<float> log_weights(const Shared& shared, uint32_t tokens, const Read
       std::vector<float> sorted(w, w + tokens);
       const auto middle = sorted.begin() + static_cast<ptrdiff_t>(sorted.size() / 2);
       std::nth_element(sorted.begin(), middle, sorted.end());
-      for (uint32_t t = 0; t < tokens; ++t) out[i * tokens + t] = *middle > 0.0f ? std::log2(std::max(w[t] / *middle, 1e-6f)) : 0.0f;
+      for (uint32_t t = 0; t < tokens; ++t)
+        out[i * tokens + t] = *middle > 0.0f ? std::log2(std::max(w[t] / *middle, 1e-6f)) : 0.0f;
     }
     return out;
   }
@@ -91,10 +95,12 @@ class Encoding {
     shared_.first_position = first_position;
     classes_.assign(book.tables->coded.size() * tokens, static_cast<uint8_t>(kMiddle));
     if (options.weight_power > 0.0) classes_ = classes_of(log_weights(shared_, tokens, read, options, pool_), options.weight_power);
-    for (uint32_t first = 0; first < tokens; first += options.chunk) all_.push_back({first, std::min(options.chunk, tokens - first)});
+    for (uint32_t first = 0; first < tokens; first += options.chunk)
+      all_.push_back({first, std::min(options.chunk, tokens - first)});
     // A few short stretches are enough to come near the step.
     if (tokens > 8 * kBlock) {
-      for (const uint32_t sixth : {1u, 3u, 5u}) sample_.push_back({static_cast<uint32_t>(static_cast<uint64_t>(tokens) * sixth / 6 / kBlock * kBlock), 2 * kBlock});
+      for (const uint32_t sixth : {1u, 3u, 5u})
+        sample_.push_back({static_cast<uint32_t>(static_cast<uint64_t>(tokens) * sixth / 6 / kBlock * kBlock), 2 * kBlock});
       for (Stretch& s : sample_) s.count = std::min(s.count, tokens - s.first);
     }
     at_ = std::clamp(static_cast<int32_t>(std::lround(256.0 * first_guess())), -kMostLogStep, kMostLogStep);
@@ -171,7 +177,8 @@ class Encoding {
     if (options_.ratio > 0.0) {
       double share = 0.0;
       for (const Stretch& stretch : which) share += stretch.count;
-      const double allowed = static_cast<double>(fp16_bytes(*shared_.book->tables, tokens_)) / options_.ratio - kHeaderBytes - kTrailerBytes;
+      const double allowed =
+          static_cast<double>(fp16_bytes(*shared_.book->tables, tokens_)) / options_.ratio - kHeaderBytes - kTrailerBytes;
       return std::log2(static_cast<double>(p.bytes) / std::max(1.0, allowed * share / tokens_));
     }
     return -std::log2(std::max(p.lost, 1e-300) / std::max(p.energy * (1.0 - options_.quality), 1e-290));
@@ -233,7 +240,9 @@ class Encoding {
       good[c] = decode_chunk(shared_, models, all_[c].first, all_[c].count, best_.chunks[c].bytes, best_.chunks[c].check, {});
     });
     for (size_t c = 0; c < good.size(); ++c) {
-      if (!good[c]) return error(StatusCode::internal, "the deep archive does not read back as written from token ", c * options_.chunk, " on; nothing is stored");
+      if (!good[c])
+        return error(StatusCode::internal, "the deep archive does not read back as written from token ", c * options_.chunk,
+                     " on; nothing is stored");
     }
     return {};
   }
@@ -325,7 +334,8 @@ Result<Parsed> parse(std::span<const std::byte> bytes) {
   if (length != bytes.size()) return damaged("it says it has another length");
   if (checksum(content) != stored) return damaged("it does not match its checksum");
   if (p.info.version != kVersion) {
-    return error(StatusCode::unsupported, "a deep archive of version ", p.info.version, ", and this build knows version ", kVersion);
+    return error(StatusCode::unsupported, "a deep archive of version ", p.info.version, ", and this build knows version ",
+                 kVersion);
   }
   if (header != kHeaderBytes) return damaged("a header of another length");
   ArchiveInfo& i = p.info;
@@ -342,11 +352,12 @@ Result<Parsed> parse(std::span<const std::byte> bytes) {
   for (auto& row : p.centroids.offset) {
     for (uint8_t& offset : row) offset = in.get<uint8_t>();
   }
-  if (i.layers == 0 || i.layers > 4096 || i.kv_heads == 0 || i.kv_heads > 1024 || i.head_dim < 32 || i.head_dim > 256 || i.head_dim % 16 != 0 ||
-      2ull * i.kv_heads * i.head_dim > calib::kDeepMostDim) {
+  if (i.layers == 0 || i.layers > 4096 || i.kv_heads == 0 || i.kv_heads > 1024 || i.head_dim < 32 || i.head_dim > 256 ||
+      i.head_dim % 16 != 0 || 2ull * i.kv_heads * i.head_dim > calib::kDeepMostDim) {
     return damaged("its shape is of no model");
   }
-  if (i.tokens == 0 || i.first_position >= (1u << 21) || i.tokens > (1u << 21) - i.first_position) return damaged("positions out of range");
+  if (i.tokens == 0 || i.first_position >= (1u << 21) || i.tokens > (1u << 21) - i.first_position)
+    return damaged("positions out of range");
   if (i.chunk < kBlock || i.chunk > kMostChunk || i.chunk % kBlock != 0) return damaged("chunks of a length no encoder makes");
   if (!std::isfinite(p.step) || p.log_step < -kMostLogStep || p.log_step > kMostLogStep ||
       !(std::fabs(static_cast<double>(p.step) / std::exp2(p.log_step / 256.0) - 1.0) < 1e-3)) {
@@ -374,20 +385,26 @@ Result<Parsed> parse(std::span<const std::byte> bytes) {
 
 }  // namespace
 
-Result<std::vector<std::byte>> encode(const Book& book, uint32_t first_position, uint32_t tokens, const ReadRows& read, const EncodeOptions& options,
-                                      EncodeReport* report) {
+Result<std::vector<std::byte>> encode(const Book& book, uint32_t first_position, uint32_t tokens, const ReadRows& read,
+                                      const EncodeOptions& options, EncodeReport* report) {
   if (tokens == 0 || first_position >= (1u << 21) || tokens > (1u << 21) - first_position) {
-    return error(StatusCode::invalid_argument, "a deep archive holds tokens of positions below ", 1u << 21, ", not ", tokens, " from ", first_position, " on");
+    return error(StatusCode::invalid_argument, "a deep archive holds tokens of positions below ", 1u << 21, ", not ", tokens,
+                 " from ", first_position, " on");
   }
   const bool by_ratio = options.ratio > 0.0, by_quality = options.quality > 0.0;
-  if (by_ratio == by_quality) return error(StatusCode::invalid_argument, "a deep archive needs a ratio or a quality to aim at, one of them");
-  if (by_ratio && !(options.ratio >= 2.0 && options.ratio <= 1000.0)) return error(StatusCode::invalid_argument, "a ratio of ", options.ratio, "; 2 to 1000 is allowed");
-  if (by_quality && !(options.quality < 1.0)) return error(StatusCode::invalid_argument, "a quality of ", options.quality, "; above 0 and below 1 is allowed");
+  if (by_ratio == by_quality)
+    return error(StatusCode::invalid_argument, "a deep archive needs a ratio or a quality to aim at, one of them");
+  if (by_ratio && !(options.ratio >= 2.0 && options.ratio <= 1000.0))
+    return error(StatusCode::invalid_argument, "a ratio of ", options.ratio, "; 2 to 1000 is allowed");
+  if (by_quality && !(options.quality < 1.0))
+    return error(StatusCode::invalid_argument, "a quality of ", options.quality, "; above 0 and below 1 is allowed");
   if (options.chunk < kBlock || options.chunk > kMostChunk || options.chunk % kBlock != 0) {
-    return error(StatusCode::invalid_argument, "chunks of ", options.chunk, " tokens; multiples of ", kBlock, " up to ", kMostChunk, " are allowed");
+    return error(StatusCode::invalid_argument, "chunks of ", options.chunk, " tokens; multiples of ", kBlock, " up to ", kMostChunk,
+                 " are allowed");
   }
   if (!options.weights.empty() && options.weights.size() != static_cast<size_t>(tokens) * book.tables->coded.size()) {
-    return error(StatusCode::invalid_argument, options.weights.size(), " weights for ", tokens, " tokens of ", book.tables->coded.size(), " layers");
+    return error(StatusCode::invalid_argument, options.weights.size(), " weights for ", tokens, " tokens of ",
+                 book.tables->coded.size(), " layers");
   }
   return Encoding(book, first_position, tokens, read, options).run(report);
 }
@@ -400,7 +417,8 @@ Result<ArchiveInfo> inspect(std::span<const std::byte> bytes) {
 Status decode(std::span<const std::byte> bytes, const Book& book, uint32_t threads, const WriteRows& write) {
   TIERKV_ASSIGN_OR_RETURN(const Parsed p, parse(bytes));
   if (p.info.calibration != book.id) {
-    return error(StatusCode::failed_precondition, "the deep archive was encoded with another calibration: with ", std::hex, p.info.calibration, ", not ", book.id);
+    return error(StatusCode::failed_precondition, "the deep archive was encoded with another calibration: with ", std::hex,
+                 p.info.calibration, ", not ", book.id);
   }
   const calib::DeepTables& tables = *book.tables;
   if (p.info.layers != tables.coded.size() || p.info.kv_heads != tables.kv_heads || p.info.head_dim != tables.head_dim) {

@@ -1,13 +1,15 @@
-// archive.h — the deep archive: keys and values of a run of tokens, all layers together, at 16 to 50 times less than FP16, for disk, network
-// and idle sequences. Decoded before use.
+// archive.h — the deep archive: keys and values of a run of tokens, all layers together, at 16 to 50 times less than FP16, for
+// disk, network and idle sequences. Decoded before use.
 //
-// Coding:   blocks of 64 tokens, layer by layer. A layer's vector (calib/deep.h) is predicted from what the decoder has of the layers before
-//           it, or not, whichever is shorter (one flag a block and layer); what is left becomes levels of one step for all components,
-//           layers and heads (levels.h), finer for tokens that matter more. The encoder rebuilds what the decoder will see as it goes.
-// Guard:    a block and layer whose rebuilt rows are further from the true ones than the calibration's mean is gets half the step, up to six
-//           times, and FP16 rows after that: nothing ever blows up, whatever the rows.
-// Layout:   header (kMagic, version, calibration's id, shape, positions, step, centroids), chunk table (bytes, check of the rebuilt rows),
-//           chunks, XXH3-64 of everything before. Chunks of 512 tokens start from the same models, so they are coded side by side.
+// Coding:   blocks of 64 tokens, layer by layer. A layer's vector (calib/deep.h) is predicted from what the decoder has of the
+//           layers before it, or not, whichever is shorter (one flag a block and layer); what is left becomes levels of one step
+//           for all components, layers and heads (levels.h), finer for tokens that matter more. The encoder rebuilds what the
+//           decoder will see as it goes.
+// Guard:    a block and layer whose rebuilt rows are further from the true ones than the calibration's mean is gets half the step,
+//           up to six times, and FP16 rows after that: nothing ever blows up, whatever the rows.
+// Layout:   header (kMagic, version, calibration's id, shape, positions, step, centroids), chunk table (bytes, check of the rebuilt
+//           rows), chunks, XXH3-64 of everything before. Chunks of 512 tokens start from the same models, so they are coded side by
+//           side.
 // Bits:     the check of rebuilt rows is compared while decoding: a machine that computes otherwise refuses instead of drifting.
 // Memory:   encoding and decoding hold a block of all layers per thread, and the tables as floats.
 // Threads:  pure functions; callbacks are called from several threads at once, for different tokens.
@@ -31,29 +33,30 @@ using ReadRows = std::function<void(uint32_t layer, uint32_t first, uint32_t cou
 using WriteRows = std::function<void(uint32_t layer, uint32_t first, uint32_t count, const float* keys, const float* values)>;
 
 struct EncodeOptions {
-  double ratio = 0.0;     // FP16 bytes of the run over bytes written; or
-  double quality = 0.0;   // share of the energy, in the calibration's metric, that must survive, e.g. 0.97. One of the two is set.
+  double ratio = 0.0;    // FP16 bytes of the run over bytes written; or
+  double quality = 0.0;  // share of the energy, in the calibration's metric, that must survive, e.g. 0.97. One of the two is set.
   uint32_t threads = 1;
-  uint32_t chunk = 512;   // tokens, a multiple of 64
+  uint32_t chunk = 512;  // tokens, a multiple of 64
   // How much later queries looked at tokens, [coded layer][token], any unit; empty: estimated from the keys and values themselves.
   std::span<const float> weights;
-  // How far steps follow the weights: a step is divided by weight^(power/2); 0: all tokens alike. docs/quality.md has what it is worth.
+  // How far steps follow the weights: a step is divided by weight^(power/2); 0: all tokens alike. docs/quality.md has what it is
+  // worth.
   double weight_power = 0.6;
 };
 
 struct EncodeReport {
   uint64_t bytes = 0;
   double ratio = 0.0;
-  double quality = 0.0;       // measured
+  double quality = 0.0;  // measured
   double step = 0.0;
   uint64_t predicted = 0, plain = 0, finer = 0, raw = 0;  // blocks of layers; finer and raw: where the guard stepped in
-  uint32_t passes = 0;        // over all tokens
+  uint32_t passes = 0;                                    // over all tokens
 };
 
 struct ArchiveInfo {
   uint32_t version = 0;
-  uint64_t calibration = 0;   // its id
-  uint32_t layers = 0;        // coded
+  uint64_t calibration = 0;  // its id
+  uint32_t layers = 0;       // coded
   uint32_t kv_heads = 0;
   uint32_t head_dim = 0;
   uint32_t first_position = 0;
@@ -70,8 +73,9 @@ struct Book {
 };
 
 // invalid_argument: no tokens, no target or two, rows that are not finite. resource_exhausted: no step reaches the ratio.
-[[nodiscard]] Result<std::vector<std::byte>> encode(const Book& book, uint32_t first_position, uint32_t tokens, const ReadRows& read,
-                                                    const EncodeOptions& options, EncodeReport* report = nullptr);
+[[nodiscard]] Result<std::vector<std::byte>> encode(const Book& book, uint32_t first_position, uint32_t tokens,
+                                                    const ReadRows& read, const EncodeOptions& options,
+                                                    EncodeReport* report = nullptr);
 
 // Checks everything that can be checked without tables. data_loss, unsupported (a newer version).
 [[nodiscard]] Result<ArchiveInfo> inspect(std::span<const std::byte> bytes);

@@ -10,7 +10,8 @@
 namespace tierkv::deep {
 namespace {
 
-constexpr float kWorse = 1.25f;  // than the mean or zeros alone, in squared error of any head's keys or values of a block: the guard steps in
+constexpr float kWorse =
+    1.25f;  // than the mean or zeros alone, in squared error of any head's keys or values of a block: the guard steps in
 constexpr double kClearlyLess = 0.6;  // energy left after prediction, of all there was: then coding without it is not even tried
 constexpr float kMostLevel = static_cast<float>(1 << 29);
 
@@ -30,7 +31,8 @@ class Loop {
   void advance(const Transform& t, uint32_t tokens) {
     std::swap(sources_[0], sources_[1]);
     t.as_source(centred.data(), tokens, sources_[0].data());
-    check_ = check_ * 0x9E3779B97F4A7C15ull + checksum(std::as_bytes(std::span(centred).first(static_cast<size_t>(tokens) * t.dim())));
+    check_ =
+        check_ * 0x9E3779B97F4A7C15ull + checksum(std::as_bytes(std::span(centred).first(static_cast<size_t>(tokens) * t.dim())));
   }
   uint32_t check() const { return static_cast<uint32_t>(check_ >> 32); }
 
@@ -60,7 +62,8 @@ class ChunkEncoder {
  public:
   ChunkEncoder(const Shared& shared, const Models& models, const ReadRows& read)
       : shared_(shared), models_(models), read_(read), dim_(shared.book->tables->dim()), loop_(dim_) {
-    for (auto* buffer : {&rows_, &given_, &prediction_, &rest_, &components_, &error_}) buffer->resize(kBlock * static_cast<size_t>(dim_));
+    for (auto* buffer : {&rows_, &given_, &prediction_, &rest_, &components_, &error_})
+      buffer->resize(kBlock * static_cast<size_t>(dim_));
     for (LevelBlock& b : blocks_) {
       b.dim = dim_;
       b.levels.resize(kBlock * static_cast<size_t>(dim_));
@@ -70,7 +73,8 @@ class ChunkEncoder {
   void block(uint32_t first, uint32_t count, const uint8_t* classes, size_t stride) {
     for (size_t i = 0; i < shared_.transforms.size(); ++i) {
       const std::span<const uint8_t> now(classes + i * stride + first, count);
-      const std::span<const uint8_t> before = i ? std::span<const uint8_t>(classes + (i - 1) * stride + first, count) : std::span<const uint8_t>();
+      const std::span<const uint8_t> before =
+          i ? std::span<const uint8_t>(classes + (i - 1) * stride + first, count) : std::span<const uint8_t>();
       layer(i, first, count, now, before);
     }
   }
@@ -132,11 +136,13 @@ class ChunkEncoder {
     uint64_t cost[2] = {~uint64_t{0}, ~uint64_t{0}};
     for (int b = 0; b < 2; ++b) {
       if (b == calib::kDeepPredicted ? !t.layer().sources : !plain_may_win_) continue;
-      t.analyse(b, b == calib::kDeepPredicted ? rest_.data() : given_.data(), count, b == calib::kDeepPredicted ? components_.data() : error_.data());
+      t.analyse(b, b == calib::kDeepPredicted ? rest_.data() : given_.data(), count,
+                b == calib::kDeepPredicted ? components_.data() : error_.data());
       LevelBlock& block = blocks_[b];
       block.tokens = count;
       std::copy(classes.begin(), classes.end(), block.classes);
-      if (quantize(b == calib::kDeepPredicted ? components_.data() : error_.data(), finer, block)) cost[b] = price_levels(models.components[b], block);
+      if (quantize(b == calib::kDeepPredicted ? components_.data() : error_.data(), finer, block))
+        cost[b] = price_levels(models.components[b], block);
     }
     if (cost[0] == ~uint64_t{0} && cost[1] == ~uint64_t{0}) return -1;
     const int best = cost[1] <= cost[0];
@@ -214,7 +220,8 @@ class ChunkEncoder {
         const int32_t level = std::abs(block.levels[static_cast<size_t>(j) * kBlock + k]);
         if (level == 0) continue;
         const uint32_t ratio = Centroids::ratio_index(spread[j] + offset), which = static_cast<uint32_t>(std::min(level, 3)) - 1;
-        result_.landing.sum[ratio][which] += std::fabs(components_[static_cast<size_t>(k) * dim_ + j] * inverse) + (1.0f - kDeadZone) - static_cast<float>(level);
+        result_.landing.sum[ratio][which] +=
+            std::fabs(components_[static_cast<size_t>(k) * dim_ + j] * inverse) + (1.0f - kDeadZone) - static_cast<float>(level);
         ++result_.landing.count[ratio][which];
       }
     }
@@ -233,7 +240,8 @@ class ChunkEncoder {
 };
 
 // Rows as the cache wants them.
-void scatter(const Shared& shared, const Transform& t, uint32_t first, uint32_t count, const float* centred, const WriteRows& write) {
+void scatter(const Shared& shared, const Transform& t, uint32_t first, uint32_t count, const float* centred,
+             const WriteRows& write) {
   thread_local std::vector<float> keys, values;
   const calib::DeepTables& tables = *shared.book->tables;
   const size_t width = static_cast<size_t>(tables.kv_heads) * tables.head_dim;
@@ -286,20 +294,21 @@ void gather(const Shared& shared, const Transform& transform, uint32_t first, ui
   read(layer, first, count, keys.data(), values.data());
   const calib::Turner& turner = shared.book->turner(layer);
   for (uint32_t k = 0; k < count; ++k) {
-    turner.turn(keys.data() + k * width, tables.kv_heads, -(static_cast<int64_t>(shared.first_position) + first + k), rows + k * 2 * width);
+    turner.turn(keys.data() + k * width, tables.kv_heads, -(static_cast<int64_t>(shared.first_position) + first + k),
+                rows + k * 2 * width);
     std::copy_n(values.data() + k * width, width, rows + k * 2 * width + width);
   }
 }
 
-ChunkResult encode_chunk(const Shared& shared, const Models& models, uint32_t first, uint32_t count, const ReadRows& read, const uint8_t* classes,
-                         size_t stride) {
+ChunkResult encode_chunk(const Shared& shared, const Models& models, uint32_t first, uint32_t count, const ReadRows& read,
+                         const uint8_t* classes, size_t stride) {
   ChunkEncoder encoder(shared, models, read);
   for (uint32_t at = 0; at < count; at += kBlock) encoder.block(first + at, std::min(kBlock, count - at), classes, stride);
   return encoder.finish();
 }
 
-bool decode_chunk(const Shared& shared, const Models& fresh, uint32_t first, uint32_t count, std::span<const std::byte> bytes, uint32_t check,
-                  const WriteRows& write) {
+bool decode_chunk(const Shared& shared, const Models& fresh, uint32_t first, uint32_t count, std::span<const std::byte> bytes,
+                  uint32_t check, const WriteRows& write) {
   const uint32_t dim = shared.book->tables->dim();
   Models models = fresh;
   Loop loop(dim);

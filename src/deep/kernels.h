@@ -1,8 +1,10 @@
-// kernels.h — the inner loops of the deep archive, once per instruction set; what the decoder needs is the same bits in all of them.
+// kernels.h — the inner loops of the deep archive, once per instruction set; what the decoder needs is the same bits in all of
+// them.
 //
-// dots() is integer arithmetic; synthesise() adds the same products in the same order whatever the width, because lanes are channels and a
-// channel's sum is never split (the build turns off fused multiply-adds). analyse() is the encoder's alone and may differ in the last bit.
-// Files that implement it are compiled for wider instruction sets than the rest: raw pointers and plain structs only.
+// dots() is integer arithmetic; synthesise() adds the same products in the same order whatever the width, because lanes are
+// channels and a channel's sum is never split (the build turns off fused multiply-adds). analyse() is the encoder's alone and may
+// differ in the last bit. Files that implement it are compiled for wider instruction sets than the rest: raw pointers and plain
+// structs only.
 // Threads:  pure functions of their arguments.
 #pragma once
 

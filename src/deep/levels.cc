@@ -8,8 +8,8 @@
 namespace tierkv::deep {
 namespace {
 
-// Expectations start from a Laplace distribution of the calibrated spread. Everything that encoder and decoder must agree on is computed by
-// the compiler from sums and products, so that no library's rounding matters.
+// Expectations start from a Laplace distribution of the calibrated spread. Everything that encoder and decoder must agree on is
+// computed by the compiler from sums and products, so that no library's rounding matters.
 constexpr double exp_of(double x) {
   if (x < -40.0) return 0.0;
   int halvings = 0;
@@ -24,7 +24,7 @@ constexpr double exp_of(double x) {
 }
 
 constexpr double kRoot2 = 1.4142135623730951;
-constexpr double kQuarter = 1.189207115002721;  // the fourth root of two
+constexpr double kQuarter = 1.189207115002721;         // the fourth root of two
 constexpr int32_t kLeastRatio = -24, kMostRatio = 56;  // quarters of an octave
 
 // exp(-√2·(m - 0.4)/r): how many levels reach m, r the spread in steps.
@@ -101,7 +101,8 @@ const std::vector<ComponentModel>& expected_models() {
   return models;
 }
 
-constexpr float kClassStep[kClasses] = {2.0f, 1.414213562f, 1.0f, 0.7071067812f, 0.5f, 0.25f, 0.08838834765f, 0.03125f};  // 2^(-weight/2)
+constexpr float kClassStep[kClasses] = {2.0f, 1.414213562f, 1.0f,           0.7071067812f,
+                                        0.5f, 0.25f,        0.08838834765f, 0.03125f};  // 2^(-weight/2)
 
 // By how busy a token is, in 1/16 of the mean.
 constexpr auto make_index() {
@@ -210,19 +211,24 @@ Centroids Centroids::expected() {
   double r = 1.0 / 16.0 * kRoot2;  // the middle of the first octave
   for (uint32_t i = 0; i < kRatios; ++i) {
     const double rate = kRoot2 / r;
-    const double mean = 1.0 / rate - std::exp(-rate) / (1.0 - std::exp(-rate));  // of what is above the edge; only ever written, so any rounding does
+    const double mean =
+        1.0 / rate -
+        std::exp(-rate) / (1.0 - std::exp(-rate));  // of what is above the edge; only ever written, so any rounding does
     for (uint32_t l = 0; l < kLevels; ++l) out.offset[i][l] = static_cast<uint8_t>(std::clamp(128.0 * mean, 0.0, 127.0));
     r *= 2.0;
   }
   return out;
 }
 
-uint32_t Centroids::ratio_index(int32_t ratio) { return static_cast<uint32_t>(std::clamp((ratio + 4 * 256) >> 8, 0, static_cast<int32_t>(kRatios) - 1)); }
+uint32_t Centroids::ratio_index(int32_t ratio) {
+  return static_cast<uint32_t>(std::clamp((ratio + 4 * 256) >> 8, 0, static_cast<int32_t>(kRatios) - 1));
+}
 
 float Centroids::value(int32_t level, uint32_t ratio) const {
   if (level == 0) return 0.0f;
   const int32_t magnitude = level < 0 ? -level : level;
-  const float at = static_cast<float>(magnitude) - (1.0f - kDeadZone) + static_cast<float>(offset[ratio][std::min(magnitude, 3) - 1]) * (1.0f / 128.0f);
+  const float at = static_cast<float>(magnitude) - (1.0f - kDeadZone) +
+                   static_cast<float>(offset[ratio][std::min(magnitude, 3) - 1]) * (1.0f / 128.0f);
   return level < 0 ? -at : at;
 }
 

@@ -1,7 +1,8 @@
-// levels.h — the integers of a block of tokens and how they become bits: models that start from what the calibration expects and learn.
+// levels.h — the integers of a block of tokens and how they become bits: models that start from what the calibration expects and
+// learn.
 //
-// A level is round(component/step) with a dead zone: |component| < 0.6 steps is zero, then one level a step. Read back, a level is the middle
-// of what lands on it (Centroids), not of its interval.
+// A level is round(component/step) with a dead zone: |component| < 0.6 steps is zero, then one level a step. Read back, a level is
+// the middle of what lands on it (Centroids), not of its interval.
 // Order:    component by component, largest spread first, up to the last one that is not all zero; within it token by token.
 // Context:  how busy a token has been so far in this block, against the others: tokens are loud or quiet as a whole.
 // Threads:  none of it is shared.
@@ -17,21 +18,22 @@
 
 namespace tierkv::deep {
 
-inline constexpr uint32_t kBlock = 64;        // tokens of a block
+inline constexpr uint32_t kBlock = 64;  // tokens of a block
 inline constexpr float kDeadZone = 0.6f;
-// Classes of tokens by weight, in octaves of it: a step is divided by the root. A few tokens are read a thousand times more than the others, and
-// those that are read little now may be the ones that are asked for later: finer by far, coarser by little.
+// Classes of tokens by weight, in octaves of it: a step is divided by the root. A few tokens are read a thousand times more than
+// the others, and those that are read little now may be the ones that are asked for later: finer by far, coarser by little.
 inline constexpr uint32_t kClasses = 8;
 inline constexpr int32_t kClassWeight[kClasses] = {-2, -1, 0, 1, 2, 4, 7, 10};
 inline constexpr uint32_t kMiddle = 2;
 inline constexpr uint32_t kActivities = 6;
-inline constexpr uint32_t kMostFiner = 6;     // times a block may halve its step
+inline constexpr uint32_t kMostFiner = 6;         // times a block may halve its step
 inline constexpr uint32_t kRaw = kMostFiner + 1;  // as FP16 rows, after all
 
 // The step of a class, of a block that halved it `finer` times.
 float class_step(float step, uint32_t token_class, uint32_t finer);
 
-// Where levels are read back: |level| - kDeadZone' + offset/128, by how the component's spread compares with the step and by level 1, 2, more.
+// Where levels are read back: |level| - kDeadZone' + offset/128, by how the component's spread compares with the step and by level
+// 1, 2, more.
 struct Centroids {
   static constexpr uint32_t kRatios = 8, kLevels = 3;
   uint8_t offset[kRatios][kLevels];
@@ -43,9 +45,9 @@ struct Centroids {
 };
 
 struct ComponentModel {
-  Bit any;                 // something in this block is not zero
-  Bit zero[kActivities];   // this one is not (a one)
-  LevelModel level[2];     // quiet and busy tokens
+  Bit any;                // something in this block is not zero
+  Bit zero[kActivities];  // this one is not (a one)
+  LevelModel level[2];    // quiet and busy tokens
 };
 
 // Everything that learns in a chunk. Made once for a step and copied for every chunk.
@@ -65,7 +67,7 @@ struct Models {
 struct LevelBlock {
   uint32_t tokens = 0;
   uint32_t dim = 0;
-  uint32_t alive = 0;                // components in use
+  uint32_t alive = 0;  // components in use
   std::vector<int32_t> levels;
   uint8_t classes[kBlock] = {};
 };

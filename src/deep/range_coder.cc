@@ -128,8 +128,10 @@ int32_t get_level(RangeDecoder& in, LevelModel& model) {
   uint32_t bits = 1;
   while (bits < LevelModel::kMostBits && in.get(model.longer[std::min(bits, LevelModel::kLengths) - 1])) ++bits;
   uint32_t magnitude = 1;
-  if (bits > 1) magnitude = magnitude << 1 | static_cast<uint32_t>(in.get(model.first[std::min(bits - 2, LevelModel::kMantissas - 1)]));
-  if (bits > 2) magnitude = magnitude << 1 | static_cast<uint32_t>(in.get(model.second[std::min(bits - 3, LevelModel::kMantissas - 1)]));
+  if (bits > 1)
+    magnitude = magnitude << 1 | static_cast<uint32_t>(in.get(model.first[std::min(bits - 2, LevelModel::kMantissas - 1)]));
+  if (bits > 2)
+    magnitude = magnitude << 1 | static_cast<uint32_t>(in.get(model.second[std::min(bits - 3, LevelModel::kMantissas - 1)]));
   if (bits > 3) magnitude = magnitude << (bits - 3) | in.get_plain(bits - 3);
   return in.get_plain(1) ? -static_cast<int32_t>(magnitude) : static_cast<int32_t>(magnitude);
 }

@@ -1,14 +1,15 @@
 // range_coder.h — bits in fewer bytes: an adaptive binary range coder, and integers of any size as such bits.
 //
-// A Bit is a probability that learns: it starts from what is expected and moves by 1/n of every surprise, n growing to 2^10, so that it
-// settles on what the data are. Encoder and decoder do the same integer arithmetic in the same order: whatever one wrote the other reads,
-// on any machine.
+// A Bit is a probability that learns: it starts from what is expected and moves by 1/n of every surprise, n growing to 2^10, so
+// that it settles on what the data are. Encoder and decoder do the same integer arithmetic in the same order: whatever one wrote
+// the other reads, on any machine.
 //
 // Layout:   64-bit range, renewed by 32 bits at a time, most significant byte first; zeros among the last eight bytes are left out.
-// Integers: zero or not; then how many bits the magnitude has, one by one, and those bits, the first two of them learnt; then the sign.
+// Integers: zero or not; then how many bits the magnitude has, one by one, and those bits, the first two of them learnt; then the
+// sign.
 //           Nothing is ever clipped: |level| < 2^30.
-// Errors:   a decoder reads zeros past its end and remembers when they are more than were left out (overrun()). Its work is bounded by
-//           what it is asked for, whatever the bytes.
+// Errors:   a decoder reads zeros past its end and remembers when they are more than were left out (overrun()). Its work is bounded
+//           by what it is asked for, whatever the bytes.
 // Threads:  none of it is shared.
 #pragma once
 
@@ -91,9 +92,9 @@ class RangeDecoder {
 struct LevelModel {
   static constexpr uint32_t kLengths = 12, kMantissas = 5;
   static constexpr uint32_t kMostBits = 30;
-  Bit longer[kLengths];      // the magnitude has more bits than 1, 2, …
-  Bit first[kMantissas];     // the bit after the leading one, of magnitudes of 2, 3, … bits
-  Bit second[kMantissas];    // and the one after that, of magnitudes of 3, 4, … bits
+  Bit longer[kLengths];    // the magnitude has more bits than 1, 2, …
+  Bit first[kMantissas];   // the bit after the leading one, of magnitudes of 2, 3, … bits
+  Bit second[kMantissas];  // and the one after that, of magnitudes of 3, 4, … bits
 };
 
 // REQUIRES: 0 < |level| < 2^30.

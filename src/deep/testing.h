@@ -1,5 +1,5 @@
-// testing.h — a small made-up model for the tests of the deep archive: layers that resemble the ones before them, keys that turn, metrics that
-// care for some directions more than for others.
+// testing.h — a small made-up model for the tests of the deep archive: layers that resemble the ones before them, keys that turn,
+// metrics that care for some directions more than for others.
 #pragma once
 
 #include <cmath>
@@ -36,11 +36,13 @@ class Model {
     const size_t width = 2 * kHeads * kDim;
     for (uint32_t l = 0; l < kLayers; ++l) {
       mix_.emplace_back(width * width);
-      for (size_t i = 0; i < mix_[l].size(); ++i) mix_[l][i] = normal(rng_) / std::sqrt(static_cast<float>(width)) * std::pow(0.97f, static_cast<float>(i % width));
+      for (size_t i = 0; i < mix_[l].size(); ++i)
+        mix_[l][i] = normal(rng_) / std::sqrt(static_cast<float>(width)) * std::pow(0.97f, static_cast<float>(i % width));
       offset_.emplace_back(width);
       for (float& x : offset_[l]) x = normal(rng_);
     }
-    for (uint16_t p = 0; p < kDim / 2; ++p) rotation_.push_back({p, static_cast<uint16_t>(p + kDim / 2), std::pow(10000.0, -2.0 * p / kDim)});
+    for (uint16_t p = 0; p < kDim / 2; ++p)
+      rotation_.push_back({p, static_cast<uint16_t>(p + kDim / 2), std::pow(10000.0, -2.0 * p / kDim)});
     turner_ = std::make_unique<calib::Turner>(rotation_, kDim);
     statistics_ = collect(1500);
     auto solved = calib::solve_deep(statistics_, {});
@@ -63,7 +65,9 @@ class Model {
     out.values = out.keys;
     for (uint32_t t = 0; t < tokens; ++t) {
       const auto x = vectors();
-      for (uint32_t l = 0; l < kLayers; ++l) put(x[l], first + t, out.keys[l].data() + static_cast<size_t>(t) * kHeads * kDim, out.values[l].data() + static_cast<size_t>(t) * kHeads * kDim);
+      for (uint32_t l = 0; l < kLayers; ++l)
+        put(x[l], first + t, out.keys[l].data() + static_cast<size_t>(t) * kHeads * kDim,
+            out.values[l].data() + static_cast<size_t>(t) * kHeads * kDim);
     }
     return out;
   }

@@ -60,14 +60,15 @@ void Transform::as_source(const float* centred, uint32_t tokens, int16_t* out) c
   const size_t n = dim_;
   for (uint32_t t = 0; t < tokens; ++t) {
     for (size_t c = 0; c < n; ++c) {
-      const float scaled = std::min(32767.0f, std::max(-32767.0f, centred[t * n + c] * per_unit_[c]));  // in this order NaN is a number too
+      const float scaled =
+          std::min(32767.0f, std::max(-32767.0f, centred[t * n + c] * per_unit_[c]));  // in this order NaN is a number too
       out[t * n + c] = static_cast<int16_t>(static_cast<int32_t>(scaled + (scaled < 0.0f ? -0.5f : 0.5f)));
     }
   }
 }
 
-void Transform::add_levels(int basis, const LevelBlock& block, float step, int32_t log_step, uint32_t finer, const Centroids& centroids,
-                           float* rows) const {
+void Transform::add_levels(int basis, const LevelBlock& block, float step, int32_t log_step, uint32_t finer,
+                           const Centroids& centroids, float* rows) const {
   thread_local std::vector<Term> terms;
   uint32_t counts[kBlock] = {};
   const size_t n = dim_;
@@ -84,7 +85,8 @@ void Transform::add_levels(int basis, const LevelBlock& block, float step, int32
     }
   }
   const Kernels& k = kernels();
-  for (uint32_t t = 0; t < block.tokens; ++t) k.synthesise(terms.data() + t * n, counts[t], rows_[basis].data(), dim_, rows + t * n);
+  for (uint32_t t = 0; t < block.tokens; ++t)
+    k.synthesise(terms.data() + t * n, counts[t], rows_[basis].data(), dim_, rows + t * n);
 }
 
 void Transform::analyse(int basis, const float* rows, uint32_t tokens, float* out) const {

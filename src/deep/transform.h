@@ -29,7 +29,8 @@ class Transform {
   // What a layer after this one gets of it.
   void as_source(const float* centred, uint32_t tokens, int16_t* out) const;
   // rows += what the levels stand for.
-  void add_levels(int basis, const LevelBlock& block, float step, int32_t log_step, uint32_t finer, const Centroids& centroids, float* rows) const;
+  void add_levels(int basis, const LevelBlock& block, float step, int32_t log_step, uint32_t finer, const Centroids& centroids,
+                  float* rows) const;
 
   // Encoder only: components of centred rows, and the length of rows in the metric, squared, summed over tokens.
   void analyse(int basis, const float* rows, uint32_t tokens, float* out) const;

@@ -49,8 +49,8 @@ Status solve(const calib::Statistics& statistics, const CalibrateOptions& option
 }
 
 // Weighs the tables by what errors do to predictions.
-Status weigh(const ModelShape& shape, const std::vector<TokenList>& windows, const CalibrateOptions& options, const calib::Statistics& statistics,
-             calib::Calibration& calibration, CalibrateReport& report) {
+Status weigh(const ModelShape& shape, const std::vector<TokenList>& windows, const CalibrateOptions& options,
+             const calib::Statistics& statistics, calib::Calibration& calibration, CalibrateReport& report) {
   const double start = now();
   const auto plain = std::make_shared<calib::Calibration>(statistics, calibration.origin);
   plain->klt = calibration.klt;
@@ -79,7 +79,8 @@ Result<CalibrateReport> calibrate(const ModelShape& shape, const std::vector<std
   TIERKV_ASSIGN_OR_RETURN(const std::vector<TokenList> windows, calibration_windows(texts, shape.context, options));
   TIERKV_ASSIGN_OR_RETURN(const Collected collected, collect(shape, windows, options));
   const double read = now();
-  calib::Calibration calibration(collected.statistics, {options.text_name, collected.statistics.tokens, std::string("tierkv ") + tierkv_version()});
+  calib::Calibration calibration(collected.statistics,
+                                 {options.text_name, collected.statistics.tokens, std::string("tierkv ") + tierkv_version()});
   TIERKV_RETURN_IF_ERROR(solve(collected.statistics, options, calibration));
 
   CalibrateReport report;
@@ -87,8 +88,8 @@ Result<CalibrateReport> calibrate(const ModelShape& shape, const std::vector<std
   report.key_bits = bits_by_layer(*calibration.klt);
   if (options.deep) {
     TIERKV_ASSIGN_OR_RETURN(calib::DeepTables deep, calib::solve_deep(collected.statistics, [&](double done) {
-      if (options.progress) options.progress({"solving", static_cast<uint64_t>(1000.0 * done), 1000});
-    }));
+                              if (options.progress) options.progress({"solving", static_cast<uint64_t>(1000.0 * done), 1000});
+                            }));
     calibration.deep = std::make_shared<const calib::DeepTables>(std::move(deep));
   }
   std::vector<std::byte> file;

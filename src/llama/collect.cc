@@ -67,13 +67,16 @@ bool is_cancelled(void* user) {
 
 Status check_options(uint32_t context, const CalibrateOptions& options) {
   if (context < kLeastWindow || options.window < kLeastWindow) {
-    return error(StatusCode::invalid_argument, "windows of ", std::min(context, options.window), " tokens are too short to calibrate with: at least ",
-                 kLeastWindow, " are needed", context < kLeastWindow ? ", and the model's context has fewer" : "");
+    return error(StatusCode::invalid_argument, "windows of ", std::min(context, options.window),
+                 " tokens are too short to calibrate with: at least ", kLeastWindow, " are needed",
+                 context < kLeastWindow ? ", and the model's context has fewer" : "");
   }
   const uint32_t window = std::min(context, options.window);
-  if (options.block == 0 || options.query_stride == 0 || options.sample_tokens == 0 || options.sinks + options.distance + options.block > window / 4 * 3) {
-    return error(StatusCode::invalid_argument, "blocks of ", options.block, " tokens, ", options.sinks, " sinks and a distance of ", options.distance,
-                 " do not fit windows of ", window, " tokens: together at most three quarters of one, and a block, a sample and a stride of at least 1");
+  if (options.block == 0 || options.query_stride == 0 || options.sample_tokens == 0 ||
+      options.sinks + options.distance + options.block > window / 4 * 3) {
+    return error(StatusCode::invalid_argument, "blocks of ", options.block, " tokens, ", options.sinks, " sinks and a distance of ",
+                 options.distance, " do not fit windows of ", window,
+                 " tokens: together at most three quarters of one, and a block, a sample and a stride of at least 1");
   }
   return {};
 }
@@ -86,19 +89,22 @@ Status check_variety(const std::vector<TokenList>& windows) {
     tokens += window.size();
   }
   if (distinct.size() >= kLeastDistinctTokens) return {};
-  return error(StatusCode::invalid_argument, "the text repeats ", distinct.size(), distinct.size() == 1 ? " token" : " different tokens", " over ",
-               tokens, ": calibration needs at least ", kLeastDistinctTokens, " different ones, from text like what the model will read");
+  return error(StatusCode::invalid_argument, "the text repeats ", distinct.size(),
+               distinct.size() == 1 ? " token" : " different tokens", " over ", tokens, ": calibration needs at least ",
+               kLeastDistinctTokens, " different ones, from text like what the model will read");
 }
 
 }  // namespace
 
-Result<std::vector<TokenList>> calibration_windows(const std::vector<TokenList>& texts, uint32_t context, const CalibrateOptions& options) {
+Result<std::vector<TokenList>> calibration_windows(const std::vector<TokenList>& texts, uint32_t context,
+                                                   const CalibrateOptions& options) {
   TIERKV_RETURN_IF_ERROR(check_options(context, options));
   uint64_t total = 0;
   for (const TokenList& text : texts) total += text.size();
   if (options.tokens != 0) total = std::min(total, options.tokens);
   if (total < kLeastCalibrationTokens) {
-    return error(StatusCode::invalid_argument, "calibration needs at least ", kLeastCalibrationTokens, " tokens of text, and there are ", total,
+    return error(StatusCode::invalid_argument, "calibration needs at least ", kLeastCalibrationTokens,
+                 " tokens of text, and there are ", total,
                  options.tokens != 0 && options.tokens < kLeastCalibrationTokens ? " to be used" : "");
   }
   const uint64_t window = std::min(context, options.window), count = (total + window - 1) / window;
@@ -108,8 +114,8 @@ Result<std::vector<TokenList>> calibration_windows(const std::vector<TokenList>&
   for (size_t i = 0; i < texts.size(); ++i) {
     room.push_back(texts[i].size() / content);
     if (room.back() > 0) continue;
-    return error(StatusCode::invalid_argument, "text ", i + 1, " of ", texts.size(), " has ", texts[i].size(), " tokens, fewer than a window (", content,
-                 "): it would add nothing");
+    return error(StatusCode::invalid_argument, "text ", i + 1, " of ", texts.size(), " has ", texts[i].size(),
+                 " tokens, fewer than a window (", content, "): it would add nothing");
   }
   std::vector<size_t> order;
   for (bool any = true; any && order.size() < count;) {

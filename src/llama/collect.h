@@ -1,8 +1,8 @@
 // collect.h — a text through a model, and what the collector saw of it.
 //
-// Windows are sequences of their own over an all-FP16 cache. The residual stream before a layer is the node that libllama calls l_out of the
-// layer before it (the embedding for the first); a model whose graph has no such node does without.
-// Threads: one call at a time on a model.
+// Windows are sequences of their own over an all-FP16 cache. The residual stream before a layer is the node that libllama calls
+// l_out of the layer before it (the embedding for the first); a model whose graph has no such node does without. Threads: one call
+// at a time on a model.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,10 @@ namespace tierkv::llama {
 
 using TokenList = std::vector<int32_t>;
 
-// The windows that calibration reads: equally long, from the texts in turn, evenly spread over each. Errors as calibrate() has them.
-Result<std::vector<TokenList>> calibration_windows(const std::vector<TokenList>& texts, uint32_t context, const CalibrateOptions& options);
+// The windows that calibration reads: equally long, from the texts in turn, evenly spread over each. Errors as calibrate() has
+// them.
+Result<std::vector<TokenList>> calibration_windows(const std::vector<TokenList>& texts, uint32_t context,
+                                                   const CalibrateOptions& options);
 
 struct Collected {
   calib::Statistics statistics;

@@ -92,9 +92,11 @@ Collector::Collector(const ModelShape& shape, std::vector<uint32_t> windows, con
     sample.weight.assign(rows, 0.0f);
     sample.influence.assign(rows, 0.0f);
     Layer& layer = layers_[i];
-    const auto same = std::find_if(turners_.begin(), turners_.end(), [&](const auto& t) { return t->rotation() == statistics_.rotations[i]; });
-    layer.turner = same != turners_.end() ? same->get()
-                                          : turners_.emplace_back(std::make_unique<calib::Turner>(statistics_.rotations[i], shape.head_dim)).get();
+    const auto same =
+        std::find_if(turners_.begin(), turners_.end(), [&](const auto& t) { return t->rotation() == statistics_.rotations[i]; });
+    layer.turner = same != turners_.end()
+                       ? same->get()
+                       : turners_.emplace_back(std::make_unique<calib::Turner>(statistics_.rotations[i], shape.head_dim)).get();
     layer.idle = shape.window[i] != 0 && shape.window[i] <= options.distance;
     if (layer.idle) continue;
     layer.keys.resize(longest_ * shape.kv_heads * dim);
@@ -111,7 +113,8 @@ const float* Collector::gram(uint32_t layer, uint32_t head) const {
 }
 
 uint32_t Collector::without_residual() const {
-  return static_cast<uint32_t>(std::count_if(layers_.begin(), layers_.end(), [](const Layer& layer) { return !layer.has_residual; }));
+  return static_cast<uint32_t>(
+      std::count_if(layers_.begin(), layers_.end(), [](const Layer& layer) { return !layer.has_residual; }));
 }
 
 uint32_t Collector::without_projection() const {
@@ -141,7 +144,8 @@ void Collector::observe(const AttentionSeen& seen) {
   const double start = now();
   Layer& layer = layers_[seen.layer];
   const uint32_t count = seen.keys.tokens;
-  if (window_ == 0 || seen.position != layer.positions || layer.positions + count > windows_[window_ - 1]) return;  // end_window() says so
+  if (window_ == 0 || seen.position != layer.positions || layer.positions + count > windows_[window_ - 1])
+    return;  // end_window() says so
   take_sample(seen);
   if (!layer.idle) {
     copy_rows(seen, layer);
@@ -154,7 +158,8 @@ void Collector::observe(const AttentionSeen& seen) {
 
 void Collector::take_sample(const AttentionSeen& seen) {
   calib::LayerSample& sample = statistics_.layers[seen.layer];
-  const auto first = statistics_.positions.begin() + sample_first_[window_ - 1], last = statistics_.positions.begin() + sample_first_[window_];
+  const auto first = statistics_.positions.begin() + sample_first_[window_ - 1],
+             last = statistics_.positions.begin() + sample_first_[window_];
   for (auto at = std::lower_bound(first, last, seen.position); at != last && *at < seen.position + seen.keys.tokens; ++at) {
     const auto index = static_cast<size_t>(at - statistics_.positions.begin());
     for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
@@ -182,7 +187,8 @@ void Collector::measure_values(Layer& layer, uint32_t index, uint32_t first, uin
     const uint32_t head = task / segments, from = first + task % segments * kSegment, n = std::min(kSegment, first + count - from);
     std::vector<float> scratch(lengths_scratch(n, dim));
     const uint16_t* rows = layer.values.data() + (static_cast<size_t>(head / group_) * longest_ + from) * dim;
-    row_lengths(rows, n, dim, gram(index, head), layer.lengths.data() + static_cast<size_t>(head) * longest_ + from, scratch.data());
+    row_lengths(rows, n, dim, gram(index, head), layer.lengths.data() + static_cast<size_t>(head) * longest_ + from,
+                scratch.data());
   });
 }
 
@@ -228,7 +234,8 @@ void Collector::add_pairs(const AttentionSeen& seen, Layer& layer) {
       SeenQuery query;
       query.position = chosen[i];
       query.head_stride = seen.queries.head_stride;
-      query.rows = static_cast<const float*>(seen.queries.data) + row * seen.queries.token_stride + head * group_ * query.head_stride;
+      query.rows =
+          static_cast<const float*>(seen.queries.data) + row * seen.queries.token_stride + head * group_ * query.head_stride;
       query.out = seen.out + (static_cast<size_t>(row) * shape_.heads + head * group_) * shape_.head_dim;
       query.scale = seen.scale;
       query.softcap = seen.softcap;
@@ -276,17 +283,20 @@ Status Collector::end_window() {
   for (uint32_t i = 0; i < shape_.layers; ++i) {
     Layer& layer = layers_[i];
     if (layer.positions != length) {
-      return error(StatusCode::failed_precondition, "layer ", i, " showed ", layer.positions, " of the ", length, " tokens of window ", window_);
+      return error(StatusCode::failed_precondition, "layer ", i, " showed ", layer.positions, " of the ", length,
+                   " tokens of window ", window_);
     }
     for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
       const calib::PairSums& sums = statistics_.pair_sums(i, h);
-      if (!all_finite(sums.key_block) || !all_finite(sums.queries) || !all_finite(value_[i])) return not_finite(i, "the statistics");
+      if (!all_finite(sums.key_block) || !all_finite(sums.queries) || !all_finite(value_[i]))
+        return not_finite(i, "the statistics");
     }
     if (layer.idle) continue;
     calib::LayerSample& sample = statistics_.layers[i];
     for (uint32_t at = sample_first_[window_ - 1]; at < sample_first_[window_]; ++at) {
       for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
-        const size_t from = static_cast<size_t>(h) * longest_ + statistics_.positions[at], to = static_cast<size_t>(at) * shape_.kv_heads + h;
+        const size_t from = static_cast<size_t>(h) * longest_ + statistics_.positions[at],
+                     to = static_cast<size_t>(at) * shape_.kv_heads + h;
         sample.weight[to] = static_cast<float>(options_.query_stride) * layer.weight[from];
         sample.influence[to] = static_cast<float>(options_.query_stride) * layer.influence[from];
       }

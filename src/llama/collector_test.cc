@@ -133,8 +133,8 @@ class CollectorTest : public testing::Test {
         }
       }
       for (uint32_t w = 0; w < 2; ++w) {
-        texts_.emplace_back(w == 0 ? 96 : 81, shape_.window[i], i == 1 ? 2.0f : 0.0f, i == 0 ? std::vector<float>{0.5f, 1.0f, -1.0f, 2.0f} : std::vector<float>(),
-                            10 * i + w + 1);
+        texts_.emplace_back(w == 0 ? 96 : 81, shape_.window[i], i == 1 ? 2.0f : 0.0f,
+                            i == 0 ? std::vector<float>{0.5f, 1.0f, -1.0f, 2.0f} : std::vector<float>(), 10 * i + w + 1);
       }
     }
   }
@@ -211,9 +211,11 @@ TEST_F(CollectorTest, SumsAreThoseOfTheFormulas) {
             for (uint32_t s = options_.sinks; s + options_.distance <= t; ++s) {
               if (p[s] == 0.0) continue;
               const double residual = of.squares[t], errors = p[s] * p[s] * moved(of, layer, t, s, h) / residual * kScale * kScale;
-              add_product(block, errors, turned(shape_.rotations[layer], of.query(t, h), -static_cast<double>(calib::block_start(s, 3, 16))));
+              add_product(block, errors,
+                          turned(shape_.rotations[layer], of.query(t, h), -static_cast<double>(calib::block_start(s, 3, 16))));
               add_product(single, errors, turned(shape_.rotations[layer], of.query(t, h), -static_cast<double>(s)));
-              for (uint32_t a = 0; a < kDim * kDim; ++a) value[a] += p[s] * p[s] / residual * weights_[layer].gram[h * kDim * kDim + a];
+              for (uint32_t a = 0; a < kDim * kDim; ++a)
+                value[a] += p[s] * p[s] / residual * weights_[layer].gram[h * kDim * kDim + a];
               for (uint32_t i = 0; i < statistics->sampled(); ++i) {
                 if (statistics->positions[i] != s || (i >= second) != (w == 1)) continue;
                 weight[i] += p[s] * p[s];

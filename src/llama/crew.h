@@ -1,8 +1,9 @@
 // crew.h — ggml's threads, which all enter a node's operation, as workers for what one of them calls.
 //
 // The first thread leads: it makes the calls and hands out loops with run(). The others follow(): they take indices of the loops
-// until the leader is done with the node. Both are once a node and thread, in the order of the nodes. Waiting is a short spin, then sleep:
-// a thread that spins, or yields, on a machine with other work to do gives its time slice to that work for milliseconds, once a layer.
+// until the leader is done with the node. Both are once a node and thread, in the order of the nodes. Waiting is a short spin, then
+// sleep: a thread that spins, or yields, on a machine with other work to do gives its time slice to that work for milliseconds,
+// once a layer.
 //
 // Layout:   one word holds the loop that is being handed out: its number, its length and the next index, so that an index is taken
 //           by one compare-and-swap that cannot mistake one loop for another. A loop ends only when every index taken has been
@@ -88,8 +89,8 @@ class Crew {
     return true;
   }
 
-  // Returns when ready() is true. Whoever makes it true calls wake() afterwards: the stores and the counter of sleepers are sequentially
-  // consistent, so either the sleeper sees the store or the waker sees the sleeper.
+  // Returns when ready() is true. Whoever makes it true calls wake() afterwards: the stores and the counter of sleepers are
+  // sequentially consistent, so either the sleeper sees the store or the waker sees the sleeper.
   template <class Ready>
   void wait(const Ready& ready) {
     for (int i = 0; i < kSpins; ++i) {

@@ -153,8 +153,8 @@ struct Host::Impl {
     }
   }
 
-  // The part of thread `ith` of `nth`. With a sequence or more for every thread they go their own ways; with fewer, or with an observer, the
-  // first thread goes through the sequences and the others help it with each.
+  // The part of thread `ith` of `nth`. With a sequence or more for every thread they go their own ways; with fewer, or with an
+  // observer, the first thread goes through the sequences and the others help it with each.
   void serve_part(const Layer& layer, const AttentionNode& node, int ith, int nth, int64_t& in_cache) {
     if (nth == 1 || (work.size() >= static_cast<size_t>(nth) && !observer)) {
       serve_some(layer, node, static_cast<size_t>(ith), static_cast<size_t>(nth), nth == 1 ? nullptr : &inline_executor, in_cache);
@@ -392,7 +392,8 @@ Status Host::decode(llama_context* context, const llama_batch& batch) {
   auto length = [this](int32_t seq) -> Result<uint32_t> {
     TIERKV_ASSIGN_OR_RETURN(const SeqId id, sequence(seq));
     TIERKV_ASSIGN_OR_RETURN(const bool parked, impl_->cache.is_parked(id));
-    if (parked) return error(StatusCode::failed_precondition, "sequence ", seq, " is parked: AdaptiveKVCache::wake(", id, ") comes first");
+    if (parked)
+      return error(StatusCode::failed_precondition, "sequence ", seq, " is parked: AdaptiveKVCache::wake(", id, ") comes first");
     return impl_->cache.length(id);
   };
   auto plan = BatchPlan::make(batch, llama_model_n_embd_inp(impl_->shape.model), impl_->micro_batch,

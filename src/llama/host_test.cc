@@ -71,7 +71,8 @@ TEST_P(Observer, SeesTheAttentionThatWasComputed) {
     };
     for (uint32_t t = 0; t < seen.queries.tokens; ++t) {
       for (int i = 0; i < kHeads * kDim; ++i) {
-        of.queries.push_back(static_cast<const float*>(seen.queries.data)[t * seen.queries.token_stride + i / kDim * seen.queries.head_stride + i % kDim]);
+        of.queries.push_back(static_cast<const float*>(
+            seen.queries.data)[t * seen.queries.token_stride + i / kDim * seen.queries.head_stride + i % kDim]);
         of.out.push_back(seen.out[t * kHeads * kDim + static_cast<uint32_t>(i)]);
       }
       for (int i = 0; i < kKvHeads * kDim; ++i) {
@@ -91,7 +92,8 @@ TEST_P(Observer, SeesTheAttentionThatWasComputed) {
   EXPECT_EQ(hosted.host->path(), GetParam());
   TestBatch batch(20 * kSequences);
   for (llama_pos t = 0; t < 20; ++t) {
-    for (int32_t s = 0; s < static_cast<int32_t>(kSequences); ++s) batch.add(some_tokens(20, 5 + static_cast<uint32_t>(s))[static_cast<size_t>(t)], t, s, false);
+    for (int32_t s = 0; s < static_cast<int32_t>(kSequences); ++s)
+      batch.add(some_tokens(20, 5 + static_cast<uint32_t>(s))[static_cast<size_t>(t)], t, s, false);
   }
   batch.batch.logits[batch.batch.n_tokens - 1] = true;
   ASSERT_TRUE(hosted.host->decode(hosted.context.get(), batch.batch).ok());
@@ -105,7 +107,8 @@ TEST_P(Observer, SeesTheAttentionThatWasComputed) {
         double total = 0.0;
         for (int s = 0; s <= t; ++s) {
           double score = 0.0;
-          for (int c = 0; c < kDim; ++c) score += of.queries[(t * kHeads + h) * kDim + c] * of.keys[(s * kKvHeads + h / 2) * kDim + c];
+          for (int c = 0; c < kDim; ++c)
+            score += of.queries[(t * kHeads + h) * kDim + c] * of.keys[(s * kKvHeads + h / 2) * kDim + c];
           total += std::exp(score * of.scale);
           p.push_back(std::exp(score * of.scale));
         }

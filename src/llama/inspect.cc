@@ -5,8 +5,8 @@
 // The mask of C then tells the layers apart: full attention shows A and B, a sliding window only B, chunked attention (refused)
 // neither.
 //
-// RoPE is what the last such node before a layer's attention says (rope.h). The fingerprint is of the shape and of every one-dimensional f32
-// weight that a node reads: quantizing a model leaves them alone, and training it does not.
+// RoPE is what the last such node before a layer's attention says (rope.h). The fingerprint is of the shape and of every
+// one-dimensional f32 weight that a node reads: quantizing a model leaves them alone, and training it does not.
 #include <ggml-backend.h>
 #include <llama.h>
 
@@ -63,9 +63,9 @@ struct Probe {
   std::vector<Seen> seen;
   Status status;
   bool short_rope_factors = false;
-  bool other_attention = false;  // softmax attention that is not a fused node
-  std::optional<RopeNode> rope;   // the last since the attention before
-  int64_t rope_channels = 0;      // of a head that it was given
+  bool other_attention = false;                       // softmax attention that is not a fused node
+  std::optional<RopeNode> rope;                       // the last since the attention before
+  int64_t rope_channels = 0;                          // of a head that it was given
   std::map<std::string, const ggml_tensor*> weights;  // one-dimensional, f32, in host memory
 };
 

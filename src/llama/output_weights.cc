@@ -36,7 +36,8 @@ std::vector<float> read_rows(GgufFile& from, const std::string& name, int64_t co
   if (tensor->type != GGML_TYPE_F32 && to_float == nullptr) return {};
   std::vector<char> bytes(ggml_nbytes(tensor));
   const auto offset = static_cast<off_t>(gguf_get_data_offset(from.gguf.get()) + gguf_get_tensor_offset(from.gguf.get(), id));
-  if (fseeko(from.file.get(), offset, SEEK_SET) != 0 || std::fread(bytes.data(), 1, bytes.size(), from.file.get()) != bytes.size()) return {};
+  if (fseeko(from.file.get(), offset, SEEK_SET) != 0 || std::fread(bytes.data(), 1, bytes.size(), from.file.get()) != bytes.size())
+    return {};
   std::vector<float> values(static_cast<size_t>(tensor->ne[0] * tensor->ne[1]));
   if (tensor->type == GGML_TYPE_F32) {
     std::copy_n(reinterpret_cast<const float*>(bytes.data()), values.size(), values.data());
@@ -84,14 +85,16 @@ std::vector<OutputWeights> output_weights(const ModelShape& shape, const std::st
     std::vector<float> rows = read_rows(file, block + ".attn_output.weight", static_cast<int64_t>(columns));
     if (rows.empty()) continue;
     OutputWeights& weights = layers[layer];
-    const std::vector<float> norm = read_rows(file, block + ".post_attention_norm.weight", static_cast<int64_t>(rows.size() / columns));
+    const std::vector<float> norm =
+        read_rows(file, block + ".post_attention_norm.weight", static_cast<int64_t>(rows.size() / columns));
     // Models that have one after the feed-forward part too mean it as such; others call the norm before that part so.
     if (!norm.empty() && gguf_find_tensor(file.gguf.get(), (block + ".post_ffw_norm.weight").c_str()) >= 0) {
       weights.projection = rows;
       for (size_t i = 0; i < rows.size(); ++i) rows[i] *= norm[i / columns];
     }
     weights.gram.assign(columns * dim, 0.0f);
-    pool.run(shape.heads, [&](uint32_t head) { add_rows(rows, columns, head * dim, shape.head_dim, weights.gram.data() + head * dim * dim); });
+    pool.run(shape.heads,
+             [&](uint32_t head) { add_rows(rows, columns, head * dim, shape.head_dim, weights.gram.data() + head * dim * dim); });
   }
   return layers;
 }

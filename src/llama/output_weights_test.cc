@@ -53,7 +53,8 @@ TEST(OutputWeights, AreKeptWholeWhereANormFollows) {
   out[3] = 2.0f;
   double sum = 0.0;
   for (size_t row = 0; row < weights.projection.size(); row += columns) sum += 4.0 * std::pow(weights.projection[row + 3], 2);
-  EXPECT_NEAR(weights.scale(out.data(), columns), sum * static_cast<double>(columns) / static_cast<double>(weights.projection.size()), 1e-5 * sum);
+  EXPECT_NEAR(weights.scale(out.data(), columns),
+              sum * static_cast<double>(columns) / static_cast<double>(weights.projection.size()), 1e-5 * sum);
 }
 
 TEST(OutputWeights, AreEmptyWithoutTheFile) {

@@ -6,7 +6,8 @@
 //
 // Invariant: only whole pages inside a tensor are released, so its neighbours keep their bytes; released cells read as zeros, which
 //            is what libllama fills unused cells with.
-// Threads:   served() and flush() when no other thread is inside the layer served before: ggml's threads meet between any two nodes.
+// Threads:   served() and flush() when no other thread is inside the layer served before: ggml's threads meet between any two
+//            nodes.
 #pragma once
 
 #include <ggml.h>

@@ -9,8 +9,8 @@
 namespace tierkv::llama {
 namespace {
 
-constexpr uint32_t kBatch = 32;            // rows that wait to be multiplied out together
-constexpr float kNowhere = -1e30f;         // a score that softmax makes nothing of
+constexpr uint32_t kBatch = 32;     // rows that wait to be multiplied out together
+constexpr float kNowhere = -1e30f;  // a score that softmax makes nothing of
 
 uint32_t padded(uint32_t n) { return (n + 15) / 16 * 16; }
 
@@ -58,7 +58,7 @@ float sum_of(uint32_t n, const Term& term) {
 void add_products(const float* rows, uint32_t count, uint32_t dim, float* __restrict c) {
   for (uint32_t r = 0; r < count; r += 4) {
     const float* __restrict a0 = rows + static_cast<size_t>(r) * dim;
-    const float *__restrict a1 = a0 + dim, *__restrict a2 = a1 + dim, *__restrict a3 = a2 + dim;
+    const float* __restrict a1 = a0 + dim, * __restrict a2 = a1 + dim, * __restrict a3 = a2 + dim;
     for (uint32_t i = 0; i < dim; ++i) {
       const float x0 = a0[i], x1 = a1[i], x2 = a2[i], x3 = a3[i];
       float* __restrict out = c + static_cast<size_t>(i) * dim;
@@ -69,7 +69,8 @@ void add_products(const float* rows, uint32_t count, uint32_t dim, float* __rest
 
 }  // namespace
 
-void dot_rows(const uint16_t* rows, uint32_t n, uint32_t dim, const float* queries, uint32_t count, float* scores, size_t stride, float* scratch) {
+void dot_rows(const uint16_t* rows, uint32_t n, uint32_t dim, const float* queries, uint32_t count, float* scores, size_t stride,
+              float* scratch) {
   if (const quant::Kernels* kernels = quant::active_kernels()) {
     return kernels->half_scores(rows, false, dim, queries, count, n, scores, stride, scratch, {});
   }
@@ -158,7 +159,8 @@ void PairTask::add(const SeenQuery& query) {
     const float* gram = head_.gram + static_cast<size_t>(i) * dim * dim;
     for (uint32_t c = 0; c < dim; ++c) go[c] = dot(gram + static_cast<size_t>(c) * dim, o, dim);
   }
-  dot_rows(head_.values + static_cast<size_t>(first) * dim, count, dim, go_.data(), head_.group, dots_.data(), padded(count), scratch_.data());
+  dot_rows(head_.values + static_cast<size_t>(first) * dim, count, dim, go_.data(), head_.group, dots_.data(), padded(count),
+           scratch_.data());
   for (uint32_t i = 0; i < head_.group; ++i) {
     float* scores = scores_.data() + i * stride;
     const float norm = soften(query, i, scores, seen);

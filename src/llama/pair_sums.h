@@ -1,10 +1,11 @@
 // pair_sums.h — the sums over pairs of a query and the archived keys it sees, of one KV head and some queries.
 //
-// For a query t and every key s <= t that its layer lets it see: p is the softmax over all of them, and for those the archive would hold
-// (sinks <= s <= t - distance) w = p²·|W_O(v_s - o_t)|²/|h_t|². Keys of one archive block share a frame, so w adds up to W_b per block and
-// key_block gets W_b·q q', q turned to the block's start. Frames of single keys differ; key_plain takes one key for each query and block, drawn with
-// probability w_s/W_b, which leaves the sum's expectation as it is.
-// Layout:   matrices hold their upper triangle, row-major, in f32: a task has some hundreds of rows, and whoever adds tasks up uses f64.
+// For a query t and every key s <= t that its layer lets it see: p is the softmax over all of them, and for those the archive would
+// hold (sinks <= s <= t - distance) w = p²·|W_O(v_s - o_t)|²/|h_t|². Keys of one archive block share a frame, so w adds up to W_b
+// per block and key_block gets W_b·q q', q turned to the block's start. Frames of single keys differ; key_plain takes one key for
+// each query and block, drawn with probability w_s/W_b, which leaves the sum's expectation as it is.
+// Layout:   matrices hold their upper triangle, row-major, in f32: a task has some hundreds of rows, and whoever adds tasks up uses
+//           f64.
 // Threads:  a task is one thread's; tasks do not depend on each other, and their sums do not depend on who ran them.
 #pragma once
 
@@ -22,11 +23,11 @@ struct HeadWindow {
   const uint16_t* values = nullptr;  // the same
   const float* lengths = nullptr;    // |W_O v_s|² as each query head has it: [group][stride]
   size_t stride = 0;
-  const float* gram = nullptr;       // W_O'W_O of each query head, [group][dim][dim]; null: the identity
+  const float* gram = nullptr;  // W_O'W_O of each query head, [group][dim][dim]; null: the identity
   const calib::Turner* turner = nullptr;
   uint32_t dim = 0;
-  uint32_t group = 0;                // query heads
-  uint32_t window = 0;               // positions a query sees, itself included; 0: all
+  uint32_t group = 0;   // query heads
+  uint32_t window = 0;  // positions a query sees, itself included; 0: all
   uint32_t block = 0, sinks = 0, distance = 0;
 };
 
@@ -34,7 +35,7 @@ struct SeenQuery {
   uint32_t position = 0;
   const float* rows = nullptr;  // of the group, head_stride apart
   ptrdiff_t head_stride = 0;
-  const float* out = nullptr;   // attention's results, [group][dim]
+  const float* out = nullptr;  // attention's results, [group][dim]
   float scale = 0.0f, softcap = 0.0f;
   const float* sinks = nullptr;  // a logit for each of the group, or null
   float residual = 1.0f;         // |h_t|²
@@ -71,7 +72,8 @@ class PairTask {
 };
 
 // scores[i*stride + t] = dot(queries[i], rows[t]): rows are fp16, dim % 16 == 0. scratch: 16*dim floats.
-void dot_rows(const uint16_t* rows, uint32_t n, uint32_t dim, const float* queries, uint32_t count, float* scores, size_t stride, float* scratch);
+void dot_rows(const uint16_t* rows, uint32_t n, uint32_t dim, const float* queries, uint32_t count, float* scores, size_t stride,
+              float* scratch);
 
 // lengths[t] = v_t'·G·v_t for n rows; gram null: |v_t|². scratch: lengths_scratch() floats.
 size_t lengths_scratch(uint32_t n, uint32_t dim);

@@ -17,12 +17,13 @@
 namespace tierkv::llama {
 namespace {
 
-constexpr double kProbeBits = 1.0;      // of kProbeCodec
-constexpr double kUsualBits = 1.5;      // an archive as it is used
-constexpr double kLoudness = 0.25;      // of the distortion that all layers together have there
-// Of an error. On SmolLM2 the divergence is proportional to the distortion up to a gain of 2 in keys; at 3 the softmax of some layers breaks down.
+constexpr double kProbeBits = 1.0;  // of kProbeCodec
+constexpr double kUsualBits = 1.5;  // an archive as it is used
+constexpr double kLoudness = 0.25;  // of the distortion that all layers together have there
+// Of an error. On SmolLM2 the divergence is proportional to the distortion up to a gain of 2 in keys; at 3 the softmax of some
+// layers breaks down.
 constexpr double kMostGain[2] = {2.0, 4.0};
-constexpr double kWhisper = 0.03;       // of an error, for the floor: a thousandth of the distortion
+constexpr double kWhisper = 0.03;  // of an error, for the floor: a thousandth of the distortion
 constexpr uint32_t kFloorLayers = 10;
 constexpr uint32_t kStretch = 256;      // scored tokens of a window, unless there are too few windows
 constexpr uint32_t kMostPrefix = 2048;  // tokens before them
@@ -40,7 +41,8 @@ struct Trial {
 };
 
 struct Rows {
-  std::vector<uint16_t> exact[2], coded[2];  // by side: [token][kv head][head_dim], fp16; coded is empty in layers that are not probed
+  std::vector<uint16_t> exact[2],
+      coded[2];  // by side: [token][kv head][head_dim], fp16; coded is empty in layers that are not probed
 };
 
 double key_distortion(const calib::KltHead& head, const calib::KltWords& words) {
@@ -98,7 +100,8 @@ Trials plan_trials(const calib::Calibration& c) {
     add(trials.loud, layer, kValues, 1.0);
   }
   const size_t floors = std::min<size_t>(kFloorLayers, layers.size());
-  for (size_t i = 0; i < floors; ++i) add(trials.whispers, layers[floors == 1 ? 0 : i * (layers.size() - 1) / (floors - 1)], kKeys, kWhisper);
+  for (size_t i = 0; i < floors; ++i)
+    add(trials.whispers, layers[floors == 1 ? 0 : i * (layers.size() - 1) / (floors - 1)], kKeys, kWhisper);
   return trials;
 }
 
@@ -116,7 +119,9 @@ class Reference {
     level_.back() = expectation(level_.size() - 1, logits) - sum;
   }
   // KL(reference || other): 0 exactly for the same logits.
-  double divergence(size_t row, std::span<const float> logits) const { return level_[row] - (expectation(row, logits) - log_sum_exp(logits)); }
+  double divergence(size_t row, std::span<const float> logits) const {
+    return level_[row] - (expectation(row, logits) - log_sum_exp(logits));
+  }
 
  private:
   static double log_sum_exp(std::span<const float> logits) {
@@ -138,10 +143,15 @@ class Reference {
 class Prober {
  public:
   Prober(const ModelShape& shape, const CalibrationPtr& tables, const CalibrateOptions& options)
-      : shape_(shape), tables_(tables), options_(options), width_(static_cast<size_t>(shape.kv_heads) * shape.head_dim), rows_(shape.layers) {}
+      : shape_(shape),
+        tables_(tables),
+        options_(options),
+        width_(static_cast<size_t>(shape.kv_heads) * shape.head_dim),
+        rows_(shape.layers) {}
 
   Status open();
-  // Runs the window and keeps the rows of its first `prefix` tokens, as they are and as the codec makes them, and what the model predicts then.
+  // Runs the window and keeps the rows of its first `prefix` tokens, as they are and as the codec makes them, and what the model
+  // predicts then.
   Status begin(const TokenList& window, uint32_t prefix);
   Status run(Trial& trial);
 
@@ -239,7 +249,8 @@ Status Prober::begin(const TokenList& window, uint32_t prefix) {
   }
   keeping_ = false;
   for (const Rows& rows : rows_) {
-    if (rows.exact[kKeys].size() != prefix * width_) return error(StatusCode::internal, "a layer's keys did not go by while its window was read");
+    if (rows.exact[kKeys].size() != prefix * width_)
+      return error(StatusCode::internal, "a layer's keys did not go by while its window was read");
   }
   TIERKV_RETURN_IF_ERROR(code());
   scored_.assign(window.begin() + prefix, window.end());
@@ -253,8 +264,9 @@ Status Prober::code() {
   for (uint32_t l = 0; l < shape_.layers; ++l) {
     Rows& rows = rows_[l];
     if (!has_basis(*tables_, l)) continue;
-    TIERKV_RETURN_IF_ERROR(coder_->append(seq, l, RowsView::dense(rows.exact[kKeys].data(), DType::f16, prefix_, shape_.kv_heads, shape_.head_dim),
-                                          RowsView::dense(rows.exact[kValues].data(), DType::f16, prefix_, shape_.kv_heads, shape_.head_dim)));
+    TIERKV_RETURN_IF_ERROR(
+        coder_->append(seq, l, RowsView::dense(rows.exact[kKeys].data(), DType::f16, prefix_, shape_.kv_heads, shape_.head_dim),
+                       RowsView::dense(rows.exact[kValues].data(), DType::f16, prefix_, shape_.kv_heads, shape_.head_dim)));
     TIERKV_RETURN_IF_ERROR(coder_->flush());
     TIERKV_ASSIGN_OR_RETURN(const std::vector<uint32_t> live, coder_->positions(seq, l, 0));  // a sliding window lets go of some
     for (const Side side : {kKeys, kValues}) back[side].resize(live.size() * width_), rows.coded[side] = rows.exact[side];
@@ -286,8 +298,9 @@ Status Prober::play(const Trial* trial, const std::function<void(size_t, std::sp
     }
     for (uint32_t at = 0; at < prefix_; at += options_.micro_batch) {
       const uint32_t count = std::min(options_.micro_batch, prefix_ - at);
-      TIERKV_RETURN_IF_ERROR(cache_->append(seq, l, RowsView::dense(side[kKeys] + at * width_, DType::f16, count, shape_.kv_heads, shape_.head_dim),
-                                            RowsView::dense(side[kValues] + at * width_, DType::f16, count, shape_.kv_heads, shape_.head_dim)));
+      TIERKV_RETURN_IF_ERROR(
+          cache_->append(seq, l, RowsView::dense(side[kKeys] + at * width_, DType::f16, count, shape_.kv_heads, shape_.head_dim),
+                         RowsView::dense(side[kValues] + at * width_, DType::f16, count, shape_.kv_heads, shape_.head_dim)));
     }
   }
   const auto vocabulary = static_cast<size_t>(llama_vocab_n_tokens(llama_model_get_vocab(shape_.model)));
@@ -385,12 +398,14 @@ class Floor {
 
 }  // namespace
 
-Result<ProbeEffects> probe(const ModelShape& shape, const std::vector<TokenList>& windows, const CalibrationPtr& tables, const CalibrateOptions& options) {
+Result<ProbeEffects> probe(const ModelShape& shape, const std::vector<TokenList>& windows, const CalibrationPtr& tables,
+                           const CalibrateOptions& options) {
   Trials trials = plan_trials(*tables);
   // Windows are equally long, and have room for an archive and as much again: calibration_windows().
   const auto length = static_cast<uint32_t>(windows.front().size());
   const auto count = static_cast<uint32_t>(std::clamp<uint64_t>(options.probe_tokens / kStretch, 1, windows.size()));
-  const uint32_t scored = std::clamp((options.probe_tokens + count - 1) / count, 1u, length - (options.sinks + options.distance + options.block));
+  const uint32_t scored =
+      std::clamp((options.probe_tokens + count - 1) / count, 1u, length - (options.sinks + options.distance + options.block));
   const uint32_t prefix = std::min(kMostPrefix, length - scored);
   Prober prober(shape, tables, options);
   TIERKV_RETURN_IF_ERROR(prober.open());
@@ -414,7 +429,8 @@ Result<ProbeEffects> probe(const ModelShape& shape, const std::vector<TokenList>
   effects.values.resize(shape.layers);
   for (const Trial& trial : trials.loud) {
     const Mean mean = mean_of(trial.blocks);
-    (trial.side == kKeys ? effects.keys : effects.values)[trial.layer] = {mean.value, mean.error, floor.at(trial.layer), floor.error(), trial.distortion};
+    (trial.side == kKeys ? effects.keys : effects.values)[trial.layer] = {mean.value, mean.error, floor.at(trial.layer),
+                                                                          floor.error(), trial.distortion};
   }
   return effects;
 }

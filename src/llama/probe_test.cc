@@ -99,7 +99,8 @@ class ProbeTest : public testing::Test {
     const std::string from = std::string(TIERKV_TINY_MODELS) + "/llama.gguf", to = path("idle.gguf");
     std::ifstream in(from, std::ios::binary);
     std::string bytes((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-    const std::unique_ptr<gguf_context, void (*)(gguf_context*)> gguf(gguf_init_from_file(from.c_str(), {true, nullptr}), gguf_free);
+    const std::unique_ptr<gguf_context, void (*)(gguf_context*)> gguf(gguf_init_from_file(from.c_str(), {true, nullptr}),
+                                                                      gguf_free);
     const int64_t id = gguf_find_tensor(gguf.get(), "blk.1.attn_output.weight");
     EXPECT_GE(id, 0);
     std::fill_n(bytes.begin() + static_cast<ptrdiff_t>(gguf_get_data_offset(gguf.get()) + gguf_get_tensor_offset(gguf.get(), id)),

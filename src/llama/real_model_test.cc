@@ -83,21 +83,22 @@ void expect_parity(const std::string& file, size_t count, uint32_t step) {
   testing::Test::RecordProperty("ppl_cache", std::to_string(std::exp(ours.log_ppl)));
 }
 
-// The kernels round queries and weights to bytes; plain C++ does not. On a compressed cache their predictions differ by less than libllama's own
-// two ways to compute attention do (the same bound as for parity).
+// The kernels round queries and weights to bytes; plain C++ does not. On a compressed cache their predictions differ by less than
+// libllama's own two ways to compute attention do (the same bound as for parity).
 TEST(RealModel, FastKernelsStayWithinTheParityFloor) {
   const std::string file = "models/SmolLM2-135M-Instruct.Q4_1.gguf";
-  if (!std::ifstream(in_cache(file)) || !std::ifstream(in_cache("text/wiki.test.raw"))) GTEST_SKIP() << file << " is not downloaded";
+  if (!std::ifstream(in_cache(file)) || !std::ifstream(in_cache("text/wiki.test.raw")))
+    GTEST_SKIP() << file << " is not downloaded";
   if (quant::available_isas().size() < 2) GTEST_SKIP() << "this processor has plain C++ alone";
   const ModelPtr model = load_model(in_cache(file));
   ASSERT_NE(model, nullptr);
   constexpr uint32_t kCount = 384, kStep = 64;
   const std::vector<llama_token> tokens = text_tokens(model.get(), kCount);
-  const Comparison floor =
-      compare(stock_logits(model.get(), tokens, kStep, /*flash=*/true), stock_logits(model.get(), tokens, kStep, /*flash=*/false), tokens);
+  const Comparison floor = compare(stock_logits(model.get(), tokens, kStep, /*flash=*/true),
+                                   stock_logits(model.get(), tokens, kStep, /*flash=*/false), tokens);
   const std::string_view best = quant::active_isa();
-  // Every chunk is decoded twice on one and the same cache, in plain C++ and then with the kernels: what a different rounding does to the codes of
-  // later tokens (any does, and 2-bit codes magnify it) is not the kernels' error.
+  // Every chunk is decoded twice on one and the same cache, in plain C++ and then with the kernels: what a different rounding does
+  // to the codes of later tokens (any does, and 2-bit codes magnify it) is not the kernels' error.
   const auto both_ways = [&](const char* kv, Logits& reference, Logits& fast) {
     CacheConfig config;
     ASSERT_TRUE(apply_spec(kv, config).ok());
@@ -108,10 +109,13 @@ TEST(RealModel, FastKernelsStayWithinTheParityFloor) {
       const std::vector<llama_token> chunk(tokens.begin() + at, tokens.begin() + std::min(at + kStep, kCount));
       for (const bool kernels : {false, true}) {
         quant::set_active_isa(kernels ? best : "scalar");
-        const Logits rows = all_logits(hosted.context.get(), chunk, kStep, [&](const llama_batch& batch) {
-          const Status status = hosted.host->decode(hosted.context.get(), batch);
-          ASSERT_TRUE(status.ok()) << status.to_string();
-        }, static_cast<llama_pos>(at));
+        const Logits rows = all_logits(
+            hosted.context.get(), chunk, kStep,
+            [&](const llama_batch& batch) {
+              const Status status = hosted.host->decode(hosted.context.get(), batch);
+              ASSERT_TRUE(status.ok()) << status.to_string();
+            },
+            static_cast<llama_pos>(at));
         (kernels ? fast : reference).insert((kernels ? fast : reference).end(), rows.begin(), rows.end());
         if (!kernels) {
           ASSERT_TRUE(hosted.host->truncate(0, at).ok());

@@ -18,13 +18,15 @@ using Owned = std::unique_ptr<T, void (*)(T*)>;
 constexpr int kMode = 2;  // of op_params; the angles' other parameters need no name here
 
 // A node of the same operation over `rows`, for whatever ggml checks when it is made; its parameters are the model's afterwards.
-ggml_tensor* rope_node(ggml_context* context, const RopeNode& rope, ggml_tensor* rows, ggml_tensor* positions, ggml_tensor* factors) {
+ggml_tensor* rope_node(ggml_context* context, const RopeNode& rope, ggml_tensor* rows, ggml_tensor* positions,
+                       ggml_tensor* factors) {
   const int dims = rope.params[1], mode = rope.params[kMode];
   int sections[GGML_MROPE_SECTIONS];
   std::memcpy(sections, rope.params.data() + 11, sizeof(sections));
-  ggml_tensor* node = (mode & GGML_ROPE_TYPE_MROPE) != 0
-                          ? ggml_rope_multi(context, rows, positions, factors, dims, sections, mode, 0, 1e4f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f)
-                          : ggml_rope_ext(context, rows, positions, factors, dims, mode, 0, 1e4f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f);
+  ggml_tensor* node =
+      (mode & GGML_ROPE_TYPE_MROPE) != 0
+          ? ggml_rope_multi(context, rows, positions, factors, dims, sections, mode, 0, 1e4f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f)
+          : ggml_rope_ext(context, rows, positions, factors, dims, mode, 0, 1e4f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f);
   std::memcpy(node->op_params, rope.params.data(), sizeof(rope.params));
   return node;
 }
@@ -74,8 +76,10 @@ Result<std::vector<float>> apply_rope(const RopeNode& rope, uint32_t head_dim, c
 
 Result<calib::Rotation> rotation_of(const RopeNode& rope, uint32_t head_dim) {
   const int dims = rope.params[1];
-  if (dims < 2 || dims > static_cast<int>(head_dim) || (!rope.factors.empty() && rope.factors.size() < static_cast<size_t>(dims) / 2)) {
-    return error(StatusCode::unsupported, "its RoPE turns ", dims, " of ", head_dim, " channels with ", rope.factors.size(), " factors");
+  if (dims < 2 || dims > static_cast<int>(head_dim) ||
+      (!rope.factors.empty() && rope.factors.size() < static_cast<size_t>(dims) / 2)) {
+    return error(StatusCode::unsupported, "its RoPE turns ", dims, " of ", head_dim, " channels with ", rope.factors.size(),
+                 " factors");
   }
   std::vector<float> units(static_cast<size_t>(head_dim) * head_dim, 0.0f);
   for (uint32_t j = 0; j < head_dim; ++j) units[static_cast<size_t>(j) * head_dim + j] = 1.0f;

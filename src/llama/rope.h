@@ -1,7 +1,7 @@
 // rope.h — what a RoPE node of libllama's graph does to a head, as pairs of channels and angles.
 //
-// ggml's own operation is asked, on unit vectors at position 1: the image of channel j shows its partner and the angle. Pair order, partial
-// rotary dimensions, frequency factors and every kind of scaling come with it; a constant factor on the length is left out.
+// ggml's own operation is asked, on unit vectors at position 1: the image of channel j shows its partner and the angle. Pair order,
+// partial rotary dimensions, frequency factors and every kind of scaling come with it; a constant factor on the length is left out.
 // Error:    angles are right to some 1e-7 of themselves, ggml's own rounding included.
 // Threads:  pure functions of their arguments.
 #pragma once

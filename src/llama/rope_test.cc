@@ -76,7 +76,8 @@ TEST_P(Rope, TurnsLikeGgmlAtEveryPosition) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, Rope,
-                         testing::Values(Case{"interleaved", 64, 64, GGML_ROPE_TYPE_NORMAL}, Case{"halves", 64, 64, GGML_ROPE_TYPE_NEOX},
+                         testing::Values(Case{"interleaved", 64, 64, GGML_ROPE_TYPE_NORMAL},
+                                         Case{"halves", 64, 64, GGML_ROPE_TYPE_NEOX},
                                          Case{"partial interleaved", 80, 32, GGML_ROPE_TYPE_NORMAL},
                                          Case{"partial halves", 96, 48, GGML_ROPE_TYPE_NEOX},
                                          Case{"wide", 256, 256, GGML_ROPE_TYPE_NEOX, 1e6f},

@@ -32,23 +32,26 @@ enum class Scope : uint8_t { head, layer };
 struct PlanInput {
   uint32_t layer = 0;
   uint32_t num_layers = 1;
-  uint32_t budget = 0;                    // tokens that may stay
-  uint32_t protect_first = 0;             // sinks: positions below this always stay
-  uint32_t protect_recent = 0;            // the last tokens of the list always stay
-  uint32_t window_queries = 0;            // how many queries kMassWindow holds so far
-  std::span<const uint32_t> positions;    // live tokens, ascending
-  std::span<const float> lane[kNumLanes]; // per live token; empty where the policy did not ask
+  uint32_t budget = 0;                     // tokens that may stay
+  uint32_t protect_first = 0;              // sinks: positions below this always stay
+  uint32_t protect_recent = 0;             // the last tokens of the list always stay
+  uint32_t window_queries = 0;             // how many queries kMassWindow holds so far
+  std::span<const uint32_t> positions;     // live tokens, ascending
+  std::span<const float> lane[kNumLanes];  // per live token; empty where the policy did not ask
 };
 
 class EvictionPolicy {
  public:
   virtual ~EvictionPolicy() = default;
-  virtual uint32_t lanes() const = 0;     // bit set of (1 << Lane)
+  virtual uint32_t lanes() const = 0;  // bit set of (1 << Lane)
   virtual Scope scope() const = 0;
   // The tokens layer `layer` may keep when the caller allows `budget` a layer on average.
-  virtual uint32_t layer_budget(uint32_t layer, uint32_t num_layers, uint32_t budget) const { (void)layer, (void)num_layers; return budget; }
-  // keep[i] = 1 for the tokens that stay. Exactly min(budget, n) stay, protected ones first (the sinks before the recent ones when even
-  // they do not fit), except for window policies, which may keep fewer.
+  virtual uint32_t layer_budget(uint32_t layer, uint32_t num_layers, uint32_t budget) const {
+    (void)layer, (void)num_layers;
+    return budget;
+  }
+  // keep[i] = 1 for the tokens that stay. Exactly min(budget, n) stay, protected ones first (the sinks before the recent ones when
+  // even they do not fit), except for window policies, which may keep fewer.
   virtual void plan(const PlanInput& in, std::span<uint8_t> keep) const = 0;
 };
 

@@ -8,8 +8,8 @@
 namespace tierkv::policy {
 namespace {
 
-// Makes non-increasing whole numbers sum to `total`: what flooring lost goes to the first layers, what the floor of 1 added comes off
-// the last of the largest. Both keep the order.
+// Makes non-increasing whole numbers sum to `total`: what flooring lost goes to the first layers, what the floor of 1 added comes
+// off the last of the largest. Both keep the order.
 void settle(std::vector<uint64_t>& budgets, uint64_t total) {
   uint64_t sum = 0;
   for (uint64_t& b : budgets) sum += b = std::max<uint64_t>(b, 1);

@@ -2,8 +2,8 @@
 //
 // Ties:     among equal scores the newer token stays (document 001 removes the first minimum, which is the oldest).
 // NaN:      counts as the lowest score there is, so a broken statistic can never displace a sound one.
-// Protected tokens are those with a position below in.protect_first (sinks) and the last in.protect_recent of the list. When even they
-// do not fit the budget, sinks stay first (oldest first), then the newest of the recent ones.
+// Protected tokens are those with a position below in.protect_first (sinks) and the last in.protect_recent of the list. When even
+// they do not fit the budget, sinks stay first (oldest first), then the newest of the recent ones.
 // Threads:  pure functions.
 // REQUIRES: keep.size() == in.positions.size(), scores of the same size; positions ascending.
 #pragma once

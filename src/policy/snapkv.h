@@ -1,11 +1,11 @@
 // snapkv.h — SnapKV (arXiv 2404.14469): per head, the tokens the last queries looked at, with their neighbours.
 //
 // Score:    mass from the last `observation` queries, max-pooled over `pool` neighbouring positions (the paper's long-context
-//           runs: max pooling, width 7, 32 queries). While the current window is not full, the missing queries are taken from the one
-//           before it in proportion: window + before * (observation - window_queries) / observation.
+//           runs: max pooling, width 7, 32 queries). While the current window is not full, the missing queries are taken from the
+//           one before it in proportion: window + before * (observation - window_queries) / observation.
 // Window:   the last `observation` tokens stay as in the paper, but never more than half the budget.
-// Pooling reaches over positions, not list neighbours (an evicted gap separates), and takes nothing from the protected tokens: their
-// large masses would otherwise lift whatever stands beside them.
+// Pooling reaches over positions, not list neighbours (an evicted gap separates), and takes nothing from the protected tokens:
+// their large masses would otherwise lift whatever stands beside them.
 #pragma once
 
 #include <vector>

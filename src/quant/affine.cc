@@ -77,8 +77,8 @@ class AffineCodec final : public Codec {
         return kernels->scores_by_channel(side, in.data(), scales, offsets, queries, count, rows, out, stride, scratch);
       }
       round_queries(*kernels, queries, count, side.factor_planes, ws);
-      kernels->scores_by_token(side, in.data(), scales, offsets, ws.rounded.factors.data(), ws.rounded.terms.data(), count, rows, out,
-                               stride, scratch);
+      kernels->scores_by_token(side, in.data(), scales, offsets, ws.rounded.factors.data(), ws.rounded.terms.data(), count, rows,
+                               out, stride, scratch);
     } else if (recipe_.axis == Axis::channel) {
       scores_by_channel(in, queries, count, rows, out, stride, ws);
     } else {
@@ -92,7 +92,8 @@ class AffineCodec final : public Codec {
     if (rows == 0) return;
     const auto [scales, offsets] = load_meta(in, ws);
     if (const Kernels* kernels = usable_kernels()) {
-      return kernels->accumulate(ws.coarse ? coarse_ : packed_, in.data(), scales, offsets, weights, stride, count, rows, d, acc, kernel_scratch(count, ws));
+      return kernels->accumulate(ws.coarse ? coarse_ : packed_, in.data(), scales, offsets, weights, stride, count, rows, d, acc,
+                                 kernel_scratch(count, ws));
     }
     float* tile = grow(ws.a, lanes_.tile_floats());
     float* folded = grow(ws.c, static_cast<size_t>(count) * (rows + 1));
@@ -164,7 +165,8 @@ class AffineCodec final : public Codec {
   void round_queries(const Kernels& kernels, const float* queries, uint32_t count, uint32_t planes, Workspace& ws) const {
     auto& r = ws.rounded;
     const uint32_t d = shape().head_dim, group = recipe_.group;
-    if (ws.queries_id != 0 && r.id == ws.queries_id && r.of == queries && r.count == count && r.dim == d && r.group == group && r.planes == planes) {
+    if (ws.queries_id != 0 && r.id == ws.queries_id && r.of == queries && r.count == count && r.dim == d && r.group == group &&
+        r.planes == planes) {
       return;
     }
     r.id = ws.queries_id, r.of = queries, r.count = count, r.dim = d, r.group = group, r.planes = planes;

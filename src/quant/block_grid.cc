@@ -24,8 +24,8 @@ void fit_with_kernels(const BlockParts& parts, const float* rows, const float* t
     for (uint32_t a = 0; a < across(parts); a += kTileLanes) {
       const float* x = by_channel(parts) ? rows + static_cast<size_t>(from) * d + a
                                          : turned + static_cast<size_t>(a) * d + static_cast<size_t>(from) * kTileLanes;
-      parts.kernels->fit_lanes(parts.recipe.fit, x, by_channel(parts) ? d : kTileLanes, std::min(group, n - from), parts.meta.levels,
-                               centre, lanes);
+      parts.kernels->fit_lanes(parts.recipe.fit, x, by_channel(parts) ? d : kTileLanes, std::min(group, n - from),
+                               parts.meta.levels, centre, lanes);
       for (uint32_t l = 0; l < kTileLanes; ++l, ++fits) {
         *fits = {lanes.lo[l], lanes.hi[l], lanes.scale[l], 0.0f, lanes.step[l]};
         finish_fit(parts.recipe.fit, parts.meta.levels, *fits);

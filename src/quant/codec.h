@@ -45,15 +45,16 @@ struct BlockContext {
   const uint32_t* positions = nullptr;  // of each row when they are not consecutive, else null
 };
 
-// Scratch that grows to what the codecs of a thread need and is reused; nothing in it outlives a call, but for queries as bytes: whoever
-// asks for scores of the same queries over many blocks numbers them (queries_id, 0: not numbered), so that they are rounded once.
+// Scratch that grows to what the codecs of a thread need and is reused; nothing in it outlives a call, but for queries as bytes:
+// whoever asks for scores of the same queries over many blocks numbers them (queries_id, 0: not numbered), so that they are rounded
+// once.
 struct Workspace {
   std::vector<float> a, b, c;
   std::vector<int8_t> bytes;
   Ahead ahead;  // what the caller will have read after this call, or nothing
 
-  // Rounding of queries and weights may add up to one percent to the variance of the codes' own error: 2-bit codes of rotated rows then
-  // take one plane of factor bytes instead of two. No model's divergence shows it, and long contexts are read a fifth faster.
+  // Rounding of queries and weights may add up to one percent to the variance of the codes' own error: 2-bit codes of rotated rows
+  // then take one plane of factor bytes instead of two. No model's divergence shows it, and long contexts are read a fifth faster.
   bool coarse = false;
 
   uint64_t queries_id = 0;
@@ -75,8 +76,8 @@ struct CodecSpec {
     clip = 8,      // "+clip"   error-minimising clipping of each group
     center = 16,   // "+center" remove each channel's mean over the block first (keys; exact in the scores)
   };
-  uint16_t id = 0;     // registry row
-  uint8_t bits = 0;    // per code; 0 where the row has one width
+  uint16_t id = 0;   // registry row
+  uint8_t bits = 0;  // per code; 0 where the row has one width
   uint8_t reserved = 0;
   uint16_t group = 0;  // values that share a scale; 0: the row's default
   uint16_t flags = 0;
@@ -93,8 +94,9 @@ class Codec {
   const BlockShape& shape() const { return shape_; }
   size_t bytes() const { return bytes_; }
   Frame frame() const { return frame_; }
-  // How far scores() and accumulate() may be from the sums over decoded rows, relative to |q||k| and to the sum of |w||v|/sqrt(head_dim): the
-  // kernels round queries and weights to bytes (kernels.h), far less than the codes are off. The scalar code stays below 1e-4.
+  // How far scores() and accumulate() may be from the sums over decoded rows, relative to |q||k| and to the sum of
+  // |w||v|/sqrt(head_dim): the kernels round queries and weights to bytes (kernels.h), far less than the codes are off. The scalar
+  // code stays below 1e-4.
   double tolerance() const { return tolerance_; }
 
   // rows: shape.tokens x shape.head_dim, row-major, plain frame. out: exactly bytes() bytes, all of them written.

@@ -50,8 +50,8 @@ std::vector<CodecSpec> specs_of(const CodecRow& row) {
 
 const BlockShape kShapes[] = {{16, 32}, {64, 64}, {64, 80}, {128, 96}, {128, 128}, {256, 256}, {48, 112}};
 
-// TIERKV_TEST_BRIEF, for emulated processors: long blocks only for the plain form of each codec and width. Every row, width and flag
-// is met.
+// TIERKV_TEST_BRIEF, for emulated processors: long blocks only for the plain form of each codec and width. Every row, width and
+// flag is met.
 bool too_long(const CodecSpec& spec, const BlockShape& shape) {
   static const bool brief = std::getenv("TIERKV_TEST_BRIEF") != nullptr;
   if (brief && shape.tokens >= 128) return shape.tokens > 128 || spec.flags != 0 || spec.group != 0;
@@ -148,7 +148,8 @@ class OnEveryIsa : public ::testing::TestWithParam<std::string_view> {
  private:
   const std::string_view before_ = active_isa();
 };
-INSTANTIATE_TEST_SUITE_P(Isa, OnEveryIsa, ::testing::ValuesIn(available_isas()), [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Isa, OnEveryIsa, ::testing::ValuesIn(available_isas()),
+                         [](const auto& info) { return std::string(info.param); });
 
 // What tolerance() promises: the scalar code always keeps to 1e-4.
 double promised(const Codec& codec) { return active_kernels() ? codec.tolerance() : 1e-4; }
@@ -180,7 +181,8 @@ TEST_P(OnEveryIsa, ScoresAreDotProductsWithDecodedRows) {
             }
             double want = 0;
             for (uint32_t c = 0; c < d; ++c) want += static_cast<double>(q[i * d + c]) * back[static_cast<size_t>(t) * d + c];
-            ASSERT_NEAR(out[i * stride + t], want, promised(codec) * norm(&q[i * d], d) * (norm(&back[static_cast<size_t>(t) * d], d) + 1e-6));
+            ASSERT_NEAR(out[i * stride + t], want,
+                        promised(codec) * norm(&q[i * d], d) * (norm(&back[static_cast<size_t>(t) * d], d) + 1e-6));
           }
         }
       }
@@ -247,7 +249,8 @@ TEST_P(OnEveryIsa, CoarseSumsAreOffByFarLessThanTheCodes) {
         for (uint32_t i = 0; i < 4; ++i) {
           for (uint32_t t = 0; t < tokens; ++t) {
             double exact = 0, decoded = 0;
-            for (uint32_t c = 0; c < d; ++c) exact += double{q[i * d + c]} * rows[t * d + c], decoded += double{q[i * d + c]} * back[t * d + c];
+            for (uint32_t c = 0; c < d; ++c)
+              exact += double{q[i * d + c]} * rows[t * d + c], decoded += double{q[i * d + c]} * back[t * d + c];
             products += std::pow(out[i * tokens + t] - decoded, 2), codes += std::pow(decoded - exact, 2);
           }
         }
@@ -259,7 +262,8 @@ TEST_P(OnEveryIsa, CoarseSumsAreOffByFarLessThanTheCodes) {
           for (uint32_t c = 0; c < d; ++c) {
             double exact = 0, decoded = 0;
             for (uint32_t t = 0; t < tokens; ++t) {
-              exact += double{factors[i * tokens + t]} * rows[t * d + c], decoded += double{factors[i * tokens + t]} * back[t * d + c];
+              exact += double{factors[i * tokens + t]} * rows[t * d + c],
+                  decoded += double{factors[i * tokens + t]} * back[t * d + c];
             }
             products += std::pow(acc[i * d + c] - decoded, 2), codes += std::pow(decoded - exact, 2);
           }

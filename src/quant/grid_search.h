@@ -1,7 +1,7 @@
 // grid_search.h — constants of the step searches, shared by grid.cc and the kernels so that both give the same bits.
 //
-// Every candidate is tried. Trying every third and then the neighbours of the best takes a third less time and leaves up to 0.7 % more
-// squared error (rot5; 0.04 % at two bits), because from four bits on the error has more than one valley.
+// Every candidate is tried. Trying every third and then the neighbours of the best takes a third less time and leaves up to 0.7 %
+// more squared error (rot5; 0.04 % at two bits), because from four bits on the error has more than one valley.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@ namespace tierkv::quant {
 
 // midrise: 2^(i/8), i = -6 .. 12, times a step near the optimum for a Gaussian group.
 inline constexpr uint32_t kMidriseSteps = 19;
-inline constexpr float kMidriseRatios[kMidriseSteps] = {
-    0.594603558f, 0.648419777f, 0.707106781f, 0.771105413f, 0.840896415f, 0.917004043f, 1.0f,
-    1.09050773f,  1.18920712f,  1.29683955f,  1.41421356f,  1.54221083f,  1.68179283f,  1.83400809f,
-    2.0f,         2.18101547f,  2.37841423f,  2.59367911f,  2.82842712f};
+inline constexpr float kMidriseRatios[kMidriseSteps] = {0.594603558f, 0.648419777f, 0.707106781f, 0.771105413f, 0.840896415f,
+                                                        0.917004043f, 1.0f,         1.09050773f,  1.18920712f,  1.29683955f,
+                                                        1.41421356f,  1.54221083f,  1.68179283f,  1.83400809f,  2.0f,
+                                                        2.18101547f,  2.37841423f,  2.59367911f,  2.82842712f};
 
 // clip: parts of the range that are kept beside the whole.
 inline constexpr uint32_t kClipSteps = 15;

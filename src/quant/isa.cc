@@ -123,7 +123,8 @@ bool codes_work(const Kernels& k) {
     int8_t factors[2 * d];
     RoundedRow terms;
     k.round_queries(q, 1, d, d, 2, factors, &terms);
-    k.scores_by_token(side, packed.data(), scales.data(), offsets.data(), factors, &terms, 1, n, out, n, {bytes.data(), floats.data(), {}});
+    k.scores_by_token(side, packed.data(), scales.data(), offsets.data(), factors, &terms, 1, n, out, n,
+                      {bytes.data(), floats.data(), {}});
     for (uint32_t t = 0; t < n; ++t) {
       double want = 0, size = 0;
       for (uint32_t c = 0; c < d; ++c) want += q[c] * (0.5 * codes[t * d + c] - 1.0), size += std::fabs(q[c]) * (1u << bits);

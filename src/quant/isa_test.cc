@@ -48,7 +48,8 @@ std::vector<std::string_view> all_but_scalar() {
   isas.pop_back();
   return isas;
 }
-INSTANTIATE_TEST_SUITE_P(All, IsaKernels, ::testing::ValuesIn(all_but_scalar()), [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(All, IsaKernels, ::testing::ValuesIn(all_but_scalar()),
+                         [](const auto& info) { return std::string(info.param); });
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(IsaKernels);  // a processor with nothing but plain C++
 
 TEST(Isa, TheForcedOneRuns) {
@@ -75,8 +76,9 @@ TEST_P(IsaKernels, AWrongKernelIsFoundOut) {
   };
   EXPECT_FALSE(kernels_work(broken));
   broken = *kernels;
-  broken.scores_by_token = [](const PackedSide&, const std::byte*, const float*, const float*, const int8_t*, const RoundedRow*, uint32_t,
-                              uint32_t rows, float* out, size_t, const KernelScratch&) { std::fill(out, out + rows, 0.0f); };
+  broken.scores_by_token = [](const PackedSide&, const std::byte*, const float*, const float*, const int8_t*, const RoundedRow*,
+                              uint32_t, uint32_t rows, float* out, size_t,
+                              const KernelScratch&) { std::fill(out, out + rows, 0.0f); };
   EXPECT_FALSE(kernels_work(broken));
   broken = *kernels;
   broken.turn_tile = [](const float*, size_t, uint32_t n, float* tile) { std::fill(tile, tile + 16 * n, 0.0f); };
@@ -177,8 +179,9 @@ TEST_P(IsaKernels, BlocksAndDecodedRowsAreTheSameBits) {
               auto codec = make_codec(spec, side, shape);
               ASSERT_TRUE(codec.ok()) << codec.status().message();
               for (size_t k = 0; k < cases.size(); ++k) {
-                const std::string what = to_string(spec) + (side == Side::key ? " keys " : " values ") + std::to_string(shape.tokens) + "x" +
-                                         std::to_string(shape.head_dim) + " case " + std::to_string(k);
+                const std::string what = to_string(spec) + (side == Side::key ? " keys " : " values ") +
+                                         std::to_string(shape.tokens) + "x" + std::to_string(shape.head_dim) + " case " +
+                                         std::to_string(k);
                 expect_same_block(GetParam(), **codec, cases[k], what);
                 if (HasFatalFailure()) return;
               }
@@ -209,11 +212,12 @@ TEST_P(IsaKernels, SumsOfTheLargestProductsDoNotOverflow) {
         std::vector<int8_t> factors(static_cast<size_t>(count) * planes * d);
         std::vector<RoundedRow> terms(count);
         kernels->round_queries(q.data(), count, d, d, planes, factors.data(), terms.data());
-        kernels->scores_by_token(side, packed.data(), scales.data(), offsets.data(), factors.data(), terms.data(), count, n, out.data(), n,
-                                 {bytes.data(), floats.data(), {}});
+        kernels->scores_by_token(side, packed.data(), scales.data(), offsets.data(), factors.data(), terms.data(), count, n,
+                                 out.data(), n, {bytes.data(), floats.data(), {}});
         for (uint32_t i = 0; i < count; ++i) {
           const double want = (i % 2 ? 1.0 : -1.0) * d * largest;
-          for (uint32_t t = 0; t < n; ++t) ASSERT_NEAR(out[i * n + t], want, 1e-5 * std::fabs(want)) << bits << " bits, count " << count;
+          for (uint32_t t = 0; t < n; ++t)
+            ASSERT_NEAR(out[i * n + t], want, 1e-5 * std::fabs(want)) << bits << " bits, count " << count;
         }
       }
     }
@@ -222,7 +226,8 @@ TEST_P(IsaKernels, SumsOfTheLargestProductsDoNotOverflow) {
 
 TEST_P(IsaKernels, RowsTheyRefuseAreRefusedInTheSameWords) {
   const BlockShape shape{32, 64};
-  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity(), 1.1e30f, 65520.0f, -1e30f}) {
+  for (const float bad :
+       {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity(), 1.1e30f, 65520.0f, -1e30f}) {
     for (const char* name : {"fp16", "bf16", "int8", "kivi2-g32", "kivi4+s8", "asym4", "turbo3", "rot2", "kivi4+center"}) {
       auto codec = make_codec(*parse_codec(name), Side::key, shape);
       ASSERT_TRUE(codec.ok());
@@ -242,7 +247,8 @@ TEST_P(IsaKernels, SixteenBitFloatsAreRoundedAsPlainCodeDoes) {
     for (const uint32_t sign : {0u, 0x80000000u}) x.push_back(std::bit_cast<float>(bits | sign));
   }
   for (uint32_t half = 0; half < 0x7C00u; ++half) {  // every half, the middle to the next, and both neighbours of that
-    const uint32_t middle = std::bit_cast<uint32_t>(0.5f * (f16_to_f32(static_cast<uint16_t>(half)) + f16_to_f32(static_cast<uint16_t>(half + 1))));
+    const uint32_t middle =
+        std::bit_cast<uint32_t>(0.5f * (f16_to_f32(static_cast<uint16_t>(half)) + f16_to_f32(static_cast<uint16_t>(half + 1))));
     for (const uint32_t bits : {middle - 1, middle, middle + 1}) {
       if (half < 0x7BFFu) x.push_back(std::bit_cast<float>(bits));
     }
@@ -280,7 +286,9 @@ TEST_P(IsaKernels, HalfRowsMatchDoublePrecision) {
         const std::vector<float> wide = normals(n * d), q = normals(count * d);
         std::vector<uint16_t> rows(n * d);
         for (size_t i = 0; i < rows.size(); ++i) rows[i] = bf16 ? f32_to_bf16(wide[i]) : f32_to_f16(wide[i]);
-        const auto value = [&](uint32_t t, uint32_t c) { return bf16 ? bf16_to_f32(rows[t * d + c]) : f16_to_f32(rows[t * d + c]); };
+        const auto value = [&](uint32_t t, uint32_t c) {
+          return bf16 ? bf16_to_f32(rows[t * d + c]) : f16_to_f32(rows[t * d + c]);
+        };
         std::vector<float> out(count * n), scratch(16 * d), acc(count * d, 0.5f);
         kernels->half_scores(rows.data(), bf16, d, q.data(), count, n, out.data(), n, scratch.data(), {});
         kernels->half_accumulate(rows.data(), bf16, d, out.data(), n, count, n, acc.data(), {});

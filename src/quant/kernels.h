@@ -1,11 +1,12 @@
 // kernels.h — the inner loops of attention and encoding, once per instruction set; isa.h says which one runs.
 //
-// Everything here works on raw pointers and plain structs: the files that implement it (kernels_*.cc over simd/body.h) are compiled for
-// wider instruction sets than the rest, and nothing inline that others share may be compiled there.
+// Everything here works on raw pointers and plain structs: the files that implement it (kernels_*.cc over simd/body.h) are compiled
+// for wider instruction sets than the rest, and nothing inline that others share may be compiled there.
 //
 // Scores and sums on codes multiply unsigned codes with signed bytes. The other side (queries with scales folded in, or weights) is
-// rounded to such bytes per row: one plane (steps of max/127) or two (steps of max/32639), as PackedSide::factor_planes says. What the rounding
-// does to the middle of the code range is put back exactly, so the error of a sum of products is that of n terms of step/2·|code - middle|.
+// rounded to such bytes per row: one plane (steps of max/127) or two (steps of max/32639), as PackedSide::factor_planes says. What
+// the rounding does to the middle of the code range is put back exactly, so the error of a sum of products is that of n terms of
+// step/2·|code - middle|.
 // Threads:  pure functions of their arguments.
 #pragma once
 
@@ -18,8 +19,8 @@ namespace tierkv::quant {
 
 inline constexpr uint32_t kMaxCodeBits = 8;  // wider codes are left to the scalar code
 
-// How the codes of one side of a block are packed (lanes.h) and what they mean: value = scale·unit·(level - zero) + offset, where the level
-// is the code itself or 256·levels[code] + levels[16 + code].
+// How the codes of one side of a block are packed (lanes.h) and what they mean: value = scale·unit·(level - zero) + offset, where
+// the level is the code itself or 256·levels[code] + levels[16 + code].
 struct PackedSide {
   struct Plane {
     uint32_t bits = 0;    // 8, 4, 2 or 1
@@ -27,7 +28,7 @@ struct PackedSide {
     size_t offset = 0;    // of its first byte
   };
   uint32_t bits = 0;
-  uint32_t depth = 0;   // positions of a lane, a multiple of 16
+  uint32_t depth = 0;  // positions of a lane, a multiple of 16
   Plane planes[4];
   uint32_t group = 0;   // values that share a scale along their axis
   uint32_t across = 0;  // scales of one group index
@@ -50,8 +51,8 @@ struct RoundedRow {
   float rounded_sum;  // of what the integers stand for
 };
 
-// Bytes that will be read after a call: it asks for them bit by bit while it works, because blocks lie apart, which no hardware prefetcher
-// foresees, and asking for a whole block at once stalls.
+// Bytes that will be read after a call: it asks for them bit by bit while it works, because blocks lie apart, which no hardware
+// prefetcher foresees, and asking for a whole block at once stalls.
 struct Ahead {
   const std::byte* at = nullptr;
   size_t bytes = 0;
@@ -59,11 +60,13 @@ struct Ahead {
 
 // Scratch of the calls below, in elements.
 struct KernelScratch {
-  int8_t* bytes = nullptr;   // kernel_bytes()
-  float* floats = nullptr;   // kernel_floats()
+  int8_t* bytes = nullptr;  // kernel_bytes()
+  float* floats = nullptr;  // kernel_floats()
   Ahead ahead;
 };
-inline size_t kernel_bytes(uint32_t depth, uint32_t count) { return static_cast<size_t>(depth) * (32 + 2 * static_cast<size_t>(count)) + 64; }
+inline size_t kernel_bytes(uint32_t depth, uint32_t count) {
+  return static_cast<size_t>(depth) * (32 + 2 * static_cast<size_t>(count)) + 64;
+}
 inline size_t kernel_floats(uint32_t depth, uint32_t count, uint32_t groups) {
   return static_cast<size_t>(depth) + 4 * static_cast<size_t>(count) * groups + 16 * 8;
 }
@@ -89,14 +92,15 @@ struct Kernels {
   // Queries as bytes, one rounding per query and run of `group` channels: factors[(i*planes + plane)*dim + c], terms[i*groups + g].
   void (*round_queries)(const float* queries, uint32_t count, uint32_t dim, uint32_t group, uint32_t planes, int8_t* factors,
                         RoundedRow* terms);
-  // out[i*stride + t] = dot(queries[i], row t), t < rows. The scale of a group belongs to a token: queries come rounded, by side.group and
-  // side.factor_planes. Or it belongs to a channel over a run of tokens.
-  void (*scores_by_token)(const PackedSide&, const std::byte* codes, const float* scales, const float* offsets, const int8_t* factors,
-                          const RoundedRow* terms, uint32_t count, uint32_t rows, float* out, size_t stride, const KernelScratch&);
-  void (*scores_by_channel)(const PackedSide&, const std::byte* codes, const float* scales, const float* offsets, const float* queries,
-                            uint32_t count, uint32_t rows, float* out, size_t stride, const KernelScratch&);
-  // out[i*stride + t] = base[i] + sum over components j of (code - middles[j])·factors[i*n + j], codes in the layout of klt.h. n: components to
-  // whole vectors, n % 16 == 0; bytes: 2·count·n of scratch.
+  // out[i*stride + t] = dot(queries[i], row t), t < rows. The scale of a group belongs to a token: queries come rounded, by
+  // side.group and side.factor_planes. Or it belongs to a channel over a run of tokens.
+  void (*scores_by_token)(const PackedSide&, const std::byte* codes, const float* scales, const float* offsets,
+                          const int8_t* factors, const RoundedRow* terms, uint32_t count, uint32_t rows, float* out, size_t stride,
+                          const KernelScratch&);
+  void (*scores_by_channel)(const PackedSide&, const std::byte* codes, const float* scales, const float* offsets,
+                            const float* queries, uint32_t count, uint32_t rows, float* out, size_t stride, const KernelScratch&);
+  // out[i*stride + t] = base[i] + sum over components j of (code - middles[j])·factors[i*n + j], codes in the layout of klt.h. n:
+  // components to whole vectors, n % 16 == 0; bytes: 2·count·n of scratch.
   void (*scores_by_word)(const WordCounts&, const std::byte* codes, const float* factors, const float* middles, const float* base,
                          uint32_t count, uint32_t n, uint32_t rows, float* out, size_t stride, int8_t* bytes, const Ahead&);
   // acc[i*dim + c] += sum over t < rows of weights[i*stride + t]·(row t)[c]. Weights are not negative.
@@ -106,17 +110,20 @@ struct Kernels {
   // The same two for rows of 16-bit floats. dim % 16 == 0.
   void (*half_scores)(const uint16_t* rows, bool bf16, uint32_t dim, const float* queries, uint32_t count, uint32_t n, float* out,
                       size_t stride, float* scratch, const Ahead&);  // scratch: 16*dim
-  void (*half_accumulate)(const uint16_t* rows, bool bf16, uint32_t dim, const float* weights, size_t stride, uint32_t count, uint32_t n,
-                          float* acc, const Ahead&);
+  void (*half_accumulate)(const uint16_t* rows, bool bf16, uint32_t dim, const float* weights, size_t stride, uint32_t count,
+                          uint32_t n, float* acc, const Ahead&);
   // out[i] = value of a 16-bit float, n % 16 == 0.
   void (*widen)(const uint16_t* in, bool bf16, uint32_t n, float* out);
 
-  // Metadata (meta.h), the same bits as the scalar code: factor·table[code]; lo + step·code; and levels[low nibble] beside lo + step·(high nibble).
+  // Metadata (meta.h), the same bits as the scalar code: factor·table[code]; lo + step·code; and levels[low nibble] beside lo +
+  // step·(high nibble).
   void (*lookup_bytes)(const float* table256, float factor, const std::byte* codes, uint32_t n, float* out);
   void (*affine_bytes)(float lo, float step, const std::byte* codes, uint32_t n, float* out);  // lo + step·code
-  void (*lookup_nibbles)(const float* levels16, float lo, float step, const std::byte* codes, uint32_t n, float* scales, float* offsets);
+  void (*lookup_nibbles)(const float* levels16, float lo, float step, const std::byte* codes, uint32_t n, float* scales,
+                         float* offsets);
 
-  // Softmax pieces and a dot product over n % 16 == 0 floats: the largest; e^(x - m) in place and their sum (0 for what lies 87 and more below).
+  // Softmax pieces and a dot product over n % 16 == 0 floats: the largest; e^(x - m) in place and their sum (0 for what lies 87 and
+  // more below).
   float (*largest)(const float* x, uint32_t n);
   float (*exp_sum)(float* x, uint32_t n, float m);
   float (*dot)(const float* a, const float* b, uint32_t n);
@@ -128,7 +135,8 @@ struct Kernels {
   // tile[c*16 + r] = rows[r*stride + c] for r < 16, c < n. n % 16 == 0.
   void (*turn_tile)(const float* rows, size_t stride, uint32_t n, float* tile);
   // Codes x[position*stride + lane] of one tile and packs them. bytes: 16·depth of scratch.
-  void (*encode_tile)(const PackedSide&, const LaneGrids&, uint32_t tile, const float* x, size_t stride, std::byte* out, uint8_t* bytes);
+  void (*encode_tile)(const PackedSide&, const LaneGrids&, uint32_t tile, const float* x, size_t stride, std::byte* out,
+                      uint8_t* bytes);
   // Positions first..first+count-1 of one tile: out[(position - first)*stride + lane], and for a tile whose lanes are rows
   // out[lane*stride + position], all positions. bytes: 16·depth of scratch.
   void (*decode_columns)(const PackedSide&, const LaneGrids&, uint32_t tile, const std::byte* codes, uint32_t first, uint32_t count,

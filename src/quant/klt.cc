@@ -23,8 +23,11 @@ using calib::kKltWidths;
 
 class KltCodec final : public Codec {
  public:
-  KltCodec(const CodecSpec& spec, const BlockShape& shape, const calib::HeadTables& tables, const calib::KltHead& head, const calib::KltWords& words)
-      : Codec(spec, Side::key, shape, Frame::block), calibration_(tables.calibration), turner_(tables.calibration->turner(tables.layer)) {
+  KltCodec(const CodecSpec& spec, const BlockShape& shape, const calib::HeadTables& tables, const calib::KltHead& head,
+           const calib::KltWords& words)
+      : Codec(spec, Side::key, shape, Frame::block),
+        calibration_(tables.calibration),
+        turner_(tables.calibration->turner(tables.layer)) {
     tolerance_ = 2e-3;
     for (int w = 0; w < kKltWidths; ++w) words_.words[w] = words.words[w];
     bytes_ = static_cast<size_t>(words.total()) * shape.tokens * sizeof(uint32_t);
@@ -75,8 +78,8 @@ class KltCodec final : public Codec {
     turner_.turn(out, count, ctx.first_position, out);
   }
 
-  void scores(std::span<const std::byte> in, const BlockContext& ctx, const float* queries, uint32_t count, uint32_t rows, float* out,
-              size_t stride, Workspace& ws) const override {
+  void scores(std::span<const std::byte> in, const BlockContext& ctx, const float* queries, uint32_t count, uint32_t rows,
+              float* out, size_t stride, Workspace& ws) const override {
     const uint32_t d = shape().head_dim;
     float* turned = at_least(ws.a, static_cast<size_t>(count) * d);
     float* factors = at_least(ws.b, static_cast<size_t>(count) * padded_ + 16 * d);
@@ -89,7 +92,8 @@ class KltCodec final : public Codec {
     for (uint32_t i = 0; i < count; ++i) {
       for (uint32_t j = 0; j < components_; ++j) {
         double sum = 0.0;
-        for (uint32_t c = 0; c < d; ++c) sum += static_cast<double>(turned[static_cast<size_t>(i) * d + c]) * f16_to_f32(rows_[static_cast<size_t>(j) * d + c]);
+        for (uint32_t c = 0; c < d; ++c)
+          sum += static_cast<double>(turned[static_cast<size_t>(i) * d + c]) * f16_to_f32(rows_[static_cast<size_t>(j) * d + c]);
         factors[static_cast<size_t>(i) * padded_ + j] = static_cast<float>(sum);
       }
     }
@@ -102,33 +106,38 @@ class KltCodec final : public Codec {
     }
   }
 
-  void accumulate(std::span<const std::byte> in, const BlockContext& ctx, const float* weights, size_t stride, uint32_t count, uint32_t rows,
-                  float* acc, Workspace& ws) const override {
+  void accumulate(std::span<const std::byte> in, const BlockContext& ctx, const float* weights, size_t stride, uint32_t count,
+                  uint32_t rows, float* acc, Workspace& ws) const override {
     const uint32_t d = shape().head_dim;
     float* decoded = at_least(ws.a, static_cast<size_t>(rows) * d);
     decode(in, ctx, 0, rows, decoded);
     for (uint32_t i = 0; i < count; ++i) {
       for (uint32_t t = 0; t < rows; ++t) {
-        for (uint32_t c = 0; c < d; ++c) acc[static_cast<size_t>(i) * d + c] += weights[i * stride + t] * decoded[static_cast<size_t>(t) * d + c];
+        for (uint32_t c = 0; c < d; ++c)
+          acc[static_cast<size_t>(i) * d + c] += weights[i * stride + t] * decoded[static_cast<size_t>(t) * d + c];
       }
     }
   }
 
   size_t table_bytes() const override {
-    return sizeof *this + (mean_.size() + step_.size() + shift_.size() + middle_.size()) * sizeof(float) + (analysis_.size() + rows_.size()) * sizeof(uint16_t);
+    return sizeof *this + (mean_.size() + step_.size() + shift_.size() + middle_.size()) * sizeof(float) +
+           (analysis_.size() + rows_.size()) * sizeof(uint16_t);
   }
 
   // Every pattern of bits is a code; the tables are what was checked, when they were loaded.
   Status validate(std::span<const std::byte> in) const override { return check_size(in.size(), bytes()); }
 
  private:
-  size_t tile_bytes() const { return static_cast<size_t>(words_.words[0] + words_.words[1] + words_.words[2]) * kTileLanes * sizeof(uint32_t); }
+  size_t tile_bytes() const {
+    return static_cast<size_t>(words_.words[0] + words_.words[1] + words_.words[2]) * kTileLanes * sizeof(uint32_t);
+  }
 
   Status check_span(const BlockContext& ctx) const {
     for (uint32_t t = 0; t < shape().tokens; ++t) {
       const uint32_t at = ctx.positions[t];
       if (at == kNoPosition || at - ctx.first_position < 2 * shape().tokens) continue;
-      return error(StatusCode::invalid_argument, "a key at position ", at, " is too far from the block's first, ", ctx.first_position, ", for its frame");
+      return error(StatusCode::invalid_argument, "a key at position ", at, " is too far from the block's first, ",
+                   ctx.first_position, ", for its frame");
     }
     return {};
   }
@@ -155,11 +164,13 @@ class KltCodec final : public Codec {
 
   uint32_t code_at(std::span<const std::byte> in, uint32_t token, uint32_t bits, size_t word, uint32_t shift) const {
     uint32_t packed;
-    std::memcpy(&packed, in.data() + token / kTileLanes * tile_bytes() + (word * kTileLanes + token % kTileLanes) * sizeof packed, sizeof packed);
+    std::memcpy(&packed, in.data() + token / kTileLanes * tile_bytes() + (word * kTileLanes + token % kTileLanes) * sizeof packed,
+                sizeof packed);
     return packed >> shift & ((1u << bits) - 1u);
   }
 
-  // In units of the steps, as floats: made for every block, a hundredth of what its 128 tokens take, because a cache has a basis for every head.
+  // In units of the steps, as floats: made for every block, a hundredth of what its 128 tokens take, because a cache has a basis
+  // for every head.
   const float* widened_analysis() const {
     float* out = at_least(block_scratch().basis, analysis_.size());
     if (const Kernels* kernels = active_kernels()) {
@@ -201,8 +212,8 @@ class KltCodec final : public Codec {
     });
   }
 
-  void fast_scores(const Kernels& kernels, std::span<const std::byte> in, const float* turned, uint32_t count, uint32_t rows, float* factors,
-                   float* base, float* out, size_t stride, Workspace& ws) const {
+  void fast_scores(const Kernels& kernels, std::span<const std::byte> in, const float* turned, uint32_t count, uint32_t rows,
+                   float* factors, float* base, float* out, size_t stride, Workspace& ws) const {
     const uint32_t d = shape().head_dim;
     if (components_ == 0) {
       for (uint32_t i = 0; i < count; ++i) std::fill_n(out + i * stride, rows, base[i]);
@@ -218,12 +229,12 @@ class KltCodec final : public Codec {
   const calib::Turner& turner_;
   WordCounts words_;
   uint32_t components_ = 0, padded_ = 0;  // in use; to whole vectors
-  std::vector<float> mean_;       // [d]
-  std::vector<uint16_t> analysis_;  // fp16 [d][padded], of the components in use
-  std::vector<float> step_;       // [padded]: of the components; 1 for those that only pad
-  std::vector<float> shift_;      // [padded]: what a code is beside (analysis / step) · key
-  std::vector<float> middle_;     // [padded]: of the codes
-  std::vector<uint16_t> rows_;    // fp16 [padded][d]: a step of each component
+  std::vector<float> mean_;               // [d]
+  std::vector<uint16_t> analysis_;        // fp16 [d][padded], of the components in use
+  std::vector<float> step_;               // [padded]: of the components; 1 for those that only pad
+  std::vector<float> shift_;              // [padded]: what a code is beside (analysis / step) · key
+  std::vector<float> middle_;             // [padded]: of the codes
+  std::vector<uint16_t> rows_;            // fp16 [padded][d]: a step of each component
 };
 
 // A head's tables, and what keeps them in memory while a codec is made from them.
@@ -238,13 +249,16 @@ Result<Found> find_tables(const CodecSpec& spec, bool joint, const BlockShape& s
   Found found;
   TIERKV_ASSIGN_OR_RETURN(found.tables, c.klt_tables());
   if (shape.head_dim != c.model.head_dim || tables.layer >= c.model.layers || tables.head >= c.model.kv_heads) {
-    return error(StatusCode::invalid_argument, "the calibration is of ", c.model.layers, " layers, ", c.model.kv_heads, " KV heads and head_dim ",
-                 c.model.head_dim, ", asked for layer ", tables.layer, ", KV head ", tables.head, ", head_dim ", shape.head_dim);
+    return error(StatusCode::invalid_argument, "the calibration is of ", c.model.layers, " layers, ", c.model.kv_heads,
+                 " KV heads and head_dim ", c.model.head_dim, ", asked for layer ", tables.layer, ", KV head ", tables.head,
+                 ", head_dim ", shape.head_dim);
   }
-  if (shape.tokens % kTileLanes != 0) return error(StatusCode::invalid_argument, "klt needs blocks of a multiple of 16 tokens, not ", shape.tokens);
+  if (shape.tokens % kTileLanes != 0)
+    return error(StatusCode::invalid_argument, "klt needs blocks of a multiple of 16 tokens, not ", shape.tokens);
   found.head = &found.tables->head(tables.layer, tables.head);
   if (found.head->mean.empty()) {
-    return error(StatusCode::failed_precondition, "layer ", tables.layer, " has no basis: calibration saw no key far enough from its query there");
+    return error(StatusCode::failed_precondition, "layer ", tables.layer,
+                 " has no basis: calibration saw no key far enough from its query there");
   }
   TIERKV_ASSIGN_OR_RETURN(found.choice, c.klt_choice(0.125 * spec.bits, joint, tables.layer, tables.head));
   return found;
@@ -254,14 +268,18 @@ constexpr uint16_t kMidId = 12;  // registry row of the values
 
 }  // namespace
 
-Result<std::unique_ptr<Codec>> make_klt(const CodecSpec& spec, Side side, const BlockShape& shape, const calib::HeadTables& tables) {
+Result<std::unique_ptr<Codec>> make_klt(const CodecSpec& spec, Side side, const BlockShape& shape,
+                                        const calib::HeadTables& tables) {
   TIERKV_ASSIGN_OR_RETURN(const Found found, find_tables(spec, /*joint=*/true, shape, tables));
   if (side == Side::value) return make_mid({kMidId, found.choice.value_bits, 0, 0, 0}, side, shape);
   return std::unique_ptr<Codec>(new KltCodec(spec, shape, tables, *found.head, found.choice.keys));
 }
 
-Result<std::unique_ptr<Codec>> make_kltk(const CodecSpec& spec, Side side, const BlockShape& shape, const calib::HeadTables& tables) {
-  if (side != Side::key) return error(StatusCode::invalid_argument, "kltk codes keys alone; name another codec for the values, for example kltk1.5/mid2");
+Result<std::unique_ptr<Codec>> make_kltk(const CodecSpec& spec, Side side, const BlockShape& shape,
+                                         const calib::HeadTables& tables) {
+  if (side != Side::key)
+    return error(StatusCode::invalid_argument,
+                 "kltk codes keys alone; name another codec for the values, for example kltk1.5/mid2");
   TIERKV_ASSIGN_OR_RETURN(const Found found, find_tables(spec, /*joint=*/false, shape, tables));
   return std::unique_ptr<Codec>(new KltCodec(spec, shape, tables, *found.head, found.choice.keys));
 }

@@ -89,7 +89,8 @@ class KltScores : public ::testing::TestWithParam<std::string_view> {
  private:
   const std::string_view before_ = active_isa();
 };
-INSTANTIATE_TEST_SUITE_P(Isa, KltScores, ::testing::ValuesIn(available_isas()), [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Isa, KltScores, ::testing::ValuesIn(available_isas()),
+                         [](const auto& info) { return std::string(info.param); });
 
 // For every number of queries the kernels treat differently.
 TEST_P(KltScores, AreThoseOfDecodedRows) {
@@ -116,7 +117,8 @@ TEST_P(KltScores, AreThoseOfDecodedRows) {
                 const double q = queries[i * d + c], k = plain[t * d + c];
                 expected += q * k, q2 += q * q, k2 += k * k;
               }
-              ASSERT_NEAR(out[i * 128 + t], expected, scalar * codec->tolerance() * std::sqrt(q2 * k2)) << text << " d " << d << " query " << i << " token " << t;
+              ASSERT_NEAR(out[i * 128 + t], expected, scalar * codec->tolerance() * std::sqrt(q2 * k2))
+                  << text << " d " << d << " query " << i << " token " << t;
             }
           }
         }
@@ -149,7 +151,8 @@ TEST(Klt, TextNamesEighthsOfABit) {
   EXPECT_EQ(to_string(parse_codec("klt2").value()), "klt2");
   EXPECT_EQ(to_string(parse_codec_pair("kltk1.5").value()), "kltk1.5");
   EXPECT_EQ(to_string(parse_codec_pair("kltk1.5/rot3").value()), "kltk1.5/rot3");
-  for (const char* bad : {"klt", "klt1.3", "klt9", "klt1.", "klt1.5000", "klt0.25", "rot2.5"}) EXPECT_FALSE(parse_codec(bad).ok()) << bad;
+  for (const char* bad : {"klt", "klt1.3", "klt9", "klt1.", "klt1.5000", "klt0.25", "rot2.5"})
+    EXPECT_FALSE(parse_codec(bad).ok()) << bad;
 }
 
 TEST(Klt, SaysWhatIsMissing) {

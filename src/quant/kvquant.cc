@@ -21,9 +21,10 @@ namespace {
 
 using calib::KvquantTensor;
 
-constexpr float kTooLarge = 65520.0f;                  // rounds to infinity as fp16
-constexpr uint32_t kNoPosition = 0xFFFFFFFFu;          // of a row nobody will read: evicted, or padding
-constexpr uint32_t kPositionMask = (1u << 21) - 1u;    // what a Turner knows; turning by less comes to the same as long as it is undone
+constexpr float kTooLarge = 65520.0f;          // rounds to infinity as fp16
+constexpr uint32_t kNoPosition = 0xFFFFFFFFu;  // of a row nobody will read: evicted, or padding
+constexpr uint32_t kPositionMask =
+    (1u << 21) - 1u;  // what a Turner knows; turning by less comes to the same as long as it is undone
 
 float dot(const float* a, const float* b, uint32_t n) {
   Float4 sum[4] = {};
@@ -35,7 +36,8 @@ float dot(const float* a, const float* b, uint32_t n) {
 
 class KvquantCodec final : public Codec {
  public:
-  KvquantCodec(const CodecSpec& spec, Side side, const BlockShape& shape, const calib::HeadTables& tables, std::shared_ptr<const calib::KvquantTables> known)
+  KvquantCodec(const CodecSpec& spec, Side side, const BlockShape& shape, const calib::HeadTables& tables,
+               std::shared_ptr<const calib::KvquantTables> known)
       : Codec(spec, side, shape, Frame::plain),
         calibration_(tables.calibration),
         known_(std::move(known)),
@@ -48,12 +50,13 @@ class KvquantCodec final : public Codec {
       const calib::KvquantHead& head = known_->head(tables.layer, tables.head);
       key_weight_ = head.weight.data();
       for (uint32_t c = 0; c < shape.head_dim; ++c) {
-        const double middle = 0.5 * (static_cast<double>(head.low[c]) + head.high[c]), half = 0.5 * (static_cast<double>(head.high[c]) - head.low[c]);
+        const double middle = 0.5 * (static_cast<double>(head.low[c]) + head.high[c]),
+                     half = 0.5 * (static_cast<double>(head.high[c]) - head.low[c]);
         for (uint32_t i = 0; i < levels; ++i) key_levels_.push_back(static_cast<float>(middle + half * book_.levels[i]));
         for (uint32_t i = 0; i + 1 < levels; ++i) key_edges_.push_back(static_cast<float>(middle + half * book_.edges[i]));
       }
     } else {
-      meta_.kind = (spec.flags & CodecSpec::scale8) != 0 ? MetaKind::log8_pair
+      meta_.kind = (spec.flags & CodecSpec::scale8) != 0   ? MetaKind::log8_pair
                    : (spec.flags & CodecSpec::scale4) != 0 ? MetaKind::log4_pair
                                                            : MetaKind::f16_pair;
       meta_.entries = shape.tokens;
@@ -99,8 +102,8 @@ class KvquantCodec final : public Codec {
     }
   }
 
-  void scores(std::span<const std::byte> in, const BlockContext& ctx, const float* queries, uint32_t count, uint32_t rows, float* out,
-              size_t stride, Workspace& ws) const override {
+  void scores(std::span<const std::byte> in, const BlockContext& ctx, const float* queries, uint32_t count, uint32_t rows,
+              float* out, size_t stride, Workspace& ws) const override {
     const uint32_t d = shape().head_dim;
     for_each_tile(in, ctx, rows, ws, [&](uint32_t t, const float* row) {
       for (uint32_t i = 0; i < count; ++i) out[i * stride + t] = dot(queries + static_cast<size_t>(i) * d, row, d);
@@ -128,7 +131,8 @@ class KvquantCodec final : public Codec {
     for (uint32_t i = 0, next = 0; i < outliers_; ++i) {
       const uint32_t index = load_u16(in, sparse_at() + i * sizeof(uint16_t));
       if (index < next || index >= values) {
-        return error(StatusCode::data_loss, "outlier ", i, " is value ", index, " of the block; allowed: ascending, below ", values);
+        return error(StatusCode::data_loss, "outlier ", i, " is value ", index, " of the block; allowed: ascending, below ",
+                     values);
       }
       next = index + 1;
       const float x = outlier(in, i);
@@ -155,7 +159,9 @@ class KvquantCodec final : public Codec {
     return f16_to_f32(load_u16(in, sparse_at() + (static_cast<size_t>(outliers_) + i) * sizeof(uint16_t)));
   }
 
-  static uint32_t position(const BlockContext& ctx, uint32_t row) { return ctx.positions ? ctx.positions[row] : ctx.first_position + row; }
+  static uint32_t position(const BlockContext& ctx, uint32_t row) {
+    return ctx.positions ? ctx.positions[row] : ctx.first_position + row;
+  }
 
   // Rows first.. of the block, forward or back.
   void turn(float* rows, const BlockContext& ctx, uint32_t first, uint32_t count, int64_t direction) const {
@@ -237,7 +243,8 @@ class KvquantCodec final : public Codec {
   }
 
   // Rows t.. of one tile, outliers in place and keys turned forward.
-  void decode_rows(std::span<const std::byte> in, const BlockContext& ctx, const Ranges& ranges, uint32_t first, uint32_t count, float* out) const {
+  void decode_rows(std::span<const std::byte> in, const BlockContext& ctx, const Ranges& ranges, uint32_t first, uint32_t count,
+                   float* out) const {
     const uint32_t d = shape().head_dim, levels = 1u << spec().bits, skip = first % kTileLanes;
     float* tile = at_least(block_scratch().tile, lanes_.tile_floats());
     lanes_.unpack_tile(in.data(), first / kTileLanes, 0, tile);
@@ -246,7 +253,8 @@ class KvquantCodec final : public Codec {
       const float* codes = tile + skip + r;
       if (side() == Side::key) {
         const float* at = key_levels_.data();
-        for (uint32_t c = 0; c < d; ++c, at += levels) row[c] = at[static_cast<int32_t>(codes[static_cast<size_t>(c) * kTileLanes])];
+        for (uint32_t c = 0; c < d; ++c, at += levels)
+          row[c] = at[static_cast<int32_t>(codes[static_cast<size_t>(c) * kTileLanes])];
       } else {
         const float half = ranges.half[first + r], middle = ranges.low[first + r] + half;
         float table[16];
@@ -291,23 +299,25 @@ class KvquantCodec final : public Codec {
   const calib::KvquantCodebook& book_;
   Lanes lanes_;
   uint32_t outliers_;
-  MetaFormat meta_;                 // values; no entries for keys
+  MetaFormat meta_;  // values; no entries for keys
   const float* key_weight_ = nullptr;
-  std::vector<float> key_levels_;   // [channel][level], before RoPE
-  std::vector<float> key_edges_;    // [channel][between two levels]
+  std::vector<float> key_levels_;  // [channel][level], before RoPE
+  std::vector<float> key_edges_;   // [channel][between two levels]
 };
 
 }  // namespace
 
-Result<std::unique_ptr<Codec>> make_kvquant(const CodecSpec& spec, Side side, const BlockShape& shape, const calib::HeadTables& tables) {
+Result<std::unique_ptr<Codec>> make_kvquant(const CodecSpec& spec, Side side, const BlockShape& shape,
+                                            const calib::HeadTables& tables) {
   TIERKV_RETURN_IF_ERROR(check_packed_shape(shape));
   if (!tables.calibration) {
     return error(StatusCode::failed_precondition, "kvquant needs a calibration with KVQuant tables; `tierkv calibrate` makes one");
   }
   TIERKV_ASSIGN_OR_RETURN(auto known, tables.calibration->kvquant_tables());
   if (known->head_dim != shape.head_dim || tables.layer >= known->layers || tables.head >= known->kv_heads) {
-    return error(StatusCode::invalid_argument, "the calibration has ", known->layers, " layers of ", known->kv_heads, " KV heads of ", known->head_dim,
-                 "; layer ", tables.layer, ", head ", tables.head, " of ", shape.head_dim, " is not among them");
+    return error(StatusCode::invalid_argument, "the calibration has ", known->layers, " layers of ", known->kv_heads,
+                 " KV heads of ", known->head_dim, "; layer ", tables.layer, ", head ", tables.head, " of ", shape.head_dim,
+                 " is not among them");
   }
   if (spec.bits < calib::kKvquantMinBits || spec.bits > calib::kKvquantMaxBits) {
     return error(StatusCode::invalid_argument, "kvquant at ", static_cast<int>(spec.bits), " bits does not exist; allowed: 2..4");

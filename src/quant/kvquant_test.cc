@@ -70,7 +70,8 @@ void for_every_codec(Fn&& fn) {
       for (const Side side : {Side::key, Side::value}) {
         const auto codec = made(at.d).codec(text, side, at.tokens);
         const BlockContext ctx{1, 1, at.first, nullptr};
-        SCOPED_TRACE(std::string(text) + (side == Side::key ? " keys " : " values ") + std::to_string(at.tokens) + "x" + std::to_string(at.d));
+        SCOPED_TRACE(std::string(text) + (side == Side::key ? " keys " : " values ") + std::to_string(at.tokens) + "x" +
+                     std::to_string(at.d));
         fn(*codec, ctx, made(at.d).rows(side, at.tokens, ctx));
         if (testing::Test::HasFatalFailure()) return;
       }
@@ -174,8 +175,10 @@ TEST(Kvquant, ScoresAndSumsAreThoseOfDecodedRows) {
           for (uint32_t i = 0; i < count; ++i) {
             for (uint32_t t = 0; t < stride; ++t) {
               double want = t < live ? 0.0 : -7.0;
-              for (uint32_t c = 0; t < live && c < d; ++c) want += static_cast<double>(q[i * d + c]) * back[static_cast<size_t>(t) * d + c];
-              ASSERT_NEAR(out[i * stride + t], want, 1e-4 * norm(&q[i * d], d) * norm(&back[std::min(t, tokens - 1) * size_t{d}], d));
+              for (uint32_t c = 0; t < live && c < d; ++c)
+                want += static_cast<double>(q[i * d + c]) * back[static_cast<size_t>(t) * d + c];
+              ASSERT_NEAR(out[i * stride + t], want,
+                          1e-4 * norm(&q[i * d], d) * norm(&back[std::min(t, tokens - 1) * size_t{d}], d));
             }
           }
         } else {
@@ -185,7 +188,8 @@ TEST(Kvquant, ScoresAndSumsAreThoseOfDecodedRows) {
           for (uint32_t i = 0; i < count; ++i) {
             for (uint32_t c = 0; c < d; ++c) {
               double want = start[i * d + c];
-              for (uint32_t t = 0; t < live; ++t) want += static_cast<double>(w[i * stride + t]) * back[static_cast<size_t>(t) * d + c];
+              for (uint32_t t = 0; t < live; ++t)
+                want += static_cast<double>(w[i * stride + t]) * back[static_cast<size_t>(t) * d + c];
               ASSERT_NEAR(acc[i * d + c], want, 1e-3);
             }
           }
@@ -268,7 +272,8 @@ TEST(Kvquant, StrangeRowsStayFinite) {
   for_every_codec([](const Codec& codec, const BlockContext& ctx, std::vector<float> rows) {
     for (const float size : {0.0f, 1e-41f, 1e-20f, 1e-4f, 100.0f, 40000.0f}) {
       for (int kind = 0; kind < 3; ++kind) {
-        for (size_t i = 0; i < rows.size(); ++i) rows[i] = kind == 0 ? size : kind == 1 ? (i % 3 == 0 ? -size : size) : (i % 37 == 0 ? size : 0.0f);
+        for (size_t i = 0; i < rows.size(); ++i)
+          rows[i] = kind == 0 ? size : kind == 1 ? (i % 3 == 0 ? -size : size) : (i % 37 == 0 ? size : 0.0f);
         const std::vector<std::byte> bytes = encoded(codec, ctx, rows);
         ASSERT_TRUE(codec.validate(bytes).ok());
         for (const float x : decoded(codec, ctx, bytes)) ASSERT_LE(std::fabs(x), 2.0f * size + 100.0f);
@@ -283,7 +288,8 @@ TEST(Kvquant, DamagedBlocksAreRefusedOrStayFinite) {
     std::mt19937 rng(3);
     for (int round = 0; round < 30; ++round) {
       std::vector<std::byte> bad = good;
-      for (int i = 0; i < round; ++i) bad[bad.size() - 1 - rng() % std::min<size_t>(bad.size(), 900)] = std::byte{static_cast<uint8_t>(i % 2 ? 0xFF : rng())};
+      for (int i = 0; i < round; ++i)
+        bad[bad.size() - 1 - rng() % std::min<size_t>(bad.size(), 900)] = std::byte{static_cast<uint8_t>(i % 2 ? 0xFF : rng())};
       if (!codec.validate(bad).ok()) continue;
       for (const float x : decoded(codec, ctx, bad)) ASSERT_TRUE(std::isfinite(x));
     }

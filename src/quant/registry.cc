@@ -42,9 +42,12 @@ constexpr CodecRow kRows[] = {
     {6, "sym", "document 001: per token scale, symmetric, half-even rounding", 2, 8, kWrappers, false, make_sym},
     {7, "turbo", "TurboQuant-MSE: Hadamard, token norm, Lloyd-Max codebook", 2, 4, 0, false, make_turbo},
     {8, "rot", "Hadamard; keys centred, clipped, unbiased; values min/max with coded scales", 2, 8, 0, false, make_rot},
-    {9, "klt", "keys in a calibrated basis, rotated values; bits of both where the model looks", 4, 32, 0, false, nullptr, make_klt, 8},
-    {10, "kvquant", "KVQuant: keys before RoPE, learnt codebooks, 1 % of the values as fp16", 2, 4, CodecSpec::scale8 | CodecSpec::scale4, false, nullptr, make_kvquant},
-    {11, "squat", "SQuat: kivi with the errors of keys kept out of the queries' subspace", 2, 4, CodecSpec::clip, true, nullptr, make_squat},
+    {9, "klt", "keys in a calibrated basis, rotated values; bits of both where the model looks", 4, 32, 0, false, nullptr, make_klt,
+     8},
+    {10, "kvquant", "KVQuant: keys before RoPE, learnt codebooks, 1 % of the values as fp16", 2, 4,
+     CodecSpec::scale8 | CodecSpec::scale4, false, nullptr, make_kvquant},
+    {11, "squat", "SQuat: kivi with the errors of keys kept out of the queries' subspace", 2, 4, CodecSpec::clip, true, nullptr,
+     make_squat},
     {12, "mid", "Hadamard; one fitted step a token, clipped, unbiased: the best values at 2 bits", 2, 8, 0, false, make_mid},
     {13, "kltk", "klt for keys alone: every value has the bits of its own codec", 4, 32, 0, false, nullptr, make_kltk, 8, "mid2"},
 };
@@ -134,8 +137,8 @@ const CodecRow* row_of_text(std::string_view text) {
 // Everything make_codec() relies on that a spec from disk or from a caller may break.
 Status check_spec(const CodecSpec& spec, const CodecRow& row) {
   if (spec.bits < row.min_bits || spec.bits > row.max_bits) {
-    return error(StatusCode::invalid_argument, row.name, " at ", width_text(row, spec.bits), " bits does not exist; allowed: ",
-                 row.max_bits == 0 ? std::string("no width") : widths(row));
+    return error(StatusCode::invalid_argument, row.name, " at ", width_text(row, spec.bits),
+                 " bits does not exist; allowed: ", row.max_bits == 0 ? std::string("no width") : widths(row));
   }
   if ((spec.flags & ~row.allowed_flags) != 0) {
     return error(StatusCode::invalid_argument, row.name, " does not take ", flag_names(spec.flags & ~row.allowed_flags),
@@ -171,7 +174,8 @@ Result<CodecSpec> parse_codec(std::string_view text) {
   std::string_view rest = text.substr(std::string_view(row->name).size());
   uint32_t number = 0;
   if (!rest.empty() && rest[0] >= '0' && rest[0] <= '9') {
-    if (!take_width(rest, *row, number)) return bad_codec(text, "the width is not a number this codec has; allowed: " + widths(*row));
+    if (!take_width(rest, *row, number))
+      return bad_codec(text, "the width is not a number this codec has; allowed: " + widths(*row));
     spec.bits = static_cast<uint8_t>(number);
     if (row->max_bits == 0) return bad_codec(text, std::string(row->name) + " takes no width; allowed: " + all_names());
   } else if (row->max_bits != 0) {
@@ -221,7 +225,8 @@ std::string_view resolve_auto(std::string_view name, bool calibrated) {
 
 std::span<const AdaptiveStep, kAdaptiveSteps> adaptive_steps() {
   // SQuat without its subspace is KIVI; for KVQuant's three bits the nearest thing without tables is KIVI's three.
-  static constexpr AdaptiveStep steps[kAdaptiveSteps] = {{2048, "kivi2", "kivi2"}, {8192, "squat2", "kivi2"}, {UINT32_MAX, "kvquant3", "kivi3"}};
+  static constexpr AdaptiveStep steps[kAdaptiveSteps] = {
+      {2048, "kivi2", "kivi2"}, {8192, "squat2", "kivi2"}, {UINT32_MAX, "kvquant3", "kivi3"}};
   return steps;
 }
 
@@ -248,14 +253,16 @@ std::string to_string(const CodecPair& pair) {
   return pair.key == pair.value ? to_string(pair.key) : to_string(pair.key) + "/" + to_string(pair.value);
 }
 
-Result<std::unique_ptr<Codec>> make_codec(const CodecSpec& spec, Side side, const BlockShape& shape, const calib::HeadTables* tables) {
+Result<std::unique_ptr<Codec>> make_codec(const CodecSpec& spec, Side side, const BlockShape& shape,
+                                          const calib::HeadTables* tables) {
   const CodecRow* row = find_codec_row(spec.id);
   if (row == nullptr) return error(StatusCode::unsupported, "codec ", spec.id, " is not in this build; it has: ", all_names());
   TIERKV_RETURN_IF_ERROR(check_spec(spec, *row));
   TIERKV_RETURN_IF_ERROR(check_shape(shape));
   if (row->calibrated()) {
     if (tables == nullptr) {
-      return error(StatusCode::failed_precondition, "codec ", row->name, " needs a calibration of the model: make one with `tierkv calibrate` and set calibration");
+      return error(StatusCode::failed_precondition, "codec ", row->name,
+                   " needs a calibration of the model: make one with `tierkv calibrate` and set calibration");
     }
     return row->make_calibrated(spec, side, shape, *tables);
   }

@@ -1,8 +1,8 @@
 // registry.h — every codec there is: one row each. Tests, benchmarks, the command line and the C API iterate this table.
 //
-// Text form of a spec: NAME[BITS][-gGROUP][+modifier…], for example "fp16", "kivi2", "kivi4-g32", "kivi2-g64+s8+clip", "rot2", "klt1.875".
-// Two of them with a slash, "rot3/rot2", give keys and values different codecs. A codec for keys alone takes its row's values: "kltk1.5" is
-// "kltk1.5/mid2".
+// Text form of a spec: NAME[BITS][-gGROUP][+modifier…], for example "fp16", "kivi2", "kivi4-g32", "kivi2-g64+s8+clip", "rot2",
+// "klt1.875". Two of them with a slash, "rot3/rot2", give keys and values different codecs. A codec for keys alone takes its row's
+// values: "kltk1.5" is "kltk1.5/mid2".
 #pragma once
 
 #include "quant/codec.h"
@@ -14,19 +14,20 @@ struct HeadTables;
 namespace tierkv::quant {
 
 struct CodecRow {
-  uint16_t id;              // stored on disk; never reused
-  const char* name;         // "kivi"
-  const char* summary;      // one line for --help and docs
-  uint8_t min_bits;         // 0, 0: the row has one width and its name takes no number
+  uint16_t id;          // stored on disk; never reused
+  const char* name;     // "kivi"
+  const char* summary;  // one line for --help and docs
+  uint8_t min_bits;     // 0, 0: the row has one width and its name takes no number
   uint8_t max_bits;
-  uint16_t allowed_flags;   // CodecSpec::Flag
+  uint16_t allowed_flags;  // CodecSpec::Flag
   bool takes_group;
   // Makes the codec; refuses shapes and groups that do not fit with a message that says what does.
   Result<std::unique_ptr<Codec>> (*make)(const CodecSpec& spec, Side side, const BlockShape& shape);
   // For a codec that works with the calibrated tables of one KV head; `make` is null then.
-  Result<std::unique_ptr<Codec>> (*make_calibrated)(const CodecSpec& spec, Side side, const BlockShape& shape, const calib::HeadTables& tables) = nullptr;
-  uint8_t parts = 1;              // widths count in this part of a bit: 8 for eighths
-  const char* values = nullptr;   // the values' codec of a row that only has keys
+  Result<std::unique_ptr<Codec>> (*make_calibrated)(const CodecSpec& spec, Side side, const BlockShape& shape,
+                                                    const calib::HeadTables& tables) = nullptr;
+  uint8_t parts = 1;             // widths count in this part of a bit: 8 for eighths
+  const char* values = nullptr;  // the values' codec of a row that only has keys
 
   bool calibrated() const { return make_calibrated != nullptr; }
 };
@@ -46,11 +47,12 @@ struct CodecPair {
 Result<CodecPair> parse_codec_pair(std::string_view text);
 std::string to_string(const CodecPair& pair);
 
-// What the names "auto", "auto1" and "auto3" stand for; any other name as it is. parse_codec_pair() takes them for the uncalibrated ones.
+// What the names "auto", "auto1" and "auto3" stand for; any other name as it is. parse_codec_pair() takes them for the uncalibrated
+// ones.
 std::string_view resolve_auto(std::string_view name, bool calibrated);
 
-// The archive codec "adaptive" is document 000's choice by the length of the sequence at the moment a block is made. It is no codec of its own:
-// blocks say which of these they are in. `plain` stands in for `codec` where a calibration has no tables for it.
+// The archive codec "adaptive" is document 000's choice by the length of the sequence at the moment a block is made. It is no codec
+// of its own: blocks say which of these they are in. `plain` stands in for `codec` where a calibration has no tables for it.
 inline constexpr std::string_view kAdaptive = "adaptive";
 struct AdaptiveStep {
   uint32_t below;  // tokens; the last step has no end
@@ -61,7 +63,8 @@ inline constexpr size_t kAdaptiveSteps = 3;
 std::span<const AdaptiveStep, kAdaptiveSteps> adaptive_steps();
 
 // `tables`: of the KV head, for codecs that need them (failed_precondition without).
-Result<std::unique_ptr<Codec>> make_codec(const CodecSpec& spec, Side side, const BlockShape& shape, const calib::HeadTables* tables = nullptr);
+Result<std::unique_ptr<Codec>> make_codec(const CodecSpec& spec, Side side, const BlockShape& shape,
+                                          const calib::HeadTables* tables = nullptr);
 
 // Whether a block of these codecs is made with calibrated tables: then it belongs to one KV head of one layer.
 bool needs_tables(const CodecPair& pair);

@@ -9,8 +9,8 @@ namespace tierkv::quant {
 
 namespace {
 
-// A symmetric grid around zero with one fitted step a token: clipped where that lowers the error, and scaled so that what clipping takes from
-// large values is given back on average.
+// A symmetric grid around zero with one fitted step a token: clipped where that lowers the error, and scaled so that what clipping
+// takes from large values is given back on average.
 Recipe midrise(uint8_t bits, uint32_t head_dim) {
   Recipe recipe;
   recipe.bits = bits;

@@ -16,7 +16,8 @@
 
 namespace tierkv::quant {
 
-// Rotated rows on the grid of rot's keys, without their means. For values: unbiased where rot's minimum and maximum are merely safe.
+// Rotated rows on the grid of rot's keys, without their means. For values: unbiased where rot's minimum and maximum are merely
+// safe.
 Result<std::unique_ptr<Codec>> make_mid(const CodecSpec& spec, Side side, const BlockShape& shape);
 
 Result<std::unique_ptr<Codec>> make_rot(const CodecSpec& spec, Side side, const BlockShape& shape);

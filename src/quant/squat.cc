@@ -38,8 +38,8 @@ class SquatCodec final : public Codec {
     inner_->decode(in, ctx, first, count, out);
   }
 
-  void scores(std::span<const std::byte> in, const BlockContext& ctx, const float* queries, uint32_t count, uint32_t rows, float* out,
-              size_t stride, Workspace& ws) const override {
+  void scores(std::span<const std::byte> in, const BlockContext& ctx, const float* queries, uint32_t count, uint32_t rows,
+              float* out, size_t stride, Workspace& ws) const override {
     inner_->scores(in, ctx, queries, count, rows, out, stride, ws);
   }
 
@@ -53,11 +53,12 @@ class SquatCodec final : public Codec {
   Status validate(std::span<const std::byte> in) const override { return inner_->validate(in); }
 
  private:
-  // What kivi must be given so that its errors answer for each other. Each channel is a group of its own to kivi, so what it will make of
-  // one is known as soon as the channel is.
+  // What kivi must be given so that its errors answer for each other. Each channel is a group of its own to kivi, so what it will
+  // make of one is known as soon as the channel is.
   Status shift_rows(const float* rows, float* shifted) const {
     const uint32_t d = shape().head_dim, tokens = shape().tokens, r = feedback_.rank();
-    std::vector<float> seen(static_cast<size_t>(r) * tokens), column(tokens), errors(static_cast<size_t>(feedback_.step()) * tokens);
+    std::vector<float> seen(static_cast<size_t>(r) * tokens), column(tokens),
+        errors(static_cast<size_t>(feedback_.step()) * tokens);
     for (uint32_t from = 0; from < d; from += feedback_.step()) {
       const uint32_t to = std::min(d, from + feedback_.step());
       for (uint32_t c = from; c < to; ++c) {
@@ -112,18 +113,20 @@ class SquatCodec final : public Codec {
 
 }  // namespace
 
-Result<std::unique_ptr<Codec>> make_squat(const CodecSpec& spec, Side side, const BlockShape& shape, const calib::HeadTables& tables) {
+Result<std::unique_ptr<Codec>> make_squat(const CodecSpec& spec, Side side, const BlockShape& shape,
+                                          const calib::HeadTables& tables) {
   if (!tables.calibration) {
     return error(StatusCode::failed_precondition, "squat needs a calibration with SQuat tables; `tierkv calibrate` makes one");
   }
   TIERKV_ASSIGN_OR_RETURN(const auto held, tables.calibration->squat_tables());
   const calib::SquatTables& known = *held;
   if (known.head_dim != shape.head_dim || tables.layer >= known.layers || tables.head >= known.kv_heads) {
-    return error(StatusCode::invalid_argument, "the calibration has ", known.layers, " layers of ", known.kv_heads, " KV heads of ", known.head_dim,
-                 "; layer ", tables.layer, ", head ", tables.head, " of ", shape.head_dim, " is not among them");
+    return error(StatusCode::invalid_argument, "the calibration has ", known.layers, " layers of ", known.kv_heads, " KV heads of ",
+                 known.head_dim, "; layer ", tables.layer, ", head ", tables.head, " of ", shape.head_dim, " is not among them");
   }
   if ((spec.flags & ~CodecSpec::clip) != 0) {
-    return error(StatusCode::invalid_argument, "squat takes +clip and no other modifier: the grid of a channel must depend on that channel alone");
+    return error(StatusCode::invalid_argument,
+                 "squat takes +clip and no other modifier: the grid of a channel must depend on that channel alone");
   }
   TIERKV_ASSIGN_OR_RETURN(std::unique_ptr<Codec> inner, make_kivi(spec, side, shape));
   if (side == Side::value) return inner;

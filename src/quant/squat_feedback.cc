@@ -31,7 +31,10 @@ void solve(const std::vector<double>& a, uint32_t r, std::vector<double>& b) {
 }  // namespace
 
 SquatFeedback::SquatFeedback(std::span<const float> directions, uint32_t head_dim, uint32_t step)
-    : rank_(static_cast<uint32_t>(directions.size() / head_dim)), step_(step), columns_(directions.size()), answers_(directions.size()) {
+    : rank_(static_cast<uint32_t>(directions.size() / head_dim)),
+      step_(step),
+      columns_(directions.size()),
+      answers_(directions.size()) {
   const uint32_t r = rank_, d = head_dim;
   for (uint32_t c = 0; c < d; ++c) {
     for (uint32_t k = 0; k < r; ++k) columns_[static_cast<size_t>(c) * r + k] = directions[static_cast<size_t>(k) * d + c];

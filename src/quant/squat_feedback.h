@@ -16,7 +16,8 @@ class SquatFeedback {
 
   uint32_t rank() const { return rank_; }
   uint32_t step() const { return step_; }
-  // Channel c is to be shifted by -answer(c)·g, g being the error so far in the subspace, and its own error adds direction(c)·e to g.
+  // Channel c is to be shifted by -answer(c)·g, g being the error so far in the subspace, and its own error adds direction(c)·e to
+  // g.
   const float* answer(uint32_t c) const { return answers_.data() + static_cast<size_t>(c) * rank_; }
   const float* direction(uint32_t c) const { return columns_.data() + static_cast<size_t>(c) * rank_; }
 

@@ -31,7 +31,8 @@ struct Made {
         sums.queries[a * kDim + a] = 0.1 * static_cast<double>(sums.query_count);
         for (uint32_t b = 0; b < kDim; ++b) {
           for (uint32_t k = 0; k < 8; ++k) {
-            sums.queries[a * kDim + b] += static_cast<double>(sums.query_count) * directions[k * kDim + a] * directions[k * kDim + b];
+            sums.queries[a * kDim + b] +=
+                static_cast<double>(sums.query_count) * directions[k * kDim + a] * directions[k * kDim + b];
           }
         }
       }
@@ -83,7 +84,8 @@ const Made& made() {
 
 TEST(Squat, QueriesSeeLessOfItsErrorsThanOfKivis) {
   for (const char* width : {"2", "3", "4", "2-g32", "2+clip"}) {
-    const Made::Errors ours = made().errors(*made().codec(std::string("squat") + width)), kivi = made().errors(*made().codec(std::string("kivi") + width));
+    const Made::Errors ours = made().errors(*made().codec(std::string("squat") + width)),
+                       kivi = made().errors(*made().codec(std::string("kivi") + width));
     EXPECT_LT(ours.seen, 0.7 * kivi.seen) << width;
     EXPECT_GT(ours.plain, kivi.plain) << width;  // what is pushed out of sight is still there
   }
@@ -108,7 +110,8 @@ TEST(Squat, WithoutDirectionsItIsKivi) {
   }
 }
 
-// The best answer to errors in the first channels, straight from its definition: the e_R that minimises e'Pe solves P_RR e_R = -P_RD e_D.
+// The best answer to errors in the first channels, straight from its definition: the e_R that minimises e'Pe solves P_RR e_R =
+// -P_RD e_D.
 std::vector<double> best_answer(const std::vector<double>& p, uint32_t d, uint32_t done, const std::vector<double>& e) {
   const uint32_t n = d - done;
   std::vector<double> a(static_cast<size_t>(n) * n), b(n, 0.0);

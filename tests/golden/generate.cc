@@ -1,4 +1,5 @@
-// generate.cc — writes the golden snapshots: golden_generate FOLDER [FUZZ_CORPUS_FOLDER]. Files that are there already stay as they are.
+// generate.cc — writes the golden snapshots: golden_generate FOLDER [FUZZ_CORPUS_FOLDER]. Files that are there already stay as they
+// are.
 //
 // Run by hand once, when cases are added to golden.h. The second folder gets the seeds of fuzz/snapshot_fuzzer.cc.
 #include <cstdio>
@@ -76,7 +77,8 @@ bool seed(uint32_t which, const std::filesystem::path& folder) {
     std::vector<std::byte> input{static_cast<std::byte>(which << 1 | mode)};
     input.insert(input.end(), bytes->begin(), bytes->end());
     if (mode != 1 && which != 1) continue;  // one of each is enough: the mutator sets the mode anyway
-    if (!write(folder / ("cache" + std::to_string(which) + "_mode" + std::to_string(mode)), input.data(), input.size())) return false;
+    if (!write(folder / ("cache" + std::to_string(which) + "_mode" + std::to_string(mode)), input.data(), input.size()))
+      return false;
   }
   return true;
 }

@@ -1,7 +1,8 @@
-// golden.h — the sequences whose snapshots are kept for ever: one list, for the program that wrote the files and the test that reads them.
+// golden.h — the sequences whose snapshots are kept for ever: one list, for the program that wrote the files and the test that
+// reads them.
 //
-// tests/golden/NAME.tkv is a snapshot and NAME.json what attention over it gave when it was written. Files are added, never changed: a new
-// format version gets new names here, and the old files must go on loading.
+// tests/golden/NAME.tkv is a snapshot and NAME.json what attention over it gave when it was written. Files are added, never
+// changed: a new format version gets new names here, and the old files must go on loading.
 #pragma once
 
 #include <cmath>
@@ -41,8 +42,10 @@ inline bool append(AdaptiveKVCache& cache, SeqId seq, uint32_t seed, uint32_t to
   for (uint32_t l = 0; l < c.num_layers; ++l) {
     const size_t n = static_cast<size_t>(tokens) * c.num_kv_heads * c.head_dim;
     const std::vector<float> keys = rows(seed + 2 * l, n), values = rows(seed + 2 * l + 1, n);
-    if (!cache.append(seq, l, RowsView::f32(keys.data(), tokens, c.num_kv_heads, c.head_dim),
-                      RowsView::f32(values.data(), tokens, c.num_kv_heads, c.head_dim)).ok()) {
+    if (!cache
+             .append(seq, l, RowsView::f32(keys.data(), tokens, c.num_kv_heads, c.head_dim),
+                     RowsView::f32(values.data(), tokens, c.num_kv_heads, c.head_dim))
+             .ok()) {
       return false;
     }
   }

@@ -58,14 +58,20 @@ TIERKV_INLINE I zero_words() { return _mm256_setzero_si256(); }
 TIERKV_INLINE I bit_and(I a, I b) { return _mm256_and_si256(a, b); }
 TIERKV_INLINE I bit_or(I a, I b) { return _mm256_or_si256(a, b); }
 template <int N>
-TIERKV_INLINE I right(I v) { return N == 0 ? v : _mm256_srli_epi32(v, N); }
+TIERKV_INLINE I right(I v) {
+  return N == 0 ? v : _mm256_srli_epi32(v, N);
+}
 template <int N>
-TIERKV_INLINE I left(I v) { return N == 0 ? v : _mm256_slli_epi32(v, N); }
+TIERKV_INLINE I left(I v) {
+  return N == 0 ? v : _mm256_slli_epi32(v, N);
+}
 TIERKV_INLINE I right_by(I v, uint32_t n) { return _mm256_srl_epi32(v, _mm_cvtsi32_si128(static_cast<int>(n))); }
 TIERKV_INLINE I add_words(I a, I b) { return _mm256_add_epi32(a, b); }
 TIERKV_INLINE I sub_words(I a, I b) { return _mm256_sub_epi32(a, b); }
 template <int N>
-TIERKV_INLINE I right_signed(I v) { return _mm256_srai_epi32(v, N); }
+TIERKV_INLINE I right_signed(I v) {
+  return _mm256_srai_epi32(v, N);
+}
 TIERKV_INLINE F to_floats(I v) { return _mm256_cvtepi32_ps(v); }
 TIERKV_INLINE I to_words(F v) { return _mm256_cvtps_epi32(v); }  // to nearest
 TIERKV_INLINE F as_floats(I v) { return _mm256_castsi256_ps(v); }
@@ -83,10 +89,9 @@ TIERKV_INLINE I count_above(I n, F x, F limit) {
 
 TIERKV_INLINE I load_bytes(const void* p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p))); }
 TIERKV_INLINE void store_bytes(void* p, I v) {
-  const I low = _mm256_shuffle_epi8(v, _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 4, 8, 12, -1, -1, -1,
-                                                        -1, -1, -1, -1, -1, -1, -1, -1, -1));
-  _mm_storel_epi64(static_cast<__m128i*>(p),
-                   _mm_unpacklo_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1)));
+  const I low = _mm256_shuffle_epi8(v, _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 4, 8, 12,
+                                                        -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1));
+  _mm_storel_epi64(static_cast<__m128i*>(p), _mm_unpacklo_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1)));
 }
 TIERKV_INLINE F load_f16(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 TIERKV_INLINE F load_bf16(const uint16_t* p) {
@@ -131,11 +136,13 @@ TIERKV_INLINE F gather(const float* table, I index) { return _mm256_i32gather_ps
 // Sixteen byte levels, looked up by every byte of a vector (all below 16).
 struct ByteTable {
   I t;
-  explicit TIERKV_INLINE ByteTable(const uint8_t* p) : t(_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))) {}
+  explicit TIERKV_INLINE ByteTable(const uint8_t* p)
+      : t(_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))) {}
   TIERKV_INLINE I at(I codes) const { return _mm256_shuffle_epi8(t, codes); }
 };
 
-// Lane i and lane i^kHalf: lower: other + v; upper: other - v. The product with ±1 is exact, so the fused form rounds as the plain one does.
+// Lane i and lane i^kHalf: lower: other + v; upper: other - v. The product with ±1 is exact, so the fused form rounds as the plain
+// one does.
 template <int kHalf>
 TIERKV_INLINE F butterfly(F v) {
   constexpr auto s = [](int lane) { return (lane & kHalf) != 0 ? -1.0f : 1.0f; };

@@ -54,14 +54,20 @@ TIERKV_INLINE I zero_words() { return _mm512_setzero_si512(); }
 TIERKV_INLINE I bit_and(I a, I b) { return _mm512_and_si512(a, b); }
 TIERKV_INLINE I bit_or(I a, I b) { return _mm512_or_si512(a, b); }
 template <int N>
-TIERKV_INLINE I right(I v) { return N == 0 ? v : _mm512_srli_epi32(v, N); }
+TIERKV_INLINE I right(I v) {
+  return N == 0 ? v : _mm512_srli_epi32(v, N);
+}
 template <int N>
-TIERKV_INLINE I left(I v) { return N == 0 ? v : _mm512_slli_epi32(v, N); }
+TIERKV_INLINE I left(I v) {
+  return N == 0 ? v : _mm512_slli_epi32(v, N);
+}
 TIERKV_INLINE I right_by(I v, uint32_t n) { return _mm512_srl_epi32(v, _mm_cvtsi32_si128(static_cast<int>(n))); }
 TIERKV_INLINE I add_words(I a, I b) { return _mm512_add_epi32(a, b); }
 TIERKV_INLINE I sub_words(I a, I b) { return _mm512_sub_epi32(a, b); }
 template <int N>
-TIERKV_INLINE I right_signed(I v) { return _mm512_srai_epi32(v, N); }
+TIERKV_INLINE I right_signed(I v) {
+  return _mm512_srai_epi32(v, N);
+}
 TIERKV_INLINE F to_floats(I v) { return _mm512_cvtepi32_ps(v); }
 TIERKV_INLINE I to_words(F v) { return _mm512_cvtps_epi32(v); }  // to nearest
 TIERKV_INLINE F as_floats(I v) { return _mm512_castsi512_ps(v); }
@@ -116,7 +122,8 @@ TIERKV_INLINE F gather(const float* table, I index) { return _mm512_i32gather_ps
 // Sixteen byte levels, looked up by every byte of a vector (all below 16).
 struct ByteTable {
   I t;
-  explicit TIERKV_INLINE ByteTable(const uint8_t* p) : t(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))) {}
+  explicit TIERKV_INLINE ByteTable(const uint8_t* p)
+      : t(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))) {}
   TIERKV_INLINE I at(I codes) const { return _mm512_shuffle_epi8(t, codes); }
 };
 
@@ -132,7 +139,8 @@ TIERKV_INLINE F swap_lanes(F v) {
 template <int kHalf>
 TIERKV_INLINE F butterfly(F v) {
   constexpr auto s = [](int lane) { return (lane & kHalf) != 0 ? -1.0f : 1.0f; };
-  const F sign = _mm512_setr_ps(s(0), s(1), s(2), s(3), s(4), s(5), s(6), s(7), s(8), s(9), s(10), s(11), s(12), s(13), s(14), s(15));
+  const F sign =
+      _mm512_setr_ps(s(0), s(1), s(2), s(3), s(4), s(5), s(6), s(7), s(8), s(9), s(10), s(11), s(12), s(13), s(14), s(15));
   return _mm512_fmadd_ps(v, sign, swap_lanes<kHalf>(v));
 }
 

@@ -1,6 +1,7 @@
 // body.h — the kernels themselves, in the vocabulary of one of avx512.h, avx2.h, neon.h, which is included first.
 //
-// A tile is 16 lanes, in 16/kLanes vectors that never meet. A unit is 16 positions of every lane: four vectors of four bytes a lane.
+// A tile is 16 lanes, in 16/kLanes vectors that never meet. A unit is 16 positions of every lane: four vectors of four bytes a
+// lane.
 #pragma once
 
 #include "quant/kernels.h"
@@ -39,7 +40,8 @@ TIERKV_INLINE void plane_unit(const uint8_t* base, uint32_t u, I* out) {
     for (int g = 0; g < 4; ++g) out[g] = load_words(base + (static_cast<size_t>(u) * 4 + g) * kTileRow);
   } else if constexpr (P == 4) {
     const I mask = splat_word(0x0F0F0F0F);
-    const I a = load_words(base + static_cast<size_t>(u) * 2 * kTileRow), b = load_words(base + (static_cast<size_t>(u) * 2 + 1) * kTileRow);
+    const I a = load_words(base + static_cast<size_t>(u) * 2 * kTileRow),
+            b = load_words(base + (static_cast<size_t>(u) * 2 + 1) * kTileRow);
     out[0] = bit_and(a, mask);
     out[1] = bit_and(right<4>(a), mask);
     out[2] = bit_and(b, mask);
@@ -86,7 +88,8 @@ TIERKV_INLINE TileAt tile_at(const PackedSide& side, const std::byte* codes, uin
   return at;
 }
 
-// A tile as bytes, in the layout of an 8-bit plane. With a codebook: the high bytes of its levels, and the low ones in a second tile.
+// A tile as bytes, in the layout of an 8-bit plane. With a codebook: the high bytes of its levels, and the low ones in a second
+// tile.
 template <int kBits>
 void unpack_bytes(const TileAt& tile, const uint8_t* levels, uint32_t units, uint8_t* out, uint8_t* low) {
   static const uint8_t kNone[32] = {};
@@ -127,7 +130,8 @@ TIERKV_INLINE I splat_factors(const int8_t* four) {
 
 // sums[n][lane] over units first..last-1 for N rows of factors. kValueBits bounds the levels, kBits is how they are packed.
 template <int kBits, int kValueBits, uint32_t N>
-void dot_units(const uint8_t* const* base, uint32_t first, uint32_t last, const int8_t* factors, size_t stride, int32_t (*sums)[kTile]) {
+void dot_units(const uint8_t* const* base, uint32_t first, uint32_t last, const int8_t* factors, size_t stride,
+               int32_t (*sums)[kTile]) {
   using Sums = Dot<kValueBits>;
   for (uint32_t part = 0; part < kTileRow; part += kLanes * 4) {
     Sums acc[N];
@@ -156,10 +160,19 @@ void dot_batch(const uint8_t* const* base, uint32_t first, uint32_t last, const 
       case 2: dot_units<kBits, kValueBits, 2>(base, first, last, factors, stride, sums); break;
       case 3: dot_units<kBits, kValueBits, 3>(base, first, last, factors, stride, sums); break;
       case 4:
-      case 5: dot_units<kBits, kValueBits, 4>(base, first, last, factors, stride, sums); take = 4; break;
+      case 5:
+        dot_units<kBits, kValueBits, 4>(base, first, last, factors, stride, sums);
+        take = 4;
+        break;
       case 6:
-      case 7: dot_units<kBits, kValueBits, 6>(base, first, last, factors, stride, sums); take = 6; break;
-      default: dot_units<kBits, kValueBits, 8>(base, first, last, factors, stride, sums); take = 8; break;
+      case 7:
+        dot_units<kBits, kValueBits, 6>(base, first, last, factors, stride, sums);
+        take = 6;
+        break;
+      default:
+        dot_units<kBits, kValueBits, 8>(base, first, last, factors, stride, sums);
+        take = 8;
+        break;
     }
     n -= take;
     factors += take * stride;
@@ -268,7 +281,8 @@ TIERKV_INLINE void store_up_to(float* out, F v, uint32_t n) {
 
 // --- keys
 
-void round_queries(const float* queries, uint32_t count, uint32_t dim, uint32_t group, uint32_t planes, int8_t* factors, RoundedRow* terms) {
+void round_queries(const float* queries, uint32_t count, uint32_t dim, uint32_t group, uint32_t planes, int8_t* factors,
+                   RoundedRow* terms) {
   for (uint32_t i = 0; i < count; ++i) {
     for (uint32_t from = 0; from < dim; from += group) {
       int8_t* high = factors + static_cast<size_t>(i) * planes * dim + from;
@@ -277,8 +291,9 @@ void round_queries(const float* queries, uint32_t count, uint32_t dim, uint32_t 
   }
 }
 
-void scores_by_token(const PackedSide& side, const std::byte* codes, const float* scales, const float* offsets, const int8_t* factors,
-                     const RoundedRow* terms, uint32_t count, uint32_t rows, float* out, size_t stride, const KernelScratch& scratch) {
+void scores_by_token(const PackedSide& side, const std::byte* codes, const float* scales, const float* offsets,
+                     const int8_t* factors, const RoundedRow* terms, uint32_t count, uint32_t rows, float* out, size_t stride,
+                     const KernelScratch& scratch) {
   const uint32_t d = side.depth, planes = side.factor_planes, groups = (d + side.group - 1) / side.group;
   TileDot dot(side, count * planes, reinterpret_cast<uint8_t*>(scratch.bytes));
   Sums sums;
@@ -319,7 +334,7 @@ void scores_by_token(const PackedSide& side, const std::byte* codes, const float
 // Adds N rows of factors times `count` words of kBits-bit codes of a tile to totals; returns the factors past them.
 template <int kBits, uint32_t N>
 TIERKV_INLINE const int8_t* dot_words(const uint8_t*& at, uint32_t count, const int8_t* factors, size_t stride, I* totals) {
-  constexpr uint32_t kParts = 8 / kBits;                                   // groups of four components in a word
+  constexpr uint32_t kParts = 8 / kBits;                                                      // groups of four components in a word
   constexpr uint32_t kRun = Dot<kBits>::kUnits > 64 ? ~0u : Dot<kBits>::kUnits * 4 / kParts;  // words before widen()
   const I mask = splat_word(kBits == 2 ? 0x03030303 : kBits == 4 ? 0x0F0F0F0F : -1);
   Dot<kBits> acc[N];
@@ -401,8 +416,9 @@ void scores_by_word(const WordCounts& words, const std::byte* codes, const float
   }
 }
 
-void scores_by_channel(const PackedSide& side, const std::byte* codes, const float* scales, const float* offsets, const float* queries,
-                       uint32_t count, uint32_t rows, float* out, size_t stride, const KernelScratch& scratch) {
+void scores_by_channel(const PackedSide& side, const std::byte* codes, const float* scales, const float* offsets,
+                       const float* queries, uint32_t count, uint32_t rows, float* out, size_t stride,
+                       const KernelScratch& scratch) {
   const uint32_t d = side.depth, planes = side.factor_planes;
   int8_t* factors = scratch.bytes + static_cast<size_t>(d) * 2 * kTile;
   float* folded = scratch.floats;

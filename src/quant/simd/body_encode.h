@@ -1,7 +1,7 @@
 // body_encode.h — kernels that make and read back whole blocks. See body.h.
 //
-// Every result has the bits of the scalar code (grid.cc, lanes.cc, frame.cc): groups lie one a lane, so that the sums of a group run
-// in its own order whatever the width of a register, and nothing that rounds is fused.
+// Every result has the bits of the scalar code (grid.cc, lanes.cc, frame.cc): groups lie one a lane, so that the sums of a group
+// run in its own order whatever the width of a register, and nothing that rounds is fused.
 #pragma once
 
 #include "quant/grid_search.h"

@@ -16,7 +16,8 @@ TIERKV_INLINE F load_half(const uint16_t* p) {
 
 // Few queries: kRows rows are widened in registers and meet N queries, each of which is loaded once for all of them.
 template <bool kBf16, uint32_t N, uint32_t kRows>
-TIERKV_INLINE void few_scores(const uint16_t* rows, uint32_t dim, const float* queries, float* out, size_t stride, Prefetcher& prefetcher) {
+TIERKV_INLINE void few_scores(const uint16_t* rows, uint32_t dim, const float* queries, float* out, size_t stride,
+                              Prefetcher& prefetcher) {
   F acc[kRows][N];
   for (uint32_t t = 0; t < kRows; ++t) {
     for (uint32_t i = 0; i < N; ++i) acc[t][i] = splat(0.0f);
@@ -34,13 +35,15 @@ TIERKV_INLINE void few_scores(const uint16_t* rows, uint32_t dim, const float* q
     if constexpr (kRows == 1) {
       out[i * stride] = sum(acc[0][i]);
     } else {
-      for (uint32_t t = 0; t < kRows; t += 4) sum_four(acc[t][i], acc[t + 1][i], acc[t + 2][i], acc[t + 3][i], out + i * stride + t);
+      for (uint32_t t = 0; t < kRows; t += 4)
+        sum_four(acc[t][i], acc[t + 1][i], acc[t + 2][i], acc[t + 3][i], out + i * stride + t);
     }
   }
 }
 
 template <bool kBf16, uint32_t N>
-void few_scores(const uint16_t* rows, uint32_t dim, const float* queries, uint32_t n, float* out, size_t stride, const Ahead& ahead) {
+void few_scores(const uint16_t* rows, uint32_t dim, const float* queries, uint32_t n, float* out, size_t stride,
+                const Ahead& ahead) {
   // As many sums as registers hold, and for one query enough of them that no addition waits for the one before.
   constexpr uint32_t kRows = N == 1 ? 8 : N * 4 <= (kLanes == 16 ? 16 : 8) ? 4 : 1;
   Prefetcher prefetcher(ahead, n / kRows * (dim / kLanes));
@@ -80,9 +83,12 @@ void many_scores(const uint16_t* rows, uint32_t dim, const float* queries, uint3
       }
     }
     uint32_t i = 0;
-    for (; i + 8 <= count; i += 8) tile_scores<8>(tile, dim, queries + static_cast<size_t>(i) * dim, live, out + i * stride + first, stride);
-    for (; i + 2 <= count; i += 2) tile_scores<2>(tile, dim, queries + static_cast<size_t>(i) * dim, live, out + i * stride + first, stride);
-    for (; i < count; ++i) tile_scores<1>(tile, dim, queries + static_cast<size_t>(i) * dim, live, out + i * stride + first, stride);
+    for (; i + 8 <= count; i += 8)
+      tile_scores<8>(tile, dim, queries + static_cast<size_t>(i) * dim, live, out + i * stride + first, stride);
+    for (; i + 2 <= count; i += 2)
+      tile_scores<2>(tile, dim, queries + static_cast<size_t>(i) * dim, live, out + i * stride + first, stride);
+    for (; i < count; ++i)
+      tile_scores<1>(tile, dim, queries + static_cast<size_t>(i) * dim, live, out + i * stride + first, stride);
   }
 }
 
@@ -99,8 +105,8 @@ void half_scores(const uint16_t* rows, uint32_t dim, const float* queries, uint3
   }
 }
 
-void half_scores(const uint16_t* rows, bool bf16, uint32_t dim, const float* queries, uint32_t count, uint32_t n, float* out, size_t stride,
-                 float* scratch, const Ahead& ahead) {
+void half_scores(const uint16_t* rows, bool bf16, uint32_t dim, const float* queries, uint32_t count, uint32_t n, float* out,
+                 size_t stride, float* scratch, const Ahead& ahead) {
   if (bf16) half_scores<true>(rows, dim, queries, count, n, out, stride, scratch, ahead);
   else half_scores<false>(rows, dim, queries, count, n, out, stride, scratch, ahead);
 }
@@ -143,8 +149,8 @@ void add_rows(const uint16_t* rows, uint32_t dim, const float* weights, size_t s
 }
 
 template <bool kBf16>
-void half_accumulate(const uint16_t* rows, uint32_t dim, const float* weights, size_t stride, uint32_t count, uint32_t n, float* acc,
-                     const Ahead& ahead) {
+void half_accumulate(const uint16_t* rows, uint32_t dim, const float* weights, size_t stride, uint32_t count, uint32_t n,
+                     float* acc, const Ahead& ahead) {
   constexpr uint32_t kMost = kLanes == 8 ? 4 : 8;
   while (count > 0) {
     const uint32_t take = count >= kMost ? kMost : count >= 4 ? 4 : count;
@@ -187,7 +193,8 @@ void affine_bytes(float lo, float step, const std::byte* codes, uint32_t n, floa
   for (; i < n; ++i) out[i] = lo + step * static_cast<float>(static_cast<uint8_t>(codes[i]));
 }
 
-void lookup_nibbles(const float* levels16, float lo, float step, const std::byte* codes, uint32_t n, float* scales, float* offsets) {
+void lookup_nibbles(const float* levels16, float lo, float step, const std::byte* codes, uint32_t n, float* scales,
+                    float* offsets) {
   const Table16 table(levels16);
   const F base = splat(lo), width = splat(step);
   const I mask = splat_word(15);
@@ -247,10 +254,10 @@ float dot(const float* a, const float* b, uint32_t n) {
 }
 
 constexpr Kernels make_kernels(const char* isa) {
-  return {isa,          round_queries,   scores_by_token, scores_by_channel, scores_by_word, accumulate, half_scores, half_accumulate, widen,
-          lookup_bytes, affine_bytes,    lookup_nibbles,    largest,    exp_sum,     dot,
-          fit_lanes,    turn_tile,       encode_tile,       decode_columns, decode_rows, rotate_rows,     column_sums,
-          add_row,      within,          narrow};
+  return {isa,       round_queries, scores_by_token, scores_by_channel, scores_by_word, accumulate,  half_scores, half_accumulate,
+          widen,     lookup_bytes,  affine_bytes,    lookup_nibbles,    largest,        exp_sum,     dot,         fit_lanes,
+          turn_tile, encode_tile,   decode_columns,  decode_rows,       rotate_rows,    column_sums, add_row,     within,
+          narrow};
 }
 
 }  // namespace

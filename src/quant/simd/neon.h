@@ -63,14 +63,18 @@ TIERKV_INLINE I right(I v) {
   else return vreinterpretq_s32_u32(vshrq_n_u32(as_unsigned(v), N));
 }
 template <int N>
-TIERKV_INLINE I left(I v) { return vshlq_n_s32(v, N); }
+TIERKV_INLINE I left(I v) {
+  return vshlq_n_s32(v, N);
+}
 TIERKV_INLINE I right_by(I v, uint32_t n) {
   return vreinterpretq_s32_u32(vshlq_u32(as_unsigned(v), vdupq_n_s32(-static_cast<int32_t>(n))));
 }
 TIERKV_INLINE I add_words(I a, I b) { return vaddq_s32(a, b); }
 TIERKV_INLINE I sub_words(I a, I b) { return vsubq_s32(a, b); }
 template <int N>
-TIERKV_INLINE I right_signed(I v) { return vshrq_n_s32(v, N); }
+TIERKV_INLINE I right_signed(I v) {
+  return vshrq_n_s32(v, N);
+}
 TIERKV_INLINE F to_floats(I v) { return vcvtq_f32_s32(v); }
 TIERKV_INLINE I to_words(F v) { return vcvtnq_s32_f32(v); }  // to nearest
 TIERKV_INLINE F as_floats(I v) { return vreinterpretq_f32_s32(v); }

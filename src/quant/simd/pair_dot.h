@@ -1,4 +1,5 @@
-// pair_dot.h — Dot for instruction sets that multiply bytes into 16-bit pairs. Included last by avx2.h and avx512.h, whose words it uses.
+// pair_dot.h — Dot for instruction sets that multiply bytes into 16-bit pairs. Included last by avx2.h and avx512.h, whose words it
+// uses.
 #pragma once
 
 namespace tierkv::quant {

@@ -118,8 +118,8 @@ TEST(EvalStats, OneBlockHasNoError) {
   EXPECT_EQ(PairedScores().result().tokens, 0u);
 }
 
-// The error must cover what it claims: over many texts the true difference lies within two errors about 95 times in 100, even though
-// tokens of a block share most of their noise.
+// The error must cover what it claims: over many texts the true difference lies within two errors about 95 times in 100, even
+// though tokens of a block share most of their noise.
 TEST(EvalStats, PairedErrorCoversCorrelatedTokens) {
   std::mt19937 random(11);
   std::normal_distribution<double> noise;

@@ -43,14 +43,17 @@ void expect_well_formed(const std::string& svg) {
 }
 
 TEST(Svg, ScatterShowsEveryMarkAndLabel) {
-  const std::string svg = scatter("Title", axis("bits", Scale::log), axis("delta", Scale::symlog), {{2, 0.5, 0.1, "two", 0}, {4, 0.01, 0.0, "four", 0}, {16, 0, 0.0, "fp16", 0}}, true);
+  const std::string svg = scatter("Title", axis("bits", Scale::log), axis("delta", Scale::symlog),
+                                  {{2, 0.5, 0.1, "two", 0}, {4, 0.01, 0.0, "four", 0}, {16, 0, 0.0, "fp16", 0}}, true);
   expect_well_formed(svg);
   EXPECT_EQ(count(svg, "<circle"), 3u);
-  for (const char* label : {"two", "four", "fp16", "Title", "bits", "delta"}) EXPECT_NE(svg.find(label), std::string::npos) << label;
+  for (const char* label : {"two", "four", "fp16", "Title", "bits", "delta"})
+    EXPECT_NE(svg.find(label), std::string::npos) << label;
 }
 
 TEST(Svg, MarksThatCannotBeDrawnAreLeftOut) {
-  const std::string svg = scatter("T", axis("x", Scale::log), axis("y", Scale::log), {{0, 1, 0.0, "zero", 0}, {1, NAN, 0.0, "nan", 0}, {2, 3, NAN, "good", 0}}, true);
+  const std::string svg = scatter("T", axis("x", Scale::log), axis("y", Scale::log),
+                                  {{0, 1, 0.0, "zero", 0}, {1, NAN, 0.0, "nan", 0}, {2, 3, NAN, "good", 0}}, true);
   EXPECT_EQ(count(svg, "<circle"), 1u);
   EXPECT_EQ(svg.find("zero"), std::string::npos);
   EXPECT_EQ(count(scatter("T", {}, {}, {}, true), "no data"), 1u);
@@ -73,7 +76,8 @@ TEST(Svg, LabelsDoNotCoverEachOther) {
   ASSERT_EQ(places.size(), 12u);
   for (size_t a = 0; a < places.size(); ++a) {
     for (size_t b = 0; b < a; ++b) {
-      EXPECT_TRUE(std::fabs(places[a].first - places[b].first) > 40 || std::fabs(places[a].second - places[b].second) > 11) << a << " and " << b;
+      EXPECT_TRUE(std::fabs(places[a].first - places[b].first) > 40 || std::fabs(places[a].second - places[b].second) > 11)
+          << a << " and " << b;
     }
   }
 }
@@ -81,7 +85,10 @@ TEST(Svg, LabelsDoNotCoverEachOther) {
 TEST(Svg, LinesBarsAndHeatMapsAreWellFormed) {
   expect_well_formed(lines("T", axis("x"), axis("y"), {{"a", {{0, 1}, {10, 3}}, 0}, {"b & <c>", {{0, 2}, {10, NAN}}, 1, true}}));
   expect_well_formed(bars("T", "x", "y", {"0", "1024"}, {{"a", {1, 2}, 0}, {"b", {0.5, NAN}, 1}}, 1.0));
-  const std::string map = heat_maps("T", "x", "y", {{"first", {"5", "95"}, {"2048"}, {{1.0, NAN}}, {{"2/2", ""}}}, {"second", {"5", "95"}, {"2048"}, {{0.5, 0}}, {{"1/2", "0/2"}}}}, 2);
+  const std::string map = heat_maps("T", "x", "y",
+                                    {{"first", {"5", "95"}, {"2048"}, {{1.0, NAN}}, {{"2/2", ""}}},
+                                     {"second", {"5", "95"}, {"2048"}, {{0.5, 0}}, {{"1/2", "0/2"}}}},
+                                    2);
   expect_well_formed(map);
   for (const char* text : {"2/2", "1/2", "0/2", "first", "second", "2048"}) EXPECT_NE(map.find(text), std::string::npos) << text;
 }

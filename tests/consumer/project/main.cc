@@ -31,8 +31,8 @@ int main() {
   }
   for (size_t i = 0; i < query.size(); ++i) query[i] = std::cos(0.11f * static_cast<float>(i));
 
-  tierkv::Status status = cache.append(seq, 0, tierkv::RowsView::f32(keys.data(), tokens, 2, 64),
-                                       tierkv::RowsView::f32(values.data(), tokens, 2, 64));
+  tierkv::Status status =
+      cache.append(seq, 0, tierkv::RowsView::f32(keys.data(), tokens, 2, 64), tierkv::RowsView::f32(values.data(), tokens, 2, 64));
   if (status.ok()) status = cache.attention(seq, 0, tierkv::RowsView::f32(query.data(), 1, 8, 64), out.data());
   if (!status.ok()) {
     std::fprintf(stderr, "%s\n", status.to_string().c_str());
