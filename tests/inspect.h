@@ -37,8 +37,8 @@ class Digest {
 };
 
 // Rows of a windowed layer that left the window and its slack may be forgotten at any moment: `oldest` is the first that counts.
-inline void digest_stream(const AdaptiveKVCache::Impl& impl, const cache::HeadStream& s, uint32_t oldest, Digest& d) {
-  for (const cache::BlockRef& ref : s.blocks) {
+inline void digest_stream(const AdaptiveKVCache::Impl& impl, const tiers::HeadStream& s, uint32_t oldest, Digest& d) {
+  for (const tiers::BlockRef& ref : s.blocks) {
     if (ref.position(ref.rows - 1u) < oldest) continue;
     d.add(ref.block->checksum);
     d.add(static_cast<int>(ref.block->tier));
@@ -57,15 +57,15 @@ inline void digest_stream(const AdaptiveKVCache::Impl& impl, const cache::HeadSt
   }
 }
 
-inline void digest_sequence(const AdaptiveKVCache::Impl& impl, const cache::Sequence& sequence, Digest& d) {
+inline void digest_sequence(const AdaptiveKVCache::Impl& impl, const tiers::Sequence& sequence, Digest& d) {
   for (uint32_t l = 0; l < sequence.num_layers(); ++l) {
-    const cache::LayerState& state = sequence.layer(l);
+    const tiers::LayerState& state = sequence.layer(l);
     d.add(state.length);
     d.add(state.unobserved);
     d.add(state.window_queries);
-    const cache::LayerPlan& plan = impl.plans[l];
+    const plan::LayerPlan& plan = impl.plans[l];
     const uint32_t reach = plan.window ? plan.window - 1 + plan.slack : state.length;
-    for (const cache::HeadStream& s : sequence.heads(l)) digest_stream(impl, s, state.length > reach ? state.length - reach : 0, d);
+    for (const tiers::HeadStream& s : sequence.heads(l)) digest_stream(impl, s, state.length > reach ? state.length - reach : 0, d);
   }
 }
 

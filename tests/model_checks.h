@@ -19,13 +19,13 @@ inline void Machine::check_layer(SeqId id, uint32_t layer) {
   if (cache_->length(id).value() != model_.at(id).shortest()) return fail("length(seq) is not the shortest layer's");
   const LayerConfig tiers = config_.layer(layer);
   for (uint32_t h = 0; h < config_.num_kv_heads; ++h) {
-    const cache::HeadStream& s = stream(id, layer, h);
+    const tiers::HeadStream& s = stream(id, layer, h);
     const auto now = cache_->positions(id, layer, h).value();
     if (now != ref.live[h])
       return fail("layer ", layer, ", head ", h, " holds ", now.size(), " tokens, expected ", ref.live[h].size());
     // Tiers stay in order: sinks, archive, warm, tail.
     int last = -1;
-    for (const cache::BlockRef& block : s.blocks) {
+    for (const tiers::BlockRef& block : s.blocks) {
       const int rank = block.block->tier == Tier::sink ? 0 : block.block->tier == Tier::archive ? 1 : 2;
       if (rank < last) return fail("blocks out of order in layer ", layer, ", head ", h);
       last = rank;
@@ -48,12 +48,12 @@ inline void Machine::check_rows(SeqId id, uint32_t layer, uint32_t head, uint32_
   const ReferenceLayer& ref = model_.at(id).layers[layer];
   const auto& live = ref.live[head];
   const uint32_t d = config_.head_dim;
-  const cache::HeadStream& s = stream(id, layer, head);
+  const tiers::HeadStream& s = stream(id, layer, head);
   const bool bf16 = config_.hot_type == "bf16";
   std::vector<float> row[2] = {std::vector<float>(d), std::vector<float>(d)};
   for (uint32_t i = 0; i < std::min<size_t>(most, live.size()); ++i) {
     const uint32_t p = live.size() <= most ? live[i] : live[below(static_cast<uint32_t>(live.size()))];
-    if (!cache::read_row(impl_of(*cache_).env, s, p, row[0].data(), row[1].data()))
+    if (!tiers::read_row(impl_of(*cache_).env, s, p, row[0].data(), row[1].data()))
       return fail("position ", p, " is listed but not there");
     bool exact = setup_.row_tolerance == 0.0;
     for (uint32_t r = 0; r < s.tail.rows() && !exact; ++r) exact = s.tail.position(r) == p;
@@ -76,7 +76,7 @@ inline ReferenceHead Machine::rows_of(SeqId id, uint32_t layer, uint32_t head) c
   const uint32_t d = config_.head_dim;
   for (const uint32_t p : model_.at(id).layers[layer].live[head]) {
     ReferenceRow row{p, std::vector<float>(d), std::vector<float>(d)};
-    if (cache::read_row(impl_of(*cache_).env, stream(id, layer, head), p, row.key.data(), row.value.data()))
+    if (tiers::read_row(impl_of(*cache_).env, stream(id, layer, head), p, row.key.data(), row.value.data()))
       rows.push_back(std::move(row));
   }
   return rows;

@@ -62,7 +62,7 @@ class Machine {
   void check_head_attention(SeqId id, uint32_t layer, uint32_t head, const std::vector<float>& queries, uint32_t count,
                             const std::vector<float>& out, const AttentionOptions& options, const MassReport* mass);
   ReferenceHead rows_of(SeqId id, uint32_t layer, uint32_t head) const;
-  const cache::HeadStream& stream(SeqId id, uint32_t layer, uint32_t head) const;
+  const tiers::HeadStream& stream(SeqId id, uint32_t layer, uint32_t head) const;
   Rows make_rows(uint32_t tokens, uint32_t heads, DType type, float size);
 
   // chance

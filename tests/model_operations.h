@@ -102,7 +102,7 @@ inline SeqId Machine::any_sequence() {
   return it->first;
 }
 
-inline const cache::HeadStream& Machine::stream(SeqId id, uint32_t layer, uint32_t head) const {
+inline const tiers::HeadStream& Machine::stream(SeqId id, uint32_t layer, uint32_t head) const {
   return impl_of(*cache_).sequences.at(id)->heads(layer)[head];
 }
 
@@ -331,7 +331,7 @@ inline void Machine::get_rows() {
   std::vector<float> key(d), value(d);
   for (size_t i = 0; i < wanted.size(); ++i) {
     for (uint32_t h = 0; h < config_.num_kv_heads; ++h) {
-      if (!cache::read_row(impl_of(*cache_).env, stream(id, layer, h), wanted[i], key.data(), value.data()))
+      if (!tiers::read_row(impl_of(*cache_).env, stream(id, layer, h), wanted[i], key.data(), value.data()))
         return fail("unreadable row");
       const size_t at = (i * config_.num_kv_heads + h) * d;
       if (!std::equal(key.begin(), key.end(), keys.begin() + static_cast<ptrdiff_t>(at)) ||

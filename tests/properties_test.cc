@@ -85,7 +85,7 @@ ReferenceHead rows_in(const AdaptiveKVCache& cache, SeqId seq, uint32_t layer, u
   for (const uint32_t p : positions) {
     ReferenceRow r{p, std::vector<float>(c.head_dim), std::vector<float>(c.head_dim)};
     EXPECT_TRUE(
-        cache::read_row(impl_of(cache).env, impl_of(cache).sequences.at(seq)->heads(layer)[head], p, r.key.data(), r.value.data()));
+        tiers::read_row(impl_of(cache).env, impl_of(cache).sequences.at(seq)->heads(layer)[head], p, r.key.data(), r.value.data()));
     rows.push_back(std::move(r));
   }
   return rows;

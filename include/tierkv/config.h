@@ -4,7 +4,7 @@
 //
 //     hot=64,warm=448,archive=rot2,sinks=4
 //
-// One schema (src/cache/config_schema.cc) describes them all: unknown keys, wrong types and impossible combinations are
+// One schema (src/config/schema.cc) describes them all: unknown keys, wrong types and impossible combinations are
 // refused with the key's name, the allowed values and, for files, the line.
 #pragma once
 

@@ -6,7 +6,7 @@
 
 namespace tierkv {
 
-using cache::LayerPlan;
+using plan::LayerPlan;
 
 namespace {
 
@@ -66,11 +66,11 @@ std::vector<LayerThresholds> AdaptiveKVCache::thresholds() const {
 }
 
 Status AdaptiveKVCache::save_thresholds(const std::string& path) const {
-  return cache::save_thresholds_file(path, impl_->config.model, thresholds());
+  return plan::save_thresholds_file(path, impl_->config.model, thresholds());
 }
 
 Status AdaptiveKVCache::load_thresholds(const std::string& path) {
-  TIERKV_ASSIGN_OR_RETURN(const std::vector<LayerThresholds> loaded, cache::load_thresholds_file(path, impl_->config.model));
+  TIERKV_ASSIGN_OR_RETURN(const std::vector<LayerThresholds> loaded, plan::load_thresholds_file(path, impl_->config.model));
   if (loaded.size() != impl_->config.num_layers) {
     return error(StatusCode::invalid_argument, path, " has thresholds for ", loaded.size(), " layers of model '",
                  impl_->config.model, "', this cache has ", impl_->config.num_layers);

@@ -1,14 +1,14 @@
 // The archive codec `adaptive`: document 000's choice by length, in blocks that know their own codec.
 #include <gtest/gtest.h>
 
-#include "cache/snapshot_testing.h"
 #include "calib/synthetic_tables.h"
+#include "snapshot/testing.h"
 #include "tierkv/snapshot.h"
 
 namespace tierkv::cache {
 namespace {
 
-using namespace tierkv::cache::testing;
+using namespace tierkv::snapshot::testing;
 
 constexpr uint32_t kDim = 32;
 

@@ -10,10 +10,10 @@
 
 namespace tierkv {
 
-using cache::HeadStream;
-using cache::LayerPlan;
-using cache::LayerState;
-using cache::Sequence;
+using plan::LayerPlan;
+using tiers::HeadStream;
+using tiers::LayerState;
+using tiers::Sequence;
 
 namespace {
 
@@ -80,7 +80,7 @@ static Status append_step(AdaptiveKVCache::Impl& impl, Appending& a, uint32_t fi
   // From here on the tokens are in. Whatever cannot settle for want of memory stays in a better tier and is tried again.
   bool settled = true;
   const LayerPlan plan = a.plan.at_length(state.length);
-  for (HeadStream& s : a.seq.heads(a.layer)) settled &= cache::settle(impl.env, s, plan);
+  for (HeadStream& s : a.seq.heads(a.layer)) settled &= tiers::settle(impl.env, s, plan);
   if (!settled && impl.policy) (void)impl.relieve(a.seq);
   return {};
 }
@@ -91,14 +91,14 @@ namespace {
 // every block and tail is a full way back.
 class Backup {
  public:
-  Backup(const cache::StreamEnv& env, Sequence& seq, uint32_t layer)
+  Backup(const tiers::StreamEnv& env, Sequence& seq, uint32_t layer)
       : env_(env), seq_(seq), layer_(layer), state_(seq.layer(layer)), heads_(seq.kv_heads()) {}
   ~Backup() {
-    for (HeadStream& s : heads_) cache::destroy(env_, s);
+    for (HeadStream& s : heads_) tiers::destroy(env_, s);
   }
   bool take() {
     for (uint32_t h = 0; h < heads_.size(); ++h) {
-      if (!cache::clone(env_, seq_.heads(layer_)[h], heads_[h])) return false;
+      if (!tiers::clone(env_, seq_.heads(layer_)[h], heads_[h])) return false;
     }
     return true;
   }
@@ -112,7 +112,7 @@ class Backup {
   }
 
  private:
-  const cache::StreamEnv& env_;
+  const tiers::StreamEnv& env_;
   Sequence& seq_;
   uint32_t layer_;
   LayerState state_;
@@ -127,8 +127,8 @@ Status AdaptiveKVCache::Impl::append(Sequence& seq, uint32_t layer, const RowsVi
   const uint32_t n = keys.tokens;
   if (n == 0) return {};
   const uint64_t length = static_cast<uint64_t>(state.length) + n;
-  if (length >= cache::kDeadPosition)
-    return error(StatusCode::out_of_range, "a sequence holds at most ", cache::kDeadPosition - 1, " positions");
+  if (length >= tiers::kDeadPosition)
+    return error(StatusCode::out_of_range, "a sequence holds at most ", tiers::kDeadPosition - 1, " positions");
   if (config.max_seq_len && !policy && length > config.max_seq_len) {
     return error(StatusCode::resource_exhausted, "max_seq_len is ", config.max_seq_len, " and layer ", layer, " would hold ",
                  length, " tokens; raise max_seq_len or set eviction.policy");
@@ -136,7 +136,7 @@ Status AdaptiveKVCache::Impl::append(Sequence& seq, uint32_t layer, const RowsVi
   // What the first of the new tokens cannot see nobody will; the later ones' windows wait for the next append, because their
   // queries may all come at once after this one.
   if (a.plan.window) {
-    for (HeadStream& s : seq.heads(layer)) cache::expire(env, s, a.plan, state.length);
+    for (HeadStream& s : seq.heads(layer)) tiers::expire(env, s, a.plan, state.length);
   }
   const uint32_t limit = a.evicting ? layer_limit(layer) : 0;
   const auto next_step = [&](uint32_t left) { return step_size(a, seq.heads(layer)[0].tail.rows(), left, limit); };
@@ -152,7 +152,7 @@ Status AdaptiveKVCache::Impl::append(Sequence& seq, uint32_t layer, const RowsVi
       if (!policy) {
         backup.restore();
       } else {
-        for (HeadStream& s : seq.heads(layer)) cache::truncate(env, s, a.plan, before.length);
+        for (HeadStream& s : seq.heads(layer)) tiers::truncate(env, s, a.plan, before.length);
         state = before;
       }
       return status;

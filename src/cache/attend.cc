@@ -11,11 +11,11 @@
 
 namespace tierkv {
 
-using cache::HeadStream;
-using cache::LayerState;
-using cache::Sequence;
 using cache::StreamObserver;
-using cache::StreamViews;
+using tiers::HeadStream;
+using tiers::LayerState;
+using tiers::Sequence;
+using tiers::StreamViews;
 
 namespace {
 
@@ -141,9 +141,9 @@ Status query_positions(const AttentionOptions& options, uint32_t length, uint32_
     return error(StatusCode::out_of_range, count, " queries for a sequence of ", length, " tokens; give first_position");
   }
   const int64_t first = options.first_position < 0 ? static_cast<int64_t>(length) - count : options.first_position;
-  if (first > static_cast<int64_t>(cache::kDeadPosition) - count) {
+  if (first > static_cast<int64_t>(tiers::kDeadPosition) - count) {
     return error(StatusCode::out_of_range, "first_position ", first, " is out of range: positions end at ",
-                 cache::kDeadPosition - 1);
+                 tiers::kDeadPosition - 1);
   }
   for (uint32_t i = 0; i < count; ++i) out.push_back(static_cast<uint32_t>(first) + i);
   return {};
@@ -185,7 +185,7 @@ Status AdaptiveKVCache::attention(SeqId seq, uint32_t layer, const RowsView& que
   call.params.window = impl_->plan(layer).window;
   call.views.resize(c.num_kv_heads);
   for (uint32_t h = 0; h < c.num_kv_heads; ++h) {
-    cache::collect_views(impl_->env, sequence->heads(layer)[h], *impl_->hot_codec, call.views[h]);
+    tiers::collect_views(impl_->env, sequence->heads(layer)[h], *impl_->hot_codec, call.views[h]);
   }
   call.params.coarse = state.length >= kCoarseRows;
 

@@ -4,13 +4,13 @@
 #include "base/checksum.h"
 #include "base/status_macros.h"
 #include "cache/impl.h"
-#include "cache/parked.h"
+#include "tiers/parked.h"
 
 namespace tierkv {
 
-using cache::HeadStream;
-using cache::LayerPlan;
-using cache::Sequence;
+using plan::LayerPlan;
+using tiers::HeadStream;
+using tiers::Sequence;
 
 namespace {
 
@@ -18,16 +18,16 @@ namespace {
 size_t largest_block(const std::vector<LayerPlan>& plans, uint32_t heads, uint32_t lanes) {
   size_t most = 0;
   for (const LayerPlan& p : plans) {
-    std::vector<const cache::CodecEntry*> entries = {p.warm_codec, p.raw_warm, p.raw_archive};
-    const auto add = [&](const cache::CodecEntry* codec, const cache::CodecEntry* const* own) {
+    std::vector<const quant::CodecEntry*> entries = {p.warm_codec, p.raw_warm, p.raw_archive};
+    const auto add = [&](const quant::CodecEntry* codec, const quant::CodecEntry* const* own) {
       entries.push_back(codec);
       if (own) entries.insert(entries.end(), own, own + heads);
     };
     add(p.archive_codec, p.archive_heads);
     for (size_t i = 0; p.choice && i < quant::kAdaptiveSteps; ++i) add(p.choice->steps[i].codec, p.choice->steps[i].heads);
-    for (const cache::CodecEntry* entry : entries) {
+    for (const quant::CodecEntry* entry : entries) {
       if (!entry) continue;
-      most = std::max(most, Arena::rounded(cache::Block::total_bytes(*entry)) +
+      most = std::max(most, Arena::rounded(tiers::Block::total_bytes(*entry)) +
                                 entry->tokens * (sizeof(uint32_t) + lanes * sizeof(float)) + 256);
     }
   }
@@ -120,7 +120,7 @@ Status AdaptiveKVCache::Impl::configure_archive(uint32_t layer, LayerPlan& p, qu
 }
 
 Status AdaptiveKVCache::Impl::set_adaptive(uint32_t layer, LayerPlan& p, quant::CodecPair& first) {
-  cache::LengthChoice& choice = choices.emplace_back();
+  plan::LengthChoice& choice = choices.emplace_back();
   for (size_t i = 0; i < quant::kAdaptiveSteps; ++i) {
     const quant::AdaptiveStep& step = quant::adaptive_steps()[i];
     TIERKV_ASSIGN_OR_RETURN(quant::CodecPair pair, quant::parse_codec_pair(step.codec));
@@ -145,7 +145,7 @@ Status AdaptiveKVCache::Impl::set_archive(uint32_t layer, const quant::CodecPair
     TIERKV_ASSIGN_OR_RETURN(p.archive_codec, book.get(pair, config.archive_block));
     return {};
   }
-  std::vector<const cache::CodecEntry*>& heads = head_codecs.emplace_back();
+  std::vector<const quant::CodecEntry*>& heads = head_codecs.emplace_back();
   for (uint32_t h = 0; h < config.num_kv_heads; ++h) {
     auto entry = book.get(pair, config.archive_block, layer, h);
     if (!entry.ok() && book.calibration() && entry.status().code() == StatusCode::failed_precondition &&
@@ -304,7 +304,7 @@ Result<std::vector<uint32_t>> AdaptiveKVCache::positions(SeqId seq, uint32_t lay
   std::lock_guard lock(sequence->mutex);
   TIERKV_RETURN_IF_ERROR(impl_->check_awake(seq, *sequence));
   std::vector<uint32_t> out;
-  cache::live_positions(sequence->heads(layer)[kv_head], out);
+  tiers::live_positions(sequence->heads(layer)[kv_head], out);
   return out;
 }
 
@@ -314,7 +314,7 @@ Result<HotView> AdaptiveKVCache::hot_view(SeqId seq, uint32_t layer, uint32_t kv
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
   std::lock_guard lock(sequence->mutex);
   TIERKV_RETURN_IF_ERROR(impl_->check_awake(seq, *sequence));
-  cache::Tail::Run runs[2];
+  tiers::Tail::Run runs[2];
   sequence->heads(layer)[kv_head].tail.runs(runs);
   if (runs[1].rows || runs[0].positions) {
     return error(StatusCode::failed_precondition, "the hot rows of layer ", layer, " are not one run (",
@@ -332,7 +332,7 @@ Status AdaptiveKVCache::get(SeqId seq, uint32_t layer, std::span<const uint32_t>
   for (const uint32_t position : positions) {
     if (position >= length) return error(StatusCode::out_of_range, "position ", position, " of a layer with ", length, " tokens");
     for (const HeadStream& s : sequence->heads(layer)) {
-      if (!cache::read_row(impl_->env, s, position, nullptr, nullptr)) {
+      if (!tiers::read_row(impl_->env, s, position, nullptr, nullptr)) {
         return error(StatusCode::not_found, "position ", position, " is no longer in KV head ", s.head, " of layer ", layer,
                      ": it was evicted or left the window");
       }
@@ -342,7 +342,7 @@ Status AdaptiveKVCache::get(SeqId seq, uint32_t layer, std::span<const uint32_t>
   size_t at = 0;
   for (const uint32_t position : positions) {
     for (const HeadStream& s : sequence->heads(layer)) {
-      if (!cache::read_row(impl_->env, s, position, keys ? keys + at : nullptr, values ? values + at : nullptr)) {
+      if (!tiers::read_row(impl_->env, s, position, keys ? keys + at : nullptr, values ? values + at : nullptr)) {
         return error(StatusCode::internal, "position ", position, " vanished under the lock");
       }
       at += d;
@@ -356,7 +356,7 @@ Status AdaptiveKVCache::verify(SeqId seq) const {
   std::lock_guard lock(sequence->mutex);
   for (uint32_t l = 0; l < sequence->num_layers(); ++l) {
     for (const HeadStream& s : sequence->heads(l)) {
-      for (const cache::BlockRef& ref : s.blocks) {
+      for (const tiers::BlockRef& ref : s.blocks) {
         if (ref.block->compute_checksum() == ref.block->checksum) continue;
         return error(StatusCode::data_loss, "sequence ", seq, ", layer ", l, ", KV head ", s.head, ": the ",
                      tier_name(ref.block->tier), " block at position ", ref.first_position, " does not match its checksum");
@@ -385,12 +385,12 @@ Status AdaptiveKVCache::truncate(SeqId seq, uint32_t length) {
     const uint32_t now = sequence->layer(l).length;
     for (HeadStream& s : sequence->heads(l)) {
       const uint32_t needed = p.window && length >= p.window ? length - p.window + 1 : 0;
-      if (p.window && length > 0 && length < now && cache::oldest_position(s, now) > needed) {
+      if (p.window && length > 0 && length < now && tiers::oldest_position(s, now) > needed) {
         return error(StatusCode::failed_precondition, "layer ", l, " has a window of ", p.window, " and no longer holds position ",
                      needed, ", which a sequence of ", length, " tokens needs; raise window_slack (", impl_->config.window_slack,
                      ") to roll back further");
       }
-      if (!cache::prepare_truncate(impl_->env, s, p, length)) {
+      if (!tiers::prepare_truncate(impl_->env, s, p, length)) {
         return error(StatusCode::resource_exhausted, "no memory to put the sinks of layer ", l, " back");
       }
     }
@@ -398,7 +398,7 @@ Status AdaptiveKVCache::truncate(SeqId seq, uint32_t length) {
   for (uint32_t l = 0; l < sequence->num_layers(); ++l) {
     if (sequence->layer(l).length <= length) continue;
     const LayerPlan p = impl_->plan(l);
-    for (HeadStream& s : sequence->heads(l)) cache::truncate(impl_->env, s, p, length);
+    for (HeadStream& s : sequence->heads(l)) tiers::truncate(impl_->env, s, p, length);
     sequence->layer(l).unobserved -= std::min(sequence->layer(l).unobserved, sequence->layer(l).length - length);
     sequence->layer(l).length = length;
   }
@@ -415,7 +415,7 @@ Status AdaptiveKVCache::flush() {
     for (uint32_t l = 0; l < sequence.num_layers(); ++l) {
       const LayerPlan p = impl_->plan(l).at_length(sequence.layer(l).length);
       for (HeadStream& s : sequence.heads(l)) {
-        if (!cache::settle(impl_->env, s, p)) {
+        if (!tiers::settle(impl_->env, s, p)) {
           return error(StatusCode::resource_exhausted, "byte_budget leaves no room to settle layer ", l, " of sequence ", id);
         }
         if (p.tail_bound()) s.tail.shrink(*impl_->arena, p.tail_bound());

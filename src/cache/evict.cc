@@ -6,10 +6,10 @@
 
 namespace tierkv {
 
-using cache::HeadStream;
-using cache::LayerPlan;
-using cache::LayerState;
-using cache::Sequence;
+using plan::LayerPlan;
+using tiers::HeadStream;
+using tiers::LayerState;
+using tiers::Sequence;
 
 namespace {
 
@@ -20,9 +20,9 @@ struct Question {
   std::vector<float> lane[policy::kNumLanes];
   policy::PlanInput input;
 
-  void load(const cache::StreamEnv& env, const HeadStream& s, const int* slot) {
-    cache::live_positions(s, positions);
-    cache::live_stats(env, s, interleaved);
+  void load(const tiers::StreamEnv& env, const HeadStream& s, const int* slot) {
+    tiers::live_positions(s, positions);
+    tiers::live_stats(env, s, interleaved);
     for (int l = 0; l < policy::kNumLanes; ++l) {
       lane[l].clear();
       if (slot[l] < 0) continue;
@@ -37,7 +37,7 @@ struct Question {
 
 uint32_t longest(std::span<const HeadStream> heads) {
   uint32_t n = 0;
-  for (const HeadStream& s : heads) n = std::max(n, cache::live_rows(s));
+  for (const HeadStream& s : heads) n = std::max(n, tiers::live_rows(s));
   return n;
 }
 
@@ -70,7 +70,7 @@ AdaptiveKVCache::Impl::Evicted AdaptiveKVCache::Impl::evict_layer(Sequence& seq,
     keep.assign(question.positions.size(), 0);
     policy->plan(question.input, keep);
     if (std::find(keep.begin(), keep.end(), 0) == keep.end()) return;
-    const bool gone = cache::evict_rows(env, s, p, keep);
+    const bool gone = tiers::evict_rows(env, s, p, keep);
     done.any |= gone;
     done.all &= gone;
   };

@@ -20,70 +20,70 @@
 
 #include "base/arena.h"
 #include "base/thread_pool.h"
-#include "cache/codec_book.h"
-#include "cache/sequence.h"
-#include "cache/thresholds.h"
+#include "plan/thresholds.h"
 #include "policy/policy.h"
+#include "quant/codec_set.h"
 #include "tierkv/cache.h"
+#include "tiers/sequence.h"
 
 namespace tierkv {
 
-namespace cache {
+namespace snapshot {
 struct DeepCalibration;
 struct DeepPart;
-}  // namespace cache
+}  // namespace snapshot
 
 struct AdaptiveKVCache::Impl {
   explicit Impl(const CacheConfig& c) : config(c), book(c.head_dim), pool(c.threads), quality(c.quality_target) {}
 
   CacheConfig config;
-  cache::CodecBook book;
+  quant::CodecSet book;
   std::unique_ptr<Arena> arena;  // outlives the sequences below
-  cache::StreamEnv env;
+  tiers::StreamEnv env;
   ThreadPool pool;
   std::unique_ptr<policy::EvictionPolicy> policy;  // null: none
   int lane_slot[policy::kNumLanes] = {-1, -1, -1, -1, -1};
-  const cache::CodecEntry* hot_codec = nullptr;  // the tail's 16-bit rows
+  const quant::CodecEntry* hot_codec = nullptr;  // the tail's 16-bit rows
 
   mutable std::mutex map_mutex;
-  std::map<SeqId, std::shared_ptr<cache::Sequence>> sequences;
+  std::map<SeqId, std::shared_ptr<tiers::Sequence>> sequences;
   SeqId next_id = 1;
 
   mutable std::mutex threshold_mutex;
-  std::vector<cache::LayerPlan> plans;                            // one per layer; hot, warm and archive codec follow adaptation
+  std::vector<plan::LayerPlan> plans;                             // one per layer; hot, warm and archive codec follow adaptation
   std::vector<quant::CodecPair> archive_pairs;                    // as configured, "auto" resolved
-  std::deque<std::vector<const cache::CodecEntry*>> head_codecs;  // what LayerPlan::archive_heads point into; entries stay
-  std::deque<cache::LengthChoice> choices;                        // what LayerPlan::choice points to; they stay too
-  cache::QualityTracker quality;
+  std::deque<std::vector<const quant::CodecEntry*>> head_codecs;  // what LayerPlan::archive_heads point into; entries stay
+  std::deque<plan::LengthChoice> choices;                         // what LayerPlan::choice points to; they stay too
+  plan::QualityTracker quality;
 
   // --- helpers
-  Result<std::shared_ptr<cache::Sequence>> find(SeqId seq) const;
-  Result<SeqId> adopt(std::shared_ptr<cache::Sequence> sequence);
+  Result<std::shared_ptr<tiers::Sequence>> find(SeqId seq) const;
+  Result<SeqId> adopt(std::shared_ptr<tiers::Sequence> sequence);
   Status check_layer(uint32_t layer) const;
   // failed_precondition when it is parked. REQUIRES: its lock is held.
-  Status check_awake(SeqId seq, const cache::Sequence& sequence) const;
-  cache::LayerPlan plan(uint32_t layer) const;
-  std::vector<cache::LayerPlan> all_plans() const;
+  Status check_awake(SeqId seq, const tiers::Sequence& sequence) const;
+  plan::LayerPlan plan(uint32_t layer) const;
+  std::vector<plan::LayerPlan> all_plans() const;
   Status resolve_plans();
   // What the configuration names as a layer's archive, "auto" and "adaptive" resolved with the calibration there is now.
-  Status configure_archive(uint32_t layer, cache::LayerPlan& plan, quant::CodecPair& pair);
-  Status set_adaptive(uint32_t layer, cache::LayerPlan& plan, quant::CodecPair& first);
+  Status configure_archive(uint32_t layer, plan::LayerPlan& plan, quant::CodecPair& pair);
+  Status set_adaptive(uint32_t layer, plan::LayerPlan& plan, quant::CodecPair& first);
   // The archive's codecs of one layer. Heads that a calibration has no tables for get the uncalibrated codec.
-  Status set_archive(uint32_t layer, const quant::CodecPair& pair, cache::LayerPlan& plan);
+  Status set_archive(uint32_t layer, const quant::CodecPair& pair, plan::LayerPlan& plan);
   Status apply_thresholds(const std::vector<LayerThresholds>& wanted);
   std::vector<LayerThresholds> current_thresholds() const;
 
   // park.cc
   // Deep archives are read and written with the tables of one calibration. failed_precondition: it is null, or has none.
-  Result<cache::DeepCalibration> deep_calibration(CalibrationPtr calibration) const;
+  Result<snapshot::DeepCalibration> deep_calibration(CalibrationPtr calibration) const;
   // The deep part of a sequence by these options, or by the configuration's where they name no target; empty with the reason in
   // report.note when nothing can be coded. REQUIRES: its lock is held.
-  Result<cache::DeepPart> pack(const cache::Sequence& sequence, std::span<const cache::LayerPlan> plans,
-                               const cache::DeepCalibration& calibration, DeepOptions options, DeepReport& report) const;
-  Status wake(cache::Sequence& sequence);
+  Result<snapshot::DeepPart> pack(const tiers::Sequence& sequence, std::span<const plan::LayerPlan> plans,
+                                  const snapshot::DeepCalibration& calibration, DeepOptions options, DeepReport& report) const;
+  Status wake(tiers::Sequence& sequence);
 
   // append.cc
-  Status append(cache::Sequence& seq, uint32_t layer, const RowsView& keys, const RowsView& values);
+  Status append(tiers::Sequence& seq, uint32_t layer, const RowsView& keys, const RowsView& values);
   // evict.cc; all with the sequence's lock held
   bool evicts(uint32_t layer) const { return policy && plan(layer).window == 0; }
   // Live tokens a layer may hold under max_seq_len; 0: any number.
@@ -92,9 +92,9 @@ struct AdaptiveKVCache::Impl {
     bool any = false;  // at least one token went
     bool all = true;   // every head did what the policy asked; false: a head found no memory for its lists
   };
-  Evicted evict_layer(cache::Sequence& seq, uint32_t layer, uint32_t budget);
-  bool relieve(cache::Sequence& seq);
-  bool make_room(cache::Sequence& seq, uint32_t layer, uint32_t extra);
+  Evicted evict_layer(tiers::Sequence& seq, uint32_t layer, uint32_t budget);
+  bool relieve(tiers::Sequence& seq);
+  bool make_room(tiers::Sequence& seq, uint32_t layer, uint32_t extra);
 };
 
 }  // namespace tierkv

@@ -4,18 +4,18 @@
 
 #include "base/status_macros.h"
 #include "cache/impl.h"
-#include "cache/parked.h"
+#include "tiers/parked.h"
 
 namespace tierkv {
 
-using cache::BlockRef;
-using cache::HeadStream;
-using cache::Sequence;
+using tiers::BlockRef;
+using tiers::HeadStream;
+using tiers::Sequence;
 
 namespace {
 
 // Blocks and tails that several sequences share count once when `seen` is given.
-void add_stream(const cache::StreamEnv& env, const HeadStream& s, MemoryStats& stats, std::unordered_set<const void*>* seen) {
+void add_stream(const tiers::StreamEnv& env, const HeadStream& s, MemoryStats& stats, std::unordered_set<const void*>* seen) {
   const uint64_t row_bytes = 2ull * env.head_dim * sizeof(uint16_t);
   for (const BlockRef& ref : s.blocks) {
     TierMemory& tier = stats[ref.block->tier];
@@ -41,7 +41,7 @@ void add_stream(const cache::StreamEnv& env, const HeadStream& s, MemoryStats& s
   stats.bookkeeping_bytes += s.blocks.storage_bytes() + s.tail.bookkeeping_bytes();
 }
 
-void walk_sequence(const cache::StreamEnv& env, const Sequence& sequence, MemoryStats& stats,
+void walk_sequence(const tiers::StreamEnv& env, const Sequence& sequence, MemoryStats& stats,
                    std::unordered_set<const void*>* seen) {
   std::lock_guard lock(sequence.mutex);
   stats.bookkeeping_bytes += sequence.record_bytes();

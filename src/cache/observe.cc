@@ -11,7 +11,7 @@ StreamObserver::StreamObserver(const ObserveSettings& settings, const HeadStream
       report_(report),
       report_base_(static_cast<size_t>(stream.head) * length),
       window_queries_(settings.window_queries) {
-  if (slot(policy::kLowCount) >= 0) live_positions(stream, live_);
+  if (slot(policy::kLowCount) >= 0) tiers::live_positions(stream, live_);
   if (report_) {
     for (size_t v = 0; v < views.views.size(); ++v) {
       const attn::BlockView& view = views.views[v];

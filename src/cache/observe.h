@@ -7,10 +7,14 @@
 #include <vector>
 
 #include "attn/attention.h"
-#include "cache/stream.h"
 #include "policy/policy.h"
+#include "tiers/stream.h"
 
 namespace tierkv::cache {
+
+using tiers::HeadStream;
+using tiers::kDeadPosition;
+using tiers::StreamViews;
 
 struct ObserveSettings {
   uint32_t lanes = 0;              // floats per token; 0: no statistics

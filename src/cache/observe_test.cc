@@ -5,6 +5,9 @@
 #include "quant/registry.h"
 
 namespace tierkv::cache {
+
+using namespace quant;
+using namespace tiers;
 namespace {
 
 // A stream of 10 tokens in its tail, all five lanes kept.
@@ -37,7 +40,7 @@ class ObserveTest : public ::testing::Test {
   static constexpr uint32_t kTokens = 10;
   Arena arena;
   StreamEnv env;
-  CodecBook book{32};
+  CodecSet book{32};
   const CodecEntry* hot = nullptr;
   HeadStream stream;
   StreamViews views;

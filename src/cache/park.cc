@@ -5,22 +5,21 @@
 #include <algorithm>
 
 #include "base/checksum.h"
+#include "base/guarded.h"
 #include "base/status_macros.h"
-#include "cache/deep_snapshot.h"
-#include "cache/guarded.h"
 #include "cache/impl.h"
-#include "cache/parked.h"
+#include "snapshot/deep_part.h"
+#include "tiers/parked.h"
 
 namespace tierkv {
 
-using cache::BlockRef;
-using cache::DeepCalibration;
-using cache::DeepPart;
-using cache::guarded;
-using cache::HeadStream;
-using cache::LayerPlan;
-using cache::Parked;
-using cache::Sequence;
+using plan::LayerPlan;
+using snapshot::DeepCalibration;
+using snapshot::DeepPart;
+using tiers::BlockRef;
+using tiers::HeadStream;
+using tiers::Parked;
+using tiers::Sequence;
 
 namespace {
 
@@ -58,9 +57,9 @@ std::vector<Taken> find_taken(Sequence& sequence, const DeepPart& part, Parked& 
 }
 
 // The packed bytes come into the arena, then the blocks go. False: there is no room for them, nothing was changed.
-bool exchange(const cache::StreamEnv& env, std::span<const std::byte> bytes, std::vector<Taken>& taken, Parked& parked) {
+bool exchange(const tiers::StreamEnv& env, std::span<const std::byte> bytes, std::vector<Taken>& taken, Parked& parked) {
   if (!parked.bytes.store(*env.arena, bytes)) {
-    std::vector<cache::Block*> blocks;
+    std::vector<tiers::Block*> blocks;
     std::vector<uint32_t> tokens;
     for (const Taken& t : taken) {
       for (size_t i = t.first; i < t.first + t.count; ++i) {
@@ -73,14 +72,14 @@ bool exchange(const cache::StreamEnv& env, std::span<const std::byte> bytes, std
     for (const Taken& t : taken) {
       for (size_t i = t.first; i < t.first + t.count; ++i, ++at) {
         BlockRef& ref = t.stream->blocks[i];
-        if (!blocks[at]) cache::release_ref_arrays(env, ref, tokens[at]);
+        if (!blocks[at]) tiers::release_ref_arrays(env, ref, tokens[at]);
         ref.block = blocks[at];
       }
     }
   }
   for (const Taken& t : taken) {
     for (size_t i = t.first; i < t.first + t.count; ++i) {
-      if (t.stream->blocks[i].block) cache::release_ref(env, t.stream->blocks[i]);
+      if (t.stream->blocks[i].block) tiers::release_ref(env, t.stream->blocks[i]);
     }
     t.stream->blocks.erase(t.first, t.count);
   }
@@ -89,7 +88,7 @@ bool exchange(const cache::StreamEnv& env, std::span<const std::byte> bytes, std
 
 // Whatever happens, exceptions included: bytes that are nowhere else stay.
 struct Keeper {
-  cache::PackedBytes& packed;
+  tiers::PackedBytes& packed;
   std::vector<std::byte>& bytes;
   ~Keeper() {
     if (packed.size() == 0) packed.keep(std::move(bytes));
@@ -115,11 +114,11 @@ Result<DeepPart> AdaptiveKVCache::Impl::pack(const Sequence& sequence, std::span
     options.quality = config.deep.quality;
     if (options.ratio == 0.0 && options.quality == 0.0) options.ratio = kDefaultRatio;
   }
-  const cache::DeepRun run = cache::find_deep_run(env, sequence, plans, *calibration.tables, options);
+  const snapshot::DeepRun run = snapshot::find_deep_run(env, sequence, plans, *calibration.tables, options);
   report = DeepReport();
   report.note = run.note;
   if (run.first == run.end) return DeepPart();
-  return cache::encode_deep(env, sequence, calibration, run, options, config.threads, &report);
+  return snapshot::encode_deep(env, sequence, calibration, run, options, config.threads, &report);
 }
 
 Status AdaptiveKVCache::park(SeqId seq, const DeepOptions& options, DeepReport* report) {
@@ -158,12 +157,12 @@ Status AdaptiveKVCache::Impl::wake(Sequence& sequence) {
   TIERKV_ASSIGN_OR_RETURN(const deep::ArchiveInfo info, deep::inspect(bytes));
   std::vector<LayerPlan> plans = all_plans();
   for (uint32_t l = 0; l < plans.size(); ++l) plans[l] = plans[l].at_length(sequence.layer(l).length);
-  const cache::DeepTarget target{plans, parked.warm_from};
+  const snapshot::DeepTarget target{plans, parked.warm_from};
   // Refused before the arena is touched where that can be seen. The packed bytes make room for the last of the blocks.
-  const uint64_t needed = cache::deep_block_bytes(info, *calibration.tables, target), held = parked.bytes.held();
+  const uint64_t needed = snapshot::deep_block_bytes(info, *calibration.tables, target), held = parked.bytes.held();
   const auto refused = [&] { return no_room(*arena, "wake the sequence", needed > held ? needed - held : 0); };
   if (arena->limit() && arena->mapped() - arena->free_bytes() + needed > arena->limit() + held) return refused();
-  cache::DeepReturn coming(env, target, calibration);
+  snapshot::DeepReturn coming(env, target, calibration);
   TIERKV_RETURN_IF_ERROR(coming.decode(bytes, pool.threads()));
   if (coming.seal(pool)) {
     TIERKV_RETURN_IF_ERROR(coming.commit(sequence));

@@ -4,13 +4,13 @@
 #include <cstdio>
 #include <thread>
 
-#include "cache/deep_testing.h"
+#include "snapshot/deep_testing.h"
 #include "tierkv/snapshot.h"
 
 namespace tierkv::cache {
 namespace {
 
-using namespace tierkv::cache::testing;
+using namespace tierkv::snapshot::testing;
 
 constexpr const char* kTiers = "hot=32,warm=64,archive=rot4,sinks=4";
 

@@ -8,8 +8,8 @@
 #include <string>
 #include <thread>
 
-#include "cache/deep_testing.h"
 #include "capi/guard.h"
+#include "snapshot/deep_testing.h"
 
 namespace tierkv::capi {
 namespace {
@@ -58,7 +58,7 @@ TEST(Create, AbsurdShapesAreRefusedNotThrown) {
 TEST(Park, PacksWakesAndReports) {
   namespace made_up = tierkv::deep::testing;
   const std::string path = ::testing::TempDir() + "capi_deep.tkc";
-  ASSERT_TRUE(cache::testing::calibration()->save(path).ok());
+  ASSERT_TRUE(snapshot::testing::calibration()->save(path).ok());
   tierkv_config* config = nullptr;
   ASSERT_EQ(tierkv_config_create(&config), TIERKV_OK);
   ASSERT_EQ(tierkv_config_set_model(config, "", made_up::kLayers, 2 * made_up::kHeads, made_up::kHeads, made_up::kDim), TIERKV_OK);

@@ -1,8 +1,8 @@
 // Tests of the host on tiny models: the cache's attention in libllama's graph gives libllama's own logits.
 #include <map>
 
-#include "cache/deep_testing.h"
 #include "llama/test_model.h"
+#include "snapshot/deep_testing.h"
 
 namespace tierkv::llama {
 namespace {
@@ -333,7 +333,7 @@ TEST(HostPark, AParkedSequenceIsRefusedAndKeptUntilItWakes) {
   Hosted hosted;
   ASSERT_TRUE(hosted.open(model.get(), config, test_params(64), {}).ok());
   // The first layers of a made-up model of the same heads: how well they fit does not matter here.
-  calib::Statistics statistics = cache::testing::made_up::model().statistics();
+  calib::Statistics statistics = snapshot::testing::made_up::model().statistics();
   statistics.model.layers = hosted.shape.layers;
   statistics.layers.resize(hosted.shape.layers);
   statistics.rotations.resize(hosted.shape.layers);

@@ -1,0 +1,142 @@
+#include "tiers/row_batch.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/f16.h"
+#include "quant/isa.h"
+
+namespace tierkv::tiers {
+namespace {
+
+bool consecutive(const std::vector<uint32_t>& positions) {
+  for (size_t i = 1; i < positions.size(); ++i) {
+    if (positions[i] != positions[0] + i) return false;
+  }
+  return true;
+}
+
+void pad(RowBatch& batch, const StreamEnv& env, uint32_t tokens) {
+  const uint32_t rows = batch.rows();
+  const size_t d = env.head_dim;
+  batch.keys.resize(tokens * d);
+  batch.values.resize(tokens * d);
+  for (uint32_t i = rows; i < tokens; ++i) {
+    std::copy_n(batch.keys.begin() + static_cast<ptrdiff_t>((i % rows) * d), d, batch.keys.begin() + static_cast<ptrdiff_t>(i * d));
+    std::copy_n(batch.values.begin() + static_cast<ptrdiff_t>((i % rows) * d), d,
+                batch.values.begin() + static_cast<ptrdiff_t>(i * d));
+  }
+}
+
+Block* encode_block(const StreamEnv& env, const RowBatch& batch, const CodecEntry& codec, Tier tier, const quant::BlockContext& ctx,
+                    Arena::Use use, bool& refused) {
+  refused = false;
+  Block* block = Block::allocate(*env.arena, codec, tier, use);
+  if (!block) return nullptr;
+  // Padding between and after the parts is written once, so that nothing undefined is ever read or saved.
+  std::memset(block->key_data(), 0, block->data_bytes());
+  const bool ok = codec.key->encode(batch.keys.data(), ctx, {block->key_data(), codec.key->bytes()}).ok() &&
+                  codec.value->encode(batch.values.data(), ctx, {block->value_data(), codec.value->bytes()}).ok();
+  if (!ok) {
+    refused = true;
+    Block::release(*env.arena, block);
+    return nullptr;
+  }
+  block->checksum = block->compute_checksum();
+  return block;
+}
+
+}  // namespace
+
+void widen_row(const StreamEnv& env, const uint16_t* from, float* to) {
+  if (const quant::Kernels* kernels = quant::active_kernels()) return kernels->widen(from, env.hot_bf16, env.head_dim, to);
+  for (uint32_t c = 0; c < env.head_dim; ++c) to[c] = env.hot_bf16 ? bf16_to_f32(from[c]) : f16_to_f32(from[c]);
+}
+
+void RowBatch::clear() {
+  keys.clear();
+  values.clear();
+  positions.clear();
+  stats.clear();
+}
+
+void RowBatch::add_tail(const StreamEnv& env, const Tail& tail, uint32_t count) {
+  const size_t d = env.head_dim;
+  const size_t before = rows();
+  keys.resize((before + count) * d);
+  values.resize((before + count) * d);
+  for (uint32_t i = 0; i < count; ++i) {
+    widen_row(env, tail.key_row(i), keys.data() + (before + i) * d);
+    widen_row(env, tail.value_row(i), values.data() + (before + i) * d);
+    positions.push_back(tail.position(i));
+    if (env.lanes) stats.insert(stats.end(), tail.stats_row(i), tail.stats_row(i) + env.lanes);
+  }
+}
+
+void RowBatch::add_live_rows(const StreamEnv& env, const BlockRef& ref, uint32_t layer, uint32_t head) {
+  const size_t d = env.head_dim;
+  const quant::BlockContext ctx{layer, head, ref.first_position, ref.positions};
+  size_t at = rows();
+  keys.resize((at + ref.rows) * d);
+  values.resize((at + ref.rows) * d);
+  for (uint32_t row = 0; row < ref.rows;) {
+    if (!ref.alive(row)) {
+      ++row;
+      continue;
+    }
+    uint32_t run = row;
+    while (run < ref.rows && ref.alive(run)) ++run;
+    ref.block->codec->key->decode(ref.block->keys(), ctx, row, run - row, keys.data() + at * d);
+    ref.block->codec->value->decode(ref.block->values(), ctx, row, run - row, values.data() + at * d);
+    for (uint32_t i = row; i < run; ++i) {
+      positions.push_back(ref.position(i));
+      if (env.lanes) stats.insert(stats.end(), ref.stats + i * env.lanes, ref.stats + (i + 1) * env.lanes);
+    }
+    at += run - row;
+    row = run;
+  }
+  keys.resize(at * d);
+  values.resize(at * d);
+}
+
+void RowBatch::add_rows(const StreamEnv& env, const RowBatch& from, uint32_t first, uint32_t count) {
+  const auto copy = [&](const auto& source, auto& target, size_t width) {
+    const auto begin = source.begin() + static_cast<ptrdiff_t>(first * width);
+    target.insert(target.end(), begin, begin + static_cast<ptrdiff_t>(count * width));
+  };
+  copy(from.keys, keys, env.head_dim);
+  copy(from.values, values, env.head_dim);
+  copy(from.positions, positions, 1);
+  copy(from.stats, stats, env.lanes);
+}
+
+RowBatch& scratch_batch() {
+  thread_local RowBatch batch;
+  batch.clear();
+  return batch;
+}
+
+std::optional<BlockRef> seal(const StreamEnv& env, RowBatch& batch, const CodecEntry& codec, const CodecEntry& raw, Tier tier,
+                             const CodecEntry* source, uint32_t layer, uint32_t head, Arena::Use use) {
+  const uint32_t rows = batch.rows();
+  BlockRef ref;
+  ref.first_position = batch.positions[0];
+  ref.rows = ref.live = static_cast<uint16_t>(rows);
+  if (!allocate_ref_arrays(env, ref, codec.tokens, !consecutive(batch.positions), use)) return std::nullopt;
+  if (rows < codec.tokens) pad(batch, env, codec.tokens);
+  if (ref.positions) std::copy(batch.positions.begin(), batch.positions.end(), ref.positions);
+  if (ref.stats) std::copy(batch.stats.begin(), batch.stats.end(), ref.stats);
+  const quant::BlockContext ctx{layer, head, ref.first_position, ref.positions};
+  bool refused = false;
+  ref.block = encode_block(env, batch, codec, tier, ctx, use, refused);
+  if (!ref.block && refused && codec.fallback) ref.block = encode_block(env, batch, *codec.fallback, tier, ctx, use, refused);
+  if (!ref.block && refused) ref.block = encode_block(env, batch, raw, tier, ctx, use, refused);
+  if (!ref.block) {
+    release_ref_arrays(env, ref, codec.tokens);
+    return std::nullopt;
+  }
+  ref.block->source = source;
+  return ref;
+}
+
+}  // namespace tierkv::tiers

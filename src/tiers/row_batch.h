@@ -1,0 +1,36 @@
+// row_batch.h — rows on their way from one tier to the next, as plain floats with their positions and statistics.
+//
+// At most one block's worth at a time: this is the only place where compressed rows are ever widened for re-encoding.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "tiers/stream.h"
+
+namespace tierkv::tiers {
+
+struct RowBatch {
+  std::vector<float> keys, values;  // [rows][head_dim]
+  std::vector<uint32_t> positions;
+  std::vector<float> stats;  // [rows][lanes]
+
+  uint32_t rows() const { return static_cast<uint32_t>(positions.size()); }
+  void clear();
+  void add_tail(const StreamEnv& env, const Tail& tail, uint32_t count);
+  void add_live_rows(const StreamEnv& env, const BlockRef& ref, uint32_t layer, uint32_t head);
+  void add_rows(const StreamEnv& env, const RowBatch& from, uint32_t first, uint32_t count);
+};
+
+// One row of a hot tail as floats.
+void widen_row(const StreamEnv& env, const uint16_t* from, float* to);
+
+// The batch of this thread, empty.
+RowBatch& scratch_batch();
+
+// Seals the batch (1..codec.tokens rows) into a new block: encoded with `codec`, or kept as 16-bit rows in `raw` when the codec
+// refuses them (it may: its metadata has a range). Short batches are padded by repeating rows. Nothing when memory ran out.
+std::optional<BlockRef> seal(const StreamEnv& env, RowBatch& batch, const CodecEntry& codec, const CodecEntry& raw, Tier tier,
+                             const CodecEntry* source, uint32_t layer, uint32_t head, Arena::Use use);
+
+}  // namespace tierkv::tiers

@@ -1,0 +1,65 @@
+#include "tiers/sequence.h"
+
+#include <algorithm>
+#include <new>
+
+#include "tiers/parked.h"
+
+namespace tierkv::tiers {
+
+Sequence::Sequence(const StreamEnv& env) : env_(env) {}
+
+std::shared_ptr<Sequence> Sequence::create(const StreamEnv& env, uint32_t layers, uint32_t kv_heads) {
+  std::shared_ptr<Sequence> seq(new Sequence(env));
+  const size_t streams = static_cast<size_t>(layers) * kv_heads;
+  const size_t bytes = layers * sizeof(LayerState) + streams * sizeof(HeadStream);
+  void* memory = env.arena->allocate(bytes, MemoryTag::bookkeeping);
+  if (!memory) return nullptr;
+  seq->memory_ = memory;
+  seq->bytes_ = bytes;
+  seq->layers_ = layers;
+  seq->kv_heads_ = kv_heads;
+  // Streams first: they are the more strictly aligned.
+  auto* heads = static_cast<HeadStream*>(memory);
+  seq->states_ = reinterpret_cast<LayerState*>(heads + streams);
+  for (uint32_t l = 0; l < layers; ++l) {
+    new (&seq->states_[l]) LayerState;
+    seq->states_[l].heads = heads + static_cast<size_t>(l) * kv_heads;
+    for (uint32_t h = 0; h < kv_heads; ++h) {
+      HeadStream* stream = new (&seq->states_[l].heads[h]) HeadStream;
+      stream->layer = l;
+      stream->head = h;
+    }
+  }
+  return seq;
+}
+
+std::shared_ptr<Sequence> Sequence::fork(const Sequence& from) {
+  std::shared_ptr<Sequence> seq = create(from.env_, from.layers_, from.kv_heads_);
+  if (!seq) return nullptr;
+  for (uint32_t l = 0; l < from.layers_; ++l) {
+    HeadStream* heads = seq->states_[l].heads;
+    seq->states_[l] = from.states_[l];
+    seq->states_[l].heads = heads;
+    for (uint32_t h = 0; h < from.kv_heads_; ++h) {
+      if (!clone(from.env_, from.states_[l].heads[h], heads[h])) return nullptr;
+    }
+  }
+  return seq;
+}
+
+Sequence::~Sequence() {
+  if (!memory_) return;
+  for (uint32_t l = 0; l < layers_; ++l) {
+    for (HeadStream& stream : heads(l)) destroy(env_, stream);
+  }
+  env_.arena->release(memory_, bytes_, MemoryTag::bookkeeping);
+}
+
+uint32_t Sequence::length() const {
+  uint32_t shortest = states_[0].length;
+  for (uint32_t l = 1; l < layers_; ++l) shortest = std::min(shortest, states_[l].length);
+  return shortest;
+}
+
+}  // namespace tierkv::tiers

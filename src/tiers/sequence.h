@@ -1,0 +1,55 @@
+// sequence.h — one sequence: its streams, [layer][kv head], in the arena, and the lock that serialises calls on it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+
+#include "tiers/stream.h"
+
+namespace tierkv::tiers {
+
+struct Parked;  // parked.h
+
+struct LayerState {
+  HeadStream* heads = nullptr;
+  uint32_t length = 0;          // positions appended so far
+  uint32_t unobserved = 0;      // tokens no observing attention call has followed yet: too young to judge
+  uint32_t window_queries = 0;  // queries in the policy's current observation window
+};
+
+class Sequence {
+ public:
+  // Null when the arena has no room.
+  static std::shared_ptr<Sequence> create(const StreamEnv& env, uint32_t layers, uint32_t kv_heads);
+  // A copy that shares blocks and tails. REQUIRES: the source's lock is held.
+  static std::shared_ptr<Sequence> fork(const Sequence& from);
+  ~Sequence();
+  Sequence(const Sequence&) = delete;
+  Sequence& operator=(const Sequence&) = delete;
+
+  uint32_t num_layers() const { return layers_; }
+  uint32_t kv_heads() const { return kv_heads_; }
+  LayerState& layer(uint32_t i) { return states_[i]; }
+  const LayerState& layer(uint32_t i) const { return states_[i]; }
+  std::span<HeadStream> heads(uint32_t layer) { return {states_[layer].heads, kv_heads_}; }
+  std::span<const HeadStream> heads(uint32_t layer) const { return {states_[layer].heads, kv_heads_}; }
+  // The smallest length over layers.
+  uint32_t length() const;
+  size_t record_bytes() const { return Arena::rounded(bytes_); }
+
+  mutable std::mutex mutex;
+  std::unique_ptr<Parked> parked;  // null: awake. Otherwise some tokens are in no stream.
+
+ private:
+  explicit Sequence(const StreamEnv& env);
+
+  StreamEnv env_;
+  uint32_t layers_ = 0;
+  uint32_t kv_heads_ = 0;
+  size_t bytes_ = 0;
+  void* memory_ = nullptr;
+  LayerState* states_ = nullptr;
+};
+
+}  // namespace tierkv::tiers

@@ -1,0 +1,82 @@
+// stream.h — the tokens of one KV head of one layer of one sequence: sealed blocks, oldest first, then the hot tail.
+//
+//   blocks: [sinks][archive …][warm …]   tail: [hot rows and the block being filled]
+//
+// A stream moves rows between tiers: the tail's front graduates into a warm block, the oldest warm blocks into an archive block,
+// evicted rows die in place and thinned-out neighbours merge. Each step makes its new block first and only then lets go of the old
+// ones, so that running out of memory leaves everything where it was. Every operation here is on one stream and under its
+// sequence's lock.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "attn/attention.h"
+#include "base/arena_vector.h"
+#include "plan/layer_plan.h"
+#include "tiers/block.h"
+#include "tiers/tail.h"
+
+namespace tierkv::tiers {
+
+using plan::LayerPlan;
+
+// What every stream of a cache needs to know.
+struct StreamEnv {
+  Arena* arena = nullptr;
+  uint32_t head_dim = 0;
+  uint32_t lanes = 0;     // eviction statistics per token
+  bool hot_bf16 = false;  // the tail's rows are bf16, not fp16
+};
+
+struct HeadStream {
+  ArenaVector<BlockRef> blocks;
+  Tail tail;
+  uint32_t layer = 0;
+  uint32_t head = 0;
+};
+
+// Graduates and demotes whatever is due. False: memory ran out; what could not move stays in the better tier.
+[[nodiscard]] bool settle(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, Arena::Use use = Arena::Use::normal);
+
+// Windowed layers: forgets what no query at `position` or later can see, slack apart.
+void expire(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, uint32_t position);
+
+// The oldest live position; `length` when there is none.
+uint32_t oldest_position(const HeadStream& s, uint32_t length);
+uint32_t live_rows(const HeadStream& s);
+void live_positions(const HeadStream& s, std::vector<uint32_t>& out);
+// Statistics of live tokens in the same order: out[i*lanes + lane].
+void live_stats(const StreamEnv& env, const HeadStream& s, std::vector<float>& out);
+
+// Keeps live token i iff keep[i]; dead rows are forgotten, empty blocks freed, thinned-out neighbours merged (two into one, three
+// into two). False: not enough memory for the lists eviction needs, nothing was changed.
+[[nodiscard]] bool evict_rows(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, std::span<const uint8_t> keep);
+
+// Forgets every position >= length. Sinks that a truncation cuts into go back to the tail, which prepare_truncate() makes room for.
+[[nodiscard]] bool prepare_truncate(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, uint32_t length);
+void truncate(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, uint32_t length);
+
+// Decodes the row at `position` into key and value (either may be null). False: not there.
+[[nodiscard]] bool read_row(const StreamEnv& env, const HeadStream& s, uint32_t position, float* key, float* value);
+
+// Views over everything live, for attention; stats[i] is the statistics of view i's first row (null without lanes) and tier[i] its
+// tier.
+struct StreamViews {
+  std::vector<attn::BlockView> views;
+  std::vector<float*> stats;
+  std::vector<Tier> tiers;
+};
+void collect_views(const StreamEnv& env, HeadStream& s, const CodecEntry& hot_codec, StreamViews& out);
+
+// A copy that shares blocks and tail. False: no memory, `to` is empty.
+[[nodiscard]] bool clone(const StreamEnv& env, const HeadStream& from, HeadStream& to);
+void destroy(const StreamEnv& env, HeadStream& s);
+
+// The arrays that hang on a BlockRef; used by snapshots too.
+[[nodiscard]] bool allocate_ref_arrays(const StreamEnv& env, BlockRef& ref, uint32_t tokens, bool with_positions, Arena::Use use);
+void release_ref_arrays(const StreamEnv& env, BlockRef& ref, uint32_t tokens);
+void release_ref(const StreamEnv& env, BlockRef& ref);
+
+}  // namespace tierkv::tiers
