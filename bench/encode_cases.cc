@@ -1,7 +1,7 @@
 // Encoding and unpacking whole blocks of one layer of 8 KV heads, one thread.
 //
 // graduate: keys and values of one block of 128 tokens into the codec, all heads. unpack: 1,024 tokens back to rows, keys and
-// values of all heads, which document 000 wants in under a millisecond at 2 bits.
+// values of all heads, which ADR-004 wants in under a millisecond at 2 bits.
 #include <algorithm>
 #include <cmath>
 

@@ -79,7 +79,7 @@ class BlockMender {
   void run() {
     const uint32_t layers = u32(32), heads = u32(36), codecs = u32(52);
     head_dim_ = u32(40);
-    lanes_ = static_cast<uint64_t>(std::popcount(u32(48)));
+    signals_ = static_cast<uint64_t>(std::popcount(u32(48)));
     const uint64_t table = u32(20) + padded(u32(56));
     const uint64_t first_layer = table + codecs * uint64_t{24};
     at_ = first_layer + layers * uint64_t{24};
@@ -114,7 +114,7 @@ class BlockMender {
       if (!mend_block()) return false;
     }
     const uint64_t row_bytes = head_dim_ * uint64_t{4}, free_capacity = 2 * (uint64_t{rows} + window) + 16;
-    at_ += (flags & 1 ? padded(rows * uint64_t{4}) : 0) + padded(rows * lanes_ * 4) + rows * row_bytes;
+    at_ += (flags & 1 ? padded(rows * uint64_t{4}) : 0) + padded(rows * signals_ * 4) + rows * row_bytes;
     if (capacity > free_capacity) at_ += (capacity - free_capacity) * row_bytes;
     return at_ <= bytes_.size();
   }
@@ -125,7 +125,7 @@ class BlockMender {
     if (codec >= sizes_.size()) return false;
     const auto [keys, values] = sizes_[codec];
     const uint64_t positions = u32(header) >> 8 & 1 ? padded(rows * uint64_t{4}) : 0;
-    const uint64_t first = header + 32 + positions + padded(rows * lanes_ * 4);
+    const uint64_t first = header + 32 + positions + padded(rows * signals_ * 4);
     at_ = first + padded(keys) + padded(values);
     if (keys == 0 || values == 0 || at_ > bytes_.size()) return false;
     const std::span<const std::byte> all(bytes_);
@@ -137,7 +137,7 @@ class BlockMender {
   }
 
   std::vector<std::byte>& bytes_;
-  uint64_t at_ = 0, lanes_ = 0;
+  uint64_t at_ = 0, signals_ = 0;
   uint32_t head_dim_ = 0;
   std::vector<std::pair<uint64_t, uint64_t>> sizes_;
 };

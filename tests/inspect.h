@@ -45,7 +45,7 @@ inline void digest_stream(const AdaptiveKVCache::Impl& impl, const tiers::HeadSt
     d.add(ref.rows);
     d.add(ref.live);
     for (uint32_t row = 0; row < ref.rows; ++row) d.add(ref.position(row));
-    if (ref.stats) d.add(ref.stats, static_cast<size_t>(ref.rows) * impl.env.lanes * sizeof(float));
+    if (ref.stats) d.add(ref.stats, static_cast<size_t>(ref.rows) * impl.env.signals * sizeof(float));
   }
   const size_t row_bytes = impl.env.head_dim * sizeof(uint16_t);
   for (uint32_t row = 0; row < s.tail.rows(); ++row) {
@@ -53,7 +53,7 @@ inline void digest_stream(const AdaptiveKVCache::Impl& impl, const tiers::HeadSt
     d.add(s.tail.position(row));
     d.add(s.tail.key_row(row), row_bytes);
     d.add(s.tail.value_row(row), row_bytes);
-    if (impl.env.lanes) d.add(s.tail.stats_row(row), impl.env.lanes * sizeof(float));
+    if (impl.env.signals) d.add(s.tail.stats_row(row), impl.env.signals * sizeof(float));
   }
 }
 

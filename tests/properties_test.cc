@@ -1,5 +1,5 @@
 // properties_test.cc — the properties that the design documents ask for, by name: growth, fused attention, windows, resuming
-// (documents 002 and 003), the CacheManager's behaviours (document 001), and attention's error over every shape.
+// (tract's caches), the CacheManager's behaviours (ruvector-attention), and attention's error over every shape.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -122,7 +122,7 @@ double attention_error(AdaptiveKVCache& cache, SeqId seq, uint32_t count, uint64
   return worst;
 }
 
-// --- documents 002 and 003
+// --- tract's caches
 
 TEST(Document003, InPlaceGrowthBitExactWithConcatenation) {
   const Shape shape{3, 1, 48};
@@ -271,7 +271,7 @@ TEST(Document003, ResumeIsBitExact) {
   }
 }
 
-// --- document 001: the CacheManager's behaviours
+// --- ruvector-attention: the CacheManager's behaviours
 
 CacheConfig manager(const std::string& policy) {
   return make_config(

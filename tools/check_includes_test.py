@@ -47,7 +47,7 @@ class CheckIncludes(unittest.TestCase):
         self.refuses("src/quant/a.cc", '\n#include "attn/a.h"\n', "src/quant/a.cc:2: attn/a.h: quant may include base")
         self.refuses("src/policy/a.cc", '#include "cache/a.h"\n', "policy may include base")
         self.refuses("src/attn/a.cc", '#  include <cache/a.h>\n', "attn may include base, quant")
-        self.refuses("src/tier/a.cc", '#include "quant/codec.h"\n', "tier may include base")
+        self.refuses("src/policy/a.cc", '#include "quant/codec.h"\n', "policy may include base")
 
     def test_private_headers_are_refused_outside_the_library(self):
         self.refuses("apps/a.cc", '#include "quant/codec.h"\n', "public headers only")

@@ -18,7 +18,7 @@ constexpr const char* kFooter =
     "  tierkv plan -m model.gguf --ctx 32768 --batch 8\n"
     "  tierkv plan --layers 80 --heads 64 --kv-heads 8 --head-dim 128 --ctx 131072 --kv fp16 --kv balanced\n"
     "  tierkv plan -m smollm2 --kv compact --memory 4GiB       how many sequences fit\n"
-    "  tierkv plan --adr004                                    document 000's tables, with correct arithmetic\n"
+    "  tierkv plan --adr004                                    ADR-004's tables, with correct arithmetic\n"
     "\n"
     "The bytes are measured on small caches of one head, not computed from bit widths: scales and headers are in them. Only the "
     "GGUF's\n"
@@ -218,7 +218,7 @@ void add_plan(CLI::App& app, Action& action) {
       ->check(CLI::Range(1u, 1u << 30));
   command->add_option("-b,--batch", request->batch, "sequences")->check(CLI::Range(1u, 1u << 24))->capture_default_str();
   command->add_option("--memory", request->memory, "say how many sequences fit this much: 8GiB, 500MB")->type_name("BYTES");
-  command->add_flag("--adr004", request->document, "reproduce the tables of document 000 (ADR-004) with correct arithmetic");
+  command->add_flag("--adr004", request->document, "reproduce the tables of ADR-004 with correct arithmetic");
   add_kv_option(*command, request->options, "several presets");
   add_output_options(*command, request->options);
 }

@@ -1,4 +1,4 @@
-// plan_document.cc — document 000's two tables.
+// plan_document.cc — ADR-004's two tables.
 #include "plan_document.h"
 
 #include <cstdio>

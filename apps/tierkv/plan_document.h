@@ -1,4 +1,4 @@
-// plan_document.h — the memory tables of document 000 (ADR-004), computed anew.
+// plan_document.h — the memory tables of ADR-004, computed anew.
 //
 // The document's formula is right and its numbers mostly are not: each row shows what it printed, what its own formula gives,
 // and what a real cache with the document's tiers takes, all metadata counted.

@@ -139,7 +139,7 @@ class AdaptiveKVCache {
   // Recomputes every block's checksum: data_loss names the first that does not match.
   Status verify(SeqId seq) const;
 
-  // --- adaptation (document 000): below target hot x1.2 and archive bits +1 (max 4); comfortably above it hot x0.9 (min 32) and
+  // --- adaptation (ADR-004): below target hot x1.2 and archive bits +1 (max 4); comfortably above it hot x0.9 (min 32) and
   // bits -1 (min 2). Running sequences follow as they grow.
   Status adapt_thresholds(const QualityFeedback& feedback);
   std::vector<LayerThresholds> thresholds() const;

@@ -100,7 +100,7 @@ struct CacheConfig {
   DeepConfig deep;
   std::string calibration;  // a file of `tierkv calibrate` for this model; empty: none
 
-  // Adaptation (document 000).
+  // Adaptation (ADR-004).
   double quality_target = 0.97;
 
   uint32_t threads = 1;  // that attention() may use, the caller's own included

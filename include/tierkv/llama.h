@@ -66,7 +66,7 @@ void tierkv_llama_free(tierkv_llama* kv);
 
 #include "tierkv/cache.h"
 #include "tierkv/calibration.h"
-#include "tierkv/rotation.h"
+#include "tierkv/rope.h"
 
 namespace tierkv::llama {
 
@@ -84,8 +84,8 @@ struct ModelShape {
   std::vector<int32_t> cache_layers;  // libllama's number of each layer
   float scale = 0.0f;                 // what q.k is multiplied with, of the first layer
   float softcap = 0.0f;
-  std::vector<calib::Rotation> rotations;  // RoPE of each layer, empty where it has none
-  uint64_t fingerprint = 0;  // of the shape and of the weights that every quantization of a model leaves alone (its norms)
+  std::vector<calib::Rope> ropes;  // RoPE of each layer, empty where it has none
+  uint64_t fingerprint = 0;        // of the shape and of the weights that every quantization of a model leaves alone (its norms)
 
   // Writes the model's part of a configuration: its shape and its windows (as overrides).
   void apply(CacheConfig& config) const;
@@ -120,7 +120,7 @@ struct AttentionSeen {
   const float* out = nullptr;  // [tokens][heads][head_dim]
   float scale = 0.0f;
   float softcap = 0.0f;
-  const float* sinks = nullptr;  // a logit per query head, or null
+  const float* sink_logits = nullptr;  // a logit per query head, or null
 };
 
 // Called once for each layer, sequence and chunk, when its attention has been computed, by the thread that leads; the threads that

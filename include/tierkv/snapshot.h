@@ -34,9 +34,9 @@ struct SnapshotInfo {
   uint32_t num_layers = 0;
   uint32_t num_kv_heads = 0;
   uint32_t head_dim = 0;
-  std::string hot_type;         // fp16 or bf16
-  uint32_t length = 0;          // positions, the smallest over layers
-  uint32_t eviction_lanes = 0;  // bit set: which eviction statistics it carries
+  std::string hot_type;           // fp16 or bf16
+  uint32_t length = 0;            // positions, the smallest over layers
+  uint32_t eviction_signals = 0;  // bit set: which eviction statistics it carries
   uint64_t file_bytes = 0;
   uint64_t blocks = 0;  // sealed blocks in all streams
   SnapshotTier tier[kNumTiers];

@@ -33,7 +33,7 @@ std::vector<LayerThresholds> AdaptiveKVCache::Impl::current_thresholds() const {
 // REQUIRES: threshold_mutex held. All layers or none.
 Status AdaptiveKVCache::Impl::apply_thresholds(const std::vector<LayerThresholds>& wanted) {
   std::vector<LayerPlan> next = plans;
-  const auto held = book.hold_tables();
+  const auto held = codecs.hold_tables();
   for (size_t l = 0; l < next.size(); ++l) {
     LayerPlan& p = next[l];
     if (!p.ring) p.hot = wanted[l].hot;  // a ring holds its window whatever the thresholds say

@@ -1,4 +1,4 @@
-// The archive codec `adaptive`: document 000's choice by length, in blocks that know their own codec.
+// The archive codec `adaptive`: ADR-004's choice by length, in blocks that know their own codec.
 #include <gtest/gtest.h>
 
 #include "calib/synthetic_tables.h"

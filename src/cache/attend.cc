@@ -192,7 +192,7 @@ Status AdaptiveKVCache::attention(SeqId seq, uint32_t layer, const RowsView& que
   const auto run = [&](uint32_t count, const std::function<void(uint32_t)>& task) {
     options.executor ? (*options.executor)(count, task) : impl_->pool.run(count, task);
   };
-  const bool learn = options.observe && impl_->evicts(layer) && impl_->env.lanes;
+  const bool learn = options.observe && impl_->evicts(layer) && impl_->env.signals;
   if (!learn && !options.mass && queries.tokens * call.group <= kSplitQueryRows) {
     run_split(call, run);
   } else if (!learn && !options.mass) {
@@ -208,8 +208,8 @@ Status AdaptiveKVCache::attention(SeqId seq, uint32_t layer, const RowsView& que
       options.mass->blocks.clear();
       options.mass->tokens.assign(options.mass->want_tokens ? static_cast<size_t>(c.num_kv_heads) * length : 0, 0.0f);
     }
-    cache::ObserveSettings settings{learn ? impl_->env.lanes : 0, impl_->lane_slot, c.eviction.observation, state.window_queries,
-                                    call.group};
+    cache::ObserveSettings settings{learn ? impl_->env.signals : 0, impl_->signal_slot, c.eviction.observation,
+                                    state.window_queries, call.group};
     std::vector<std::vector<BlockMass>> blocks(c.num_kv_heads);
     const uint32_t per_tile = std::max(1u, 8u / call.group);
     // Statistics of a stream change query by query, so a KV head is one task.

@@ -15,7 +15,7 @@ using tiers::Sequence;
 namespace {
 
 // The largest block this configuration can make, its lists included: what relief work needs twice over.
-size_t largest_block(const std::vector<LayerPlan>& plans, uint32_t heads, uint32_t lanes) {
+size_t largest_block(const std::vector<LayerPlan>& plans, uint32_t heads, uint32_t signals) {
   size_t most = 0;
   for (const LayerPlan& p : plans) {
     std::vector<const quant::CodecEntry*> entries = {p.warm_codec, p.raw_warm, p.raw_archive};
@@ -28,7 +28,7 @@ size_t largest_block(const std::vector<LayerPlan>& plans, uint32_t heads, uint32
     for (const quant::CodecEntry* entry : entries) {
       if (!entry) continue;
       most = std::max(most, Arena::rounded(tiers::Block::total_bytes(*entry)) +
-                                entry->tokens * (sizeof(uint32_t) + lanes * sizeof(float)) + 256);
+                                entry->tokens * (sizeof(uint32_t) + signals * sizeof(float)) + 256);
     }
   }
   return most;
@@ -57,18 +57,18 @@ Result<std::unique_ptr<AdaptiveKVCache>> AdaptiveKVCache::create(const CacheConf
   auto impl = std::make_unique<Impl>(config);
   if (calibration) {
     TIERKV_RETURN_IF_ERROR(check_calibration(*calibration, config));
-    impl->book.set_calibration(std::move(calibration));
+    impl->codecs.set_calibration(std::move(calibration));
   }
   impl->env.head_dim = config.head_dim;
   impl->env.hot_bf16 = config.hot_type == "bf16";
   TIERKV_ASSIGN_OR_RETURN(impl->policy, policy::make_policy(config.eviction));
   if (impl->policy) {
-    for (int lane = 0; lane < policy::kNumLanes; ++lane) {
-      if (impl->policy->lanes() >> lane & 1u) impl->lane_slot[lane] = static_cast<int>(impl->env.lanes++);
+    for (int signal = 0; signal < policy::kNumSignals; ++signal) {
+      if (impl->policy->signals() >> signal & 1u) impl->signal_slot[signal] = static_cast<int>(impl->env.signals++);
     }
   }
   TIERKV_RETURN_IF_ERROR(impl->resolve_plans());
-  const size_t block = largest_block(impl->plans, config.num_kv_heads, impl->env.lanes);
+  const size_t block = largest_block(impl->plans, config.num_kv_heads, impl->env.signals);
   const size_t headroom = impl->policy ? 2 * block : 0;
   if (config.byte_budget && config.byte_budget < headroom + block) {
     return error(StatusCode::invalid_argument, "byte_budget = ", config.byte_budget,
@@ -82,8 +82,8 @@ Result<std::unique_ptr<AdaptiveKVCache>> AdaptiveKVCache::create(const CacheConf
 Status AdaptiveKVCache::Impl::resolve_plans() {
   const quant::CodecSpec raw{static_cast<uint16_t>(env.hot_bf16 ? 2 : 1), 0, 0, 0, 0};  // registry rows bf16 and fp16
   const quant::CodecPair raw_pair{raw, raw};
-  TIERKV_ASSIGN_OR_RETURN(hot_codec, book.get(raw_pair, attn::kMaxViewRows));
-  const auto held = book.hold_tables();
+  TIERKV_ASSIGN_OR_RETURN(hot_codec, codecs.get(raw_pair, attn::kMaxViewRows));
+  const auto held = codecs.hold_tables();
   for (uint32_t l = 0; l < config.num_layers; ++l) {
     const LayerConfig tiers = config.layer(l);
     LayerPlan p;
@@ -96,16 +96,16 @@ Status AdaptiveKVCache::Impl::resolve_plans() {
     TIERKV_ASSIGN_OR_RETURN(const quant::CodecPair warm, quant::parse_codec_pair(tiers.warm_codec));
     archive_pairs.emplace_back();
     if (tiers.warm) {
-      TIERKV_ASSIGN_OR_RETURN(p.warm_codec, book.get(warm, config.warm_block));
+      TIERKV_ASSIGN_OR_RETURN(p.warm_codec, codecs.get(warm, config.warm_block));
     }
     if (tiers.warm != kAll) {
       TIERKV_RETURN_IF_ERROR(configure_archive(l, p, archive_pairs.back()));
     }
     if (p.sinks) {
-      TIERKV_ASSIGN_OR_RETURN(p.sink_codec, book.get(raw_pair, p.sinks));
+      TIERKV_ASSIGN_OR_RETURN(p.sink_codec, codecs.get(raw_pair, p.sinks));
     }
-    TIERKV_ASSIGN_OR_RETURN(p.raw_warm, book.get(raw_pair, config.warm_block));
-    TIERKV_ASSIGN_OR_RETURN(p.raw_archive, book.get(raw_pair, config.archive_block));
+    TIERKV_ASSIGN_OR_RETURN(p.raw_warm, codecs.get(raw_pair, config.warm_block));
+    TIERKV_ASSIGN_OR_RETURN(p.raw_archive, codecs.get(raw_pair, config.archive_block));
     plans.push_back(p);
   }
   return {};
@@ -114,7 +114,7 @@ Status AdaptiveKVCache::Impl::resolve_plans() {
 Status AdaptiveKVCache::Impl::configure_archive(uint32_t layer, LayerPlan& p, quant::CodecPair& pair) {
   const std::string name = config.layer(layer).archive_codec;
   if (name == quant::kAdaptive) return set_adaptive(layer, p, pair);
-  const bool calibrated = book.calibration() && book.calibration()->has_klt();
+  const bool calibrated = codecs.calibration() && codecs.calibration()->has_klt();
   TIERKV_ASSIGN_OR_RETURN(pair, quant::parse_codec_pair(quant::resolve_auto(name, calibrated)));
   return set_archive(layer, pair, p);
 }
@@ -142,16 +142,16 @@ Status AdaptiveKVCache::Impl::set_archive(uint32_t layer, const quant::CodecPair
   p.choice = nullptr;
   p.archive_heads = nullptr;
   if (!quant::needs_tables(pair)) {
-    TIERKV_ASSIGN_OR_RETURN(p.archive_codec, book.get(pair, config.archive_block));
+    TIERKV_ASSIGN_OR_RETURN(p.archive_codec, codecs.get(pair, config.archive_block));
     return {};
   }
   std::vector<const quant::CodecEntry*>& heads = head_codecs.emplace_back();
   for (uint32_t h = 0; h < config.num_kv_heads; ++h) {
-    auto entry = book.get(pair, config.archive_block, layer, h);
-    if (!entry.ok() && book.calibration() && entry.status().code() == StatusCode::failed_precondition &&
+    auto entry = codecs.get(pair, config.archive_block, layer, h);
+    if (!entry.ok() && codecs.calibration() && entry.status().code() == StatusCode::failed_precondition &&
         config.layer(layer).window != 0) {
       // A windowed layer whose keys never are far from their queries: calibration has nothing to say about it.
-      entry = book.uncalibrated(config.archive_block);
+      entry = codecs.uncalibrated(config.archive_block);
     }
     if (!entry.ok()) return entry.status();
     heads.push_back(*entry);
@@ -165,15 +165,15 @@ Status AdaptiveKVCache::set_calibration(CalibrationPtr calibration) {
   if (!calibration) return error(StatusCode::invalid_argument, "set_calibration() needs a calibration");
   TIERKV_RETURN_IF_ERROR(check_calibration(*calibration, impl_->config));
   std::lock_guard lock(impl_->threshold_mutex);
-  const CalibrationPtr before = impl_->book.calibration();
-  impl_->book.set_calibration(std::move(calibration));
-  const auto held = impl_->book.hold_tables();
+  const CalibrationPtr before = impl_->codecs.calibration();
+  impl_->codecs.set_calibration(std::move(calibration));
+  const auto held = impl_->codecs.hold_tables();
   std::vector<LayerPlan> next = impl_->plans;
   std::vector<quant::CodecPair> pairs = impl_->archive_pairs;
   for (uint32_t l = 0; l < next.size(); ++l) {
     if (!next[l].archive_codec) continue;
     if (const Status status = impl_->configure_archive(l, next[l], pairs[l]); !status.ok()) {
-      impl_->book.set_calibration(before);
+      impl_->codecs.set_calibration(before);
       return status;
     }
   }
@@ -182,7 +182,7 @@ Status AdaptiveKVCache::set_calibration(CalibrationPtr calibration) {
   return {};
 }
 
-CalibrationPtr AdaptiveKVCache::calibration() const { return impl_->book.calibration(); }
+CalibrationPtr AdaptiveKVCache::calibration() const { return impl_->codecs.calibration(); }
 
 std::string AdaptiveKVCache::archive_codec(uint32_t layer) const {
   const LayerPlan p = layer < impl_->config.num_layers ? impl_->plan(layer) : LayerPlan();
@@ -241,7 +241,7 @@ Result<SeqId> AdaptiveKVCache::add_sequence() {
   if (sequence) {
     for (uint32_t l = 0; l < sequence->num_layers(); ++l) {
       const bool ring = impl_->plan(l).ring;
-      for (HeadStream& s : sequence->heads(l)) s.tail.configure(impl_->env.head_dim, impl_->env.lanes, ring);
+      for (HeadStream& s : sequence->heads(l)) s.tail.configure(impl_->env.head_dim, impl_->env.signals, ring);
     }
   }
   return impl_->adopt(std::move(sequence));

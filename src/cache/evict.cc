@@ -13,25 +13,26 @@ using tiers::Sequence;
 
 namespace {
 
-// A policy's question: positions and statistics of live tokens, lane by lane.
+// A policy's question: positions and statistics of live tokens, signal by signal.
 struct Question {
   std::vector<uint32_t> positions;
   std::vector<float> interleaved;
-  std::vector<float> lane[policy::kNumLanes];
-  policy::PlanInput input;
+  std::vector<float> signal[policy::kNumSignals];
+  policy::ChoiceInput input;
 
   void load(const tiers::StreamEnv& env, const HeadStream& s, const int* slot) {
     tiers::live_positions(s, positions);
     tiers::live_stats(env, s, interleaved);
-    for (int l = 0; l < policy::kNumLanes; ++l) {
-      lane[l].clear();
+    for (int l = 0; l < policy::kNumSignals; ++l) {
+      signal[l].clear();
       if (slot[l] < 0) continue;
-      for (size_t i = 0; i < positions.size(); ++i) lane[l].push_back(interleaved[i * env.lanes + static_cast<size_t>(slot[l])]);
+      for (size_t i = 0; i < positions.size(); ++i)
+        signal[l].push_back(interleaved[i * env.signals + static_cast<size_t>(slot[l])]);
     }
   }
   void point() {
     input.positions = positions;
-    for (int l = 0; l < policy::kNumLanes; ++l) input.lane[l] = lane[l];
+    for (int l = 0; l < policy::kNumSignals; ++l) input.signal[l] = signal[l];
   }
 };
 
@@ -68,7 +69,7 @@ AdaptiveKVCache::Impl::Evicted AdaptiveKVCache::Impl::evict_layer(Sequence& seq,
   const auto heads = seq.heads(layer);
   const auto carry_out = [&](const Question& question, HeadStream& s) {
     keep.assign(question.positions.size(), 0);
-    policy->plan(question.input, keep);
+    policy->choose(question.input, keep);
     if (std::find(keep.begin(), keep.end(), 0) == keep.end()) return;
     const bool gone = tiers::evict_rows(env, s, p, keep);
     done.any |= gone;
@@ -77,23 +78,23 @@ AdaptiveKVCache::Impl::Evicted AdaptiveKVCache::Impl::evict_layer(Sequence& seq,
   Question mean;
   if (policy->scope() == policy::Scope::layer) {
     mean.input = q.input;
-    mean.load(env, heads[0], lane_slot);
+    mean.load(env, heads[0], signal_slot);
     uint32_t voices = 1;
     for (uint32_t h = 1; h < heads.size(); ++h) {
-      q.load(env, heads[h], lane_slot);
+      q.load(env, heads[h], signal_slot);
       if (q.positions != mean.positions) continue;
       ++voices;
-      for (int l = 0; l < policy::kNumLanes; ++l) {
-        for (size_t i = 0; i < mean.lane[l].size(); ++i) mean.lane[l][i] += q.lane[l][i];
+      for (int l = 0; l < policy::kNumSignals; ++l) {
+        for (size_t i = 0; i < mean.signal[l].size(); ++i) mean.signal[l][i] += q.signal[l][i];
       }
     }
-    for (auto& lane : mean.lane) {
-      for (float& x : lane) x /= static_cast<float>(voices);
+    for (auto& signal : mean.signal) {
+      for (float& x : signal) x /= static_cast<float>(voices);
     }
     mean.point();
   }
   for (HeadStream& s : heads) {
-    q.load(env, s, lane_slot);
+    q.load(env, s, signal_slot);
     q.point();
     // A head that once lacked the memory to follow the others is judged by its own statistics until it has caught up.
     carry_out(policy->scope() == policy::Scope::layer && q.positions == mean.positions ? mean : q, s);

@@ -34,15 +34,15 @@ struct DeepPart;
 }  // namespace snapshot
 
 struct AdaptiveKVCache::Impl {
-  explicit Impl(const CacheConfig& c) : config(c), book(c.head_dim), pool(c.threads), quality(c.quality_target) {}
+  explicit Impl(const CacheConfig& c) : config(c), codecs(c.head_dim), pool(c.threads), quality(c.quality_target) {}
 
   CacheConfig config;
-  quant::CodecSet book;
+  quant::CodecSet codecs;
   std::unique_ptr<Arena> arena;  // outlives the sequences below
   tiers::StreamEnv env;
   ThreadPool pool;
   std::unique_ptr<policy::EvictionPolicy> policy;  // null: none
-  int lane_slot[policy::kNumLanes] = {-1, -1, -1, -1, -1};
+  int signal_slot[policy::kNumSignals] = {-1, -1, -1, -1, -1};
   const quant::CodecEntry* hot_codec = nullptr;  // the tail's 16-bit rows
 
   mutable std::mutex map_mutex;

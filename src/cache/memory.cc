@@ -29,7 +29,7 @@ void add_stream(const tiers::StreamEnv& env, const HeadStream& s, MemoryStats& s
       tier.overhead_bytes += held - payload;
     }
     if (ref.positions) stats.bookkeeping_bytes += Arena::rounded(tokens * sizeof(uint32_t));
-    if (ref.stats) stats.bookkeeping_bytes += Arena::rounded(static_cast<size_t>(tokens) * env.lanes * sizeof(float));
+    if (ref.stats) stats.bookkeeping_bytes += Arena::rounded(static_cast<size_t>(tokens) * env.signals * sizeof(float));
   }
   TierMemory& hot = stats[Tier::hot];
   hot.tokens += s.tail.rows();
@@ -70,7 +70,7 @@ MemoryStats AdaptiveKVCache::memory_usage() const {
   uint64_t used = stats.bookkeeping_bytes + stats.parked_bytes;
   for (const TierMemory& tier : stats.tier) used += tier.bytes();
   stats.total_bytes = impl_->arena->mapped();
-  stats.table_bytes = impl_->book.table_bytes();
+  stats.table_bytes = impl_->codecs.table_bytes();
   // With calls on other sequences under way the walk and the arena are read a moment apart; otherwise this is exactly the arena's
   // own figure.
   stats.free_bytes = stats.total_bytes > used ? stats.total_bytes - used : 0;

@@ -23,7 +23,7 @@ StreamObserver::StreamObserver(const ObserveSettings& settings, const HeadStream
 template <class Body>
 void StreamObserver::for_each_token(Body&& body) {
   for (size_t v = 0; v < views_.views.size(); ++v) {
-    for (uint32_t t = 0; t < views_.views[v].rows; ++t) body(views_.stats[v] + static_cast<size_t>(t) * settings_.lanes);
+    for (uint32_t t = 0; t < views_.views[v].rows; ++t) body(views_.stats[v] + static_cast<size_t>(t) * settings_.signals);
   }
 }
 
@@ -41,7 +41,7 @@ void StreamObserver::add(uint32_t query, uint32_t view, const float* mass, uint3
       if (report_->want_tokens && position != kDeadPosition) report_->tokens[report_base_ + position] += mass[t];
     }
   }
-  if (!settings_.lanes) return;
+  if (!settings_.signals) return;
   const int total = slot(policy::kMassTotal), window = slot(policy::kMassWindow), low = slot(policy::kLowCount);
   float threshold = 0.0f;
   uint32_t at = 0;
@@ -51,7 +51,7 @@ void StreamObserver::add(uint32_t query, uint32_t view, const float* mass, uint3
     threshold = static_cast<float>(settings_.group) / static_cast<float>(std::max<ptrdiff_t>(seen, 1));
   }
   float* stats = views_.stats[view];
-  for (uint32_t t = 0; t < rows; ++t, stats += settings_.lanes) {
+  for (uint32_t t = 0; t < rows; ++t, stats += settings_.signals) {
     if (total >= 0) stats[total] += mass[t];
     if (last >= 0) stats[last] = mass[t];
     if (window >= 0) stats[window] += mass[t];
@@ -61,7 +61,7 @@ void StreamObserver::add(uint32_t query, uint32_t view, const float* mass, uint3
 
 void StreamObserver::end_query(uint32_t) {
   query_open_ = false;
-  if (settings_.lanes && ++window_queries_ >= settings_.observation) turn_window();
+  if (settings_.signals && ++window_queries_ >= settings_.observation) turn_window();
 }
 
 // The current window becomes the one before. ScissorHands' history fades by half instead, so that old habits count for less and

@@ -17,11 +17,11 @@ using tiers::kDeadPosition;
 using tiers::StreamViews;
 
 struct ObserveSettings {
-  uint32_t lanes = 0;              // floats per token; 0: no statistics
-  const int* lane_slot = nullptr;  // [policy::kNumLanes], -1 where not kept
-  uint32_t observation = 32;       // queries in a window
-  uint32_t window_queries = 0;     // already in the current one
-  uint32_t group = 1;              // query heads per KV head
+  uint32_t signals = 0;              // floats per token; 0: no statistics
+  const int* signal_slot = nullptr;  // [policy::kNumSignals], -1 where not kept
+  uint32_t observation = 32;         // queries in a window
+  uint32_t window_queries = 0;       // already in the current one
+  uint32_t group = 1;                // query heads per KV head
 };
 
 class StreamObserver final : public attn::MassObserver {
@@ -38,7 +38,7 @@ class StreamObserver final : public attn::MassObserver {
   std::vector<BlockMass> take_blocks() { return std::move(blocks_); }
 
  private:
-  int slot(policy::Lane lane) const { return settings_.lanes ? settings_.lane_slot[lane] : -1; }
+  int slot(policy::Signal signal) const { return settings_.signals ? settings_.signal_slot[signal] : -1; }
   template <class Body>
   void for_each_token(Body&& body);
   void turn_window();

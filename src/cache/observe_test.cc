@@ -10,15 +10,15 @@ using namespace quant;
 using namespace tiers;
 namespace {
 
-// A stream of 10 tokens in its tail, all five lanes kept.
+// A stream of 10 tokens in its tail, all five signals kept.
 class ObserveTest : public ::testing::Test {
  protected:
   ObserveTest() {
     env.arena = &arena;
     env.head_dim = 32;
-    env.lanes = policy::kNumLanes;
+    env.signals = policy::kNumSignals;
     stream.head = 1;
-    stream.tail.configure(32, env.lanes, false);
+    stream.tail.configure(32, env.signals, false);
     EXPECT_TRUE(stream.tail.reserve(arena, kTokens, 0));
     for (uint32_t p = 0; p < kTokens; ++p) {
       uint16_t* row;
@@ -26,25 +26,25 @@ class ObserveTest : public ::testing::Test {
       std::fill_n(row, 32, uint16_t{0});
     }
     const quant::CodecSpec fp16 = quant::parse_codec("fp16").value();
-    hot = book.get({fp16, fp16}, attn::kMaxViewRows).value();
+    hot = codecs.get({fp16, fp16}, attn::kMaxViewRows).value();
     collect_views(env, stream, *hot, views);
-    for (int l = 0; l < policy::kNumLanes; ++l) slots[l] = l;
+    for (int l = 0; l < policy::kNumSignals; ++l) slots[l] = l;
   }
   ~ObserveTest() override { destroy(env, stream); }
 
   ObserveSettings settings(uint32_t observation, uint32_t window_queries = 0) const {
-    return {env.lanes, slots, observation, window_queries, /*group=*/2};
+    return {env.signals, slots, observation, window_queries, /*group=*/2};
   }
-  float stat(uint32_t token, policy::Lane lane) const { return stream.tail.stats_row(token)[lane]; }
+  float stat(uint32_t token, policy::Signal signal) const { return stream.tail.stats_row(token)[signal]; }
 
   static constexpr uint32_t kTokens = 10;
   Arena arena;
   StreamEnv env;
-  CodecSet book{32};
+  CodecSet codecs{32};
   const CodecEntry* hot = nullptr;
   HeadStream stream;
   StreamViews views;
-  int slots[policy::kNumLanes];
+  int slots[policy::kNumSignals];
 };
 
 TEST_F(ObserveTest, LanesSumWhatTheyPromise) {
@@ -99,7 +99,7 @@ TEST_F(ObserveTest, ReportsBlocksAndTokensOfItsHead) {
   report.want_tokens = true;
   report.tokens.assign(2 * kTokens, 0.0f);
   ObserveSettings nothing = settings(4);
-  nothing.lanes = 0;
+  nothing.signals = 0;
   StreamObserver observer(nothing, stream, views, &report, kTokens);
   const uint32_t positions[] = {9, 9};
   observer.start_tile(positions);
@@ -116,7 +116,7 @@ TEST_F(ObserveTest, ReportsBlocksAndTokensOfItsHead) {
   EXPECT_NEAR(blocks[0].mass, 2.0, 1e-6);
   EXPECT_EQ(report.tokens[0], 0.0f) << "another head's";
   for (uint32_t t = 0; t < kTokens; ++t) EXPECT_NEAR(report.tokens[kTokens + t], 0.2f, 1e-6);
-  EXPECT_EQ(stat(3, policy::kMassTotal), 0.0f) << "no lanes, no learning";
+  EXPECT_EQ(stat(3, policy::kMassTotal), 0.0f) << "no signals, no learning";
 }
 
 }  // namespace

@@ -87,10 +87,10 @@ bool exchange(const tiers::StreamEnv& env, std::span<const std::byte> bytes, std
 }
 
 // Whatever happens, exceptions included: bytes that are nowhere else stay.
-struct Keeper {
+struct KeepOnFailure {
   tiers::PackedBytes& packed;
   std::vector<std::byte>& bytes;
-  ~Keeper() {
+  ~KeepOnFailure() {
     if (packed.size() == 0) packed.keep(std::move(bytes));
   }
 };
@@ -122,7 +122,7 @@ Result<DeepPart> AdaptiveKVCache::Impl::pack(const Sequence& sequence, std::span
 }
 
 Status AdaptiveKVCache::park(SeqId seq, const DeepOptions& options, DeepReport* report) {
-  TIERKV_ASSIGN_OR_RETURN(const DeepCalibration calibration, impl_->deep_calibration(impl_->book.calibration()));
+  TIERKV_ASSIGN_OR_RETURN(const DeepCalibration calibration, impl_->deep_calibration(impl_->codecs.calibration()));
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
   return guarded("park a sequence", [&]() -> Status {
     const std::vector<LayerPlan> plans = impl_->all_plans();
@@ -170,7 +170,7 @@ Status AdaptiveKVCache::Impl::wake(Sequence& sequence) {
     // The packed bytes go first, but only when the blocks made so far can take them back, whatever other threads do with the memory
     // meanwhile.
     if (coming.sealed_bytes() < bytes.size()) return refused();
-    const Keeper keeper{parked.bytes, bytes};
+    const KeepOnFailure keep{parked.bytes, bytes};
     parked.bytes.release();
     const Status status = coming.seal(pool) ? coming.commit(sequence) : refused();
     if (!status.ok()) {

@@ -19,7 +19,7 @@ using plan::LayerPlan;
 using snapshot::Snapshot;
 using snapshot::SnapshotHeader;
 
-uint32_t lane_mask(const AdaptiveKVCache::Impl& impl) { return impl.policy ? impl.policy->lanes() : 0; }
+uint32_t signal_mask(const AdaptiveKVCache::Impl& impl) { return impl.policy ? impl.policy->signals() : 0; }
 
 Status check_model(const SnapshotHeader& file, const AdaptiveKVCache::Impl& impl) {
   const CacheConfig& c = impl.config;
@@ -64,7 +64,7 @@ Status no_room(const Arena& arena, uint64_t needed) {
 Result<std::shared_ptr<tiers::Sequence>> thaw(AdaptiveKVCache::Impl& impl, std::span<const std::byte> bytes) {
   TIERKV_ASSIGN_OR_RETURN(SnapshotHeader header, snapshot::read_header(bytes));
   TIERKV_RETURN_IF_ERROR(check_model(header, impl));
-  TIERKV_ASSIGN_OR_RETURN(Snapshot snapshot, snapshot::read_body(bytes, std::move(header), impl.book.calibration()));
+  TIERKV_ASSIGN_OR_RETURN(Snapshot snapshot, snapshot::read_body(bytes, std::move(header), impl.codecs.calibration()));
   std::vector<LayerPlan> plans = impl.all_plans();
   TIERKV_RETURN_IF_ERROR(check_layers(snapshot, plans, impl));
   for (size_t l = 0; l < plans.size(); ++l) plans[l] = plans[l].at_length(snapshot.layers[l].length);
@@ -73,13 +73,13 @@ Result<std::shared_ptr<tiers::Sequence>> thaw(AdaptiveKVCache::Impl& impl, std::
   uint64_t needed = snapshot::needed_bytes(impl.env, snapshot);
   snapshot::DeepCalibration deep;
   if (snapshot.header.deep) {
-    TIERKV_ASSIGN_OR_RETURN(deep, impl.deep_calibration(impl.book.calibration()));
+    TIERKV_ASSIGN_OR_RETURN(deep, impl.deep_calibration(impl.codecs.calibration()));
     needed += snapshot::deep_needed_bytes(snapshot, plans, *deep.tables);
   }
   Arena& arena = *impl.arena;
   const size_t mapped = arena.mapped();
   if (arena.limit() && mapped - arena.free_bytes() + needed > arena.limit()) return no_room(arena, needed);
-  TIERKV_ASSIGN_OR_RETURN(auto sequence, snapshot::build_sequence(impl.env, impl.book, impl.lane_slot, snapshot));
+  TIERKV_ASSIGN_OR_RETURN(auto sequence, snapshot::build_sequence(impl.env, impl.codecs, impl.signal_slot, snapshot));
   if (!sequence) {
     if (arena.mapped() > mapped) arena.trim();
     return no_room(arena, needed);
@@ -112,7 +112,7 @@ Result<std::vector<std::byte>> AdaptiveKVCache::freeze(SeqId seq) const {
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
   return guarded("write a snapshot", [&]() -> Result<std::vector<std::byte>> {
     const std::vector<LayerPlan> plans = impl_->all_plans();
-    const snapshot::SnapshotShape shape{lane_mask(*impl_), impl_->env.hot_bf16, impl_->config.model};
+    const snapshot::SnapshotShape shape{signal_mask(*impl_), impl_->env.hot_bf16, impl_->config.model};
     std::lock_guard lock(sequence->mutex);
     if (sequence->parked) return write_parked(*impl_, *sequence, plans, shape);
     return snapshot::write_snapshot(impl_->env, *sequence, plans, shape);
@@ -120,11 +120,11 @@ Result<std::vector<std::byte>> AdaptiveKVCache::freeze(SeqId seq) const {
 }
 
 Result<std::vector<std::byte>> AdaptiveKVCache::freeze(SeqId seq, const DeepOptions& options, DeepReport* report) const {
-  TIERKV_ASSIGN_OR_RETURN(const snapshot::DeepCalibration calibration, impl_->deep_calibration(impl_->book.calibration()));
+  TIERKV_ASSIGN_OR_RETURN(const snapshot::DeepCalibration calibration, impl_->deep_calibration(impl_->codecs.calibration()));
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
   return guarded("write a snapshot", [&]() -> Result<std::vector<std::byte>> {
     const std::vector<LayerPlan> plans = impl_->all_plans();
-    const snapshot::SnapshotShape shape{lane_mask(*impl_), impl_->env.hot_bf16, impl_->config.model};
+    const snapshot::SnapshotShape shape{signal_mask(*impl_), impl_->env.hot_bf16, impl_->config.model};
     std::lock_guard lock(sequence->mutex);
     if (sequence->parked) {
       if (report) *report = sequence->parked->report;

@@ -37,10 +37,10 @@ void put_section(ByteWriter& out, const char* tag, const std::shared_ptr<const T
   out.put_bytes(section.bytes());
 }
 
-void put_rotations(ByteWriter& out, const std::vector<Rotation>& rotations) {
-  for (const Rotation& rotation : rotations) {
-    out.put(static_cast<uint32_t>(rotation.size()));
-    for (const RotatedPair& pair : rotation) {
+void put_rotations(ByteWriter& out, const std::vector<Rope>& ropes) {
+  for (const Rope& rope : ropes) {
+    out.put(static_cast<uint32_t>(rope.size()));
+    for (const RopePair& pair : rope) {
       out.put(pair.a);
       out.put(pair.b);
       out.put(pair.angle);
@@ -54,21 +54,21 @@ Status damaged(const std::string& name, const std::string& what) {
 
 Status get_rotations(ByteReader& in, const std::string& name, Calibration& c) {
   for (uint32_t l = 0; l < c.model.layers && in.ok(); ++l) {
-    Rotation& rotation = c.rotations.emplace_back();
+    Rope& rope = c.ropes.emplace_back();
     const uint32_t pairs = in.get<uint32_t>();
-    if (pairs > c.model.head_dim / 2) return damaged(name, "a rotation turns more channels than there are");
+    if (pairs > c.model.head_dim / 2) return damaged(name, "a rope turns more channels than there are");
     std::vector<bool> named(c.model.head_dim);
     for (uint32_t p = 0; p < pairs && in.ok(); ++p) {
-      RotatedPair pair;
+      RopePair pair;
       pair.a = in.get<uint16_t>();
       pair.b = in.get<uint16_t>();
       pair.angle = in.get<double>();
       if (pair.a >= c.model.head_dim || pair.b >= c.model.head_dim || pair.a == pair.b || named[pair.a] || named[pair.b] ||
           !std::isfinite(pair.angle)) {
-        return damaged(name, "a rotation names a channel that is not there, or twice");
+        return damaged(name, "a rope names a channel that is not there, or twice");
       }
       named[pair.a] = named[pair.b] = true;
-      rotation.push_back(pair);
+      rope.push_back(pair);
     }
   }
   return {};
@@ -138,7 +138,7 @@ std::vector<std::byte> Calibration::serialize() const {
   out.put_text(origin.text);
   out.put(origin.tokens);
   out.put_text(origin.made_by);
-  put_rotations(out, rotations);
+  put_rotations(out, ropes);
   put_section(out, kSections[kKlt].tag, klt);
   put_section(out, kSections[kKvquant].tag, kvquant);
   put_section(out, kSections[kSquat].tag, squat);
@@ -148,15 +148,15 @@ std::vector<std::byte> Calibration::serialize() const {
 }
 
 Status Calibration::make_turners() {
-  if (rotations.size() != model.layers) {
-    return error(StatusCode::invalid_argument, "a calibration of ", model.layers, " layers has ", rotations.size(), " rotations");
+  if (ropes.size() != model.layers) {
+    return error(StatusCode::invalid_argument, "a calibration of ", model.layers, " layers has ", ropes.size(), " ropes");
   }
   turners_.clear();
   turner_of_.clear();
-  for (const Rotation& rotation : rotations) {
-    const auto same = std::find_if(turners_.begin(), turners_.end(), [&](const auto& t) { return t->rotation() == rotation; });
+  for (const Rope& rope : ropes) {
+    const auto same = std::find_if(turners_.begin(), turners_.end(), [&](const auto& t) { return t->rope() == rope; });
     turner_of_.push_back(static_cast<size_t>(same - turners_.begin()));
-    if (same == turners_.end()) turners_.push_back(std::make_unique<Turner>(rotation, model.head_dim));
+    if (same == turners_.end()) turners_.push_back(std::make_unique<Turner>(rope, model.head_dim));
   }
   return {};
 }
@@ -300,8 +300,8 @@ std::shared_ptr<const void> Calibration::hold() const {
 
 size_t Calibration::bytes() const {
   size_t total = sizeof *this + model.name.capacity() + origin.text.capacity() + origin.made_by.capacity() + name_.capacity();
-  total += size_of(rotations) + size_of(turner_of_);
-  for (const Rotation& rotation : rotations) total += size_of(rotation);
+  total += size_of(ropes) + size_of(turner_of_);
+  for (const Rope& rope : ropes) total += size_of(rope);
   for (const auto& turner : turners_) total += turner->bytes();
   std::lock_guard lock(mutex_);
   for (const auto& [bits, choices] : choices_) total += size_of(choices);

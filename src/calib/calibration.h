@@ -1,6 +1,6 @@
 // calibration.h — what is known about one model's keys and values: the tables of the codecs that need some, in one file.
 //
-// Layout:   magic, version, ModelId, frame (block, sinks, distance), rotations of the layers, where it came from; then sections,
+// Layout:   magic, version, ModelId, frame (block, sinks, distance), ropes of the layers, where it came from; then sections,
 //           each a tag of four letters, a length, a checksum and its bytes; XXH3-64 of everything at the end. A reader refuses a
 //           section it does not know only when something needs it. A file of another version, or with a bit flipped, is refused
 //           whole.
@@ -52,11 +52,11 @@ class Calibration {
         block(statistics.block),
         sinks(statistics.sinks),
         distance(statistics.distance),
-        rotations(statistics.rotations) {}
+        ropes(statistics.ropes) {}
   ModelId model;
   Origin origin;
   uint32_t block = 0, sinks = 0, distance = 0;  // as in Statistics
-  std::vector<Rotation> rotations;              // of each layer
+  std::vector<Rope> ropes;                      // of each layer
 
   // Sections as solved, or as parsed from bytes that go away; null where there is none, and where it is read when asked for.
   std::shared_ptr<const KltTables> klt;
@@ -65,7 +65,7 @@ class Calibration {
   std::shared_ptr<const DeepTables> deep;
 
   // Makes the sections' derived parts and the id. Call once, when everything above is set. `file`, if wanted, gets the bytes that
-  // save() would write. REQUIRES: one rotation per layer.
+  // save() would write. REQUIRES: one rope per layer.
   Status finish(std::vector<std::byte>* file = nullptr);
   // REQUIRES: made by finish() or parsed from bytes that go away: its sections are in memory.
   std::vector<std::byte> serialize() const;
@@ -107,7 +107,7 @@ class Calibration {
   Result<std::shared_ptr<const Tables>> read(Kind kind, const std::shared_ptr<const Tables>& solved, const char* missing) const;
 
   uint64_t id_ = 0;
-  std::vector<std::unique_ptr<Turner>> turners_;  // each different rotation once
+  std::vector<std::unique_ptr<Turner>> turners_;  // each different rope once
   std::vector<size_t> turner_of_;
   std::string name_;  // of the bytes, for messages; the path of a file
   bool from_file_ = false;

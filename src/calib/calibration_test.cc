@@ -23,7 +23,7 @@ TEST(Calibration, ComesBackFromItsBytes) {
   ASSERT_TRUE(back.ok()) << back.status().message();
   EXPECT_EQ((*back)->id(), made()->id());
   EXPECT_EQ((*back)->model, made()->model);
-  EXPECT_EQ((*back)->rotations, made()->rotations);
+  EXPECT_EQ((*back)->ropes, made()->ropes);
   EXPECT_EQ((*back)->serialize(), bytes);
 }
 
@@ -194,7 +194,7 @@ TEST(SolveKlt, RefusesStatisticsThatSayNothing) {
   EXPECT_FALSE(solve_klt(bad, nullptr).ok());
   bad = s;
   bad.layers[0].keys.assign(bad.layers[0].keys.size(), 0x3C00);
-  bad.rotations.assign(bad.rotations.size(), {});
+  bad.ropes.assign(bad.ropes.size(), {});
   EXPECT_FALSE(solve_klt(bad, nullptr).ok());
   bad = s;
   bad.positions.resize(100);
@@ -203,13 +203,13 @@ TEST(SolveKlt, RefusesStatisticsThatSayNothing) {
 
 TEST(Turner, TurnsBackAndForth) {
   SyntheticModel model({});
-  const Turner turner(model.rotation(), 64);
+  const Turner turner(model.rope(), 64);
   const auto x = model.noise(3 * 64);
   std::vector<float> y(x.size());
   for (const int64_t by : {1, 127, 128, 129, 8191, 1 << 20}) {
     turner.turn(x.data(), 3, by, y.data());
     for (uint32_t p = 0; p < 32; ++p) {
-      const double angle = model.rotation()[p].angle * static_cast<double>(by);
+      const double angle = model.rope()[p].angle * static_cast<double>(by);
       EXPECT_NEAR(y[p], x[p] * std::cos(angle) - x[p + 32] * std::sin(angle), 2e-5) << by;
     }
     turner.turn(y.data(), 3, -by, y.data());

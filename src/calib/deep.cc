@@ -34,7 +34,7 @@ constexpr double kLeastSpread = 1e-12;
 // Keys turned back to before RoPE, and values: [sampled][dim].
 Rows vectors(const Statistics& s, uint32_t layer) {
   const uint32_t d = s.model.head_dim, width = s.model.kv_heads * d, n = s.sampled();
-  const Turner turner(s.rotations[layer], d);
+  const Turner turner(s.ropes[layer], d);
   Rows rows(n, 2 * width);
   for (uint32_t i = 0; i < n; ++i) {
     const uint16_t* keys = s.layers[layer].keys.data() + static_cast<size_t>(i) * width;

@@ -29,7 +29,7 @@ uint16_t half(double x) { return f32_to_f16(static_cast<float>(std::clamp(x, -60
 // The sampled keys of one head in the frame of their blocks.
 Rows block_frame_rows(const Statistics& s, uint32_t layer, uint32_t head) {
   const uint32_t d = s.model.head_dim, n = s.sampled();
-  const Turner turner(s.rotations[layer], d);
+  const Turner turner(s.ropes[layer], d);
   Rows rows(n, d);
   for (uint32_t i = 0; i < n; ++i) {
     const uint16_t* key = s.layers[layer].keys.data() + (static_cast<size_t>(i) * s.model.kv_heads + head) * d;
@@ -100,7 +100,7 @@ Fit fit_step(const std::vector<float>& x, int width) {
 // figures, not measured.
 constexpr float kValueError[3] = {0.125f, 0.037f, 0.011f};
 
-// Rotation spreads a value's error evenly over its channels, so the metric's trace and the size of values that are looked at
+// Rope spreads a value's error evenly over its channels, so the metric's trace and the size of values that are looked at
 // decide.
 std::vector<float> value_distortions(const Statistics& s, uint32_t layer, uint32_t head) {
   const uint32_t d = s.model.head_dim;

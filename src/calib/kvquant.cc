@@ -26,7 +26,7 @@ Status check_sizes(const Statistics& s) {
     return error(StatusCode::invalid_argument, "KVQuant needs ", kFewestTokens, " sampled tokens or more; the statistics have ",
                  s.sampled());
   }
-  bool fits = s.layers.size() == m.layers && s.rotations.size() == m.layers && s.pairs.size() == heads;
+  bool fits = s.layers.size() == m.layers && s.ropes.size() == m.layers && s.pairs.size() == heads;
   for (size_t l = 0; fits && l < s.layers.size(); ++l) {
     fits = s.layers[l].keys.size() == values && s.layers[l].values.size() == values;
   }
@@ -189,7 +189,7 @@ void add_values(const std::vector<float>& rows, uint32_t d, uint32_t block, cons
 
 Status solve_layer(const Statistics& s, uint32_t layer, KvquantTables& tables) {
   const uint32_t d = s.model.head_dim, heads = s.model.kv_heads;
-  const Turner turner(s.rotations[layer], d);
+  const Turner turner(s.ropes[layer], d);
   std::vector<float> rows;
   for (const KvquantTensor tensor : {KvquantTensor::keys, KvquantTensor::values}) {
     TIERKV_ASSIGN_OR_RETURN(const std::vector<double> costs, channel_costs(s, layer, tensor));

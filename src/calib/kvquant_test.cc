@@ -31,7 +31,7 @@ float laplacian(std::mt19937& rng) {
 // One head's keys of the sample before RoPE.
 std::vector<float> plain_keys(const Statistics& s, uint32_t layer, uint32_t head) {
   const uint32_t d = s.model.head_dim;
-  const Turner turner(s.rotations[layer], d);
+  const Turner turner(s.ropes[layer], d);
   std::vector<float> rows(static_cast<size_t>(s.sampled()) * d);
   for (uint32_t i = 0; i < s.sampled(); ++i) {
     float* row = rows.data() + static_cast<size_t>(i) * d;
@@ -62,7 +62,7 @@ TEST(Kvquant, RangesAreThoseBeforeRope) {
   // The same keys further along the text: after RoPE they are others, before it they are the same.
   Statistics far = statistics();
   const uint32_t d = far.model.head_dim, heads = far.model.kv_heads;
-  const Turner turner(far.rotations[0], d);
+  const Turner turner(far.ropes[0], d);
   for (LayerSample& sample : far.layers) {
     std::vector<float> rows(sample.keys.size());
     for (size_t i = 0; i < rows.size(); ++i) rows[i] = f16_to_f32(sample.keys[i]);
@@ -240,7 +240,7 @@ TEST(Kvquant, StatisticsThatSayNothingAreRefused) {
   refused([](Statistics& s) { s.pairs[0].value[33] = -1.0; });
   refused([](Statistics& s) { s.pairs.pop_back(); });
   refused([](Statistics& s) { s.layers[1].keys.pop_back(); });
-  refused([](Statistics& s) { s.rotations.clear(); });
+  refused([](Statistics& s) { s.ropes.clear(); });
   refused([](Statistics& s) { s.positions.resize(100); });
 }
 

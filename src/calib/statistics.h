@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "calib/rotation.h"
+#include "calib/rope.h"
 
 namespace tierkv::calib {
 
@@ -48,7 +48,7 @@ struct Statistics {
   uint32_t sinks = 4;               // first tokens of a sequence, which are never archived and not in the sample
   uint32_t distance = 512;          // from a query to the keys it finds in the archive
   uint64_t tokens = 0;              // of text that went by
-  std::vector<Rotation> rotations;  // of each layer
+  std::vector<Rope> ropes;          // of each layer
   std::vector<uint32_t> positions;  // [sampled], each in its own window of text
   std::vector<LayerSample> layers;
   std::vector<PairSums> pairs;  // [layer][kv head]

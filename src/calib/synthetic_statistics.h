@@ -21,9 +21,9 @@ class SyntheticModel {
   explicit SyntheticModel(const SyntheticShape& shape) : shape_(shape), random_(shape.seed) {
     const uint32_t d = shape.head_dim;
     for (uint32_t p = 0; p < d / 2 && shape.rope; ++p) {
-      rotation_.push_back({static_cast<uint16_t>(p), static_cast<uint16_t>(p + d / 2), std::pow(10000.0, -2.0 * p / d)});
+      rope_.push_back({static_cast<uint16_t>(p), static_cast<uint16_t>(p + d / 2), std::pow(10000.0, -2.0 * p / d)});
     }
-    turner_ = std::make_unique<Turner>(rotation_, d);
+    turner_ = std::make_unique<Turner>(rope_, d);
     for (uint32_t h = 0; h < shape.layers * shape.kv_heads; ++h) {
       std::vector<float> mix(static_cast<size_t>(d) * d), mean(d);
       for (uint32_t r = 0; r < d; ++r) {
@@ -36,7 +36,7 @@ class SyntheticModel {
     }
   }
 
-  const Rotation& rotation() const { return rotation_; }
+  const Rope& rope() const { return rope_; }
 
   // A key of one head after RoPE at a position.
   std::vector<float> key(uint32_t layer, uint32_t head, uint32_t position) {
@@ -60,7 +60,7 @@ class SyntheticModel {
     Statistics s;
     s.model = {"synthetic", 42, shape_.layers, shape_.heads, shape_.kv_heads, shape_.head_dim};
     s.tokens = shape_.tokens;
-    s.rotations.assign(shape_.layers, rotation_);
+    s.ropes.assign(shape_.layers, rope_);
     for (uint32_t i = 0; i < shape_.tokens; ++i) s.positions.push_back(s.sinks + i);
     for (uint32_t l = 0; l < shape_.layers; ++l) {
       LayerSample& sample = s.layers.emplace_back();
@@ -112,7 +112,7 @@ class SyntheticModel {
   SyntheticShape shape_;
   std::mt19937 random_;
   std::normal_distribution<float> normal_;
-  Rotation rotation_;
+  Rope rope_;
   std::unique_ptr<Turner> turner_;
   std::vector<std::vector<float>> mixes_, means_;
 };

@@ -15,16 +15,16 @@ constexpr Preset kPresets[] = {
     {"int8", "everything past the hot rows at 8 bits: near-lossless", 64, kAll, "int8", "int8", 4, 64, 128},
     {"kivi4", "KIVI at 4 bits in groups of 64", 128, kAll, "kivi4-g64", "kivi4-g64", 4, 128, 128},
     {"kivi2", "KIVI at 2 bits in groups of 64 (its paper: `kivi2-g32`, no sinks)", 128, 0, "kivi4-g64", "kivi2-g64", 4, 128, 128},
-    {"k4v2", "document 004's split: keys at 4 bits, values at 2", 128, 0, "kivi4-g64", "kivi4-g64/kivi2-g64", 4, 128, 128},
-    {"k4v3", "document 004's split: keys at 4 bits, values at 3", 128, 0, "kivi4-g64", "kivi4-g64/kivi3-g64", 4, 128, 128},
+    {"k4v2", "AKV's split: keys at 4 bits, values at 2", 128, 0, "kivi4-g64", "kivi4-g64/kivi2-g64", 4, 128, 128},
+    {"k4v3", "AKV's split: keys at 4 bits, values at 3", 128, 0, "kivi4-g64", "kivi4-g64/kivi3-g64", 4, 128, 128},
     {"balanced", "the default: a 2-bit archive (under 2 with a calibration) behind 4-bit warm", 64, 448, "rot4", "auto", 4, 64,
      128},
     {"quality", "3-bit archive, longer tiers", 128, 896, "rot4", "auto3", 8, 64, 128},
     {"compact", "the smallest that still has every tier", 32, 128, "rot4", "auto", 4, 64, 128},
     {"deep", "for many sequences that mostly wait: 4 bits while they are read, 32 times smaller than FP16 when idle or saved", 64,
      kAll, "rot4", "rot4", 4, 64, 128, 32.0},
-    {"adr004", "document 004's defaults: 1024 hot, 2048 at 4 bits, the rest at 2, groups of 128", 1024, 2048, "kivi4-g128",
-     "kivi2-g128", 4, 128, 128},
+    {"adr004", "AKV's defaults: 1024 hot, 2048 at 4 bits, the rest at 2, groups of 128", 1024, 2048, "kivi4-g128", "kivi2-g128", 4,
+     128, 128},
 };
 
 }  // namespace
@@ -50,7 +50,7 @@ Status apply_preset(std::string_view name, CacheConfig& config) {
     config.warm_block = preset.warm_block;
     config.archive_block = preset.archive_block;
     config.deep = {preset.deep_ratio, 0.0};
-    config.eviction = EvictionConfig();  // protects the newest 32, drops 64 at a time (document 004's too), evicts nothing unasked
+    config.eviction = EvictionConfig();  // protects the newest 32, drops 64 at a time (AKV's too), evicts nothing unasked
     // Layers keep their sliding windows, which are the model's, and lose every other difference.
     std::vector<LayerOverride> windows;
     for (const LayerOverride& old : config.overrides) {

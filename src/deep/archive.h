@@ -65,7 +65,7 @@ struct ArchiveInfo {
   uint64_t bytes = 0;
 };
 
-// REQUIRES: `tables` belong to the model whose rotations `turner` gives by layer; `id` names the calibration they came from.
+// REQUIRES: `tables` belong to the model whose ropes `turner` gives by layer; `id` names the calibration they came from.
 struct Book {
   const calib::DeepTables* tables = nullptr;
   std::function<const calib::Turner&(uint32_t layer)> turner;

@@ -42,8 +42,8 @@ class Model {
       for (float& x : offset_[l]) x = normal(rng_);
     }
     for (uint16_t p = 0; p < kDim / 2; ++p)
-      rotation_.push_back({p, static_cast<uint16_t>(p + kDim / 2), std::pow(10000.0, -2.0 * p / kDim)});
-    turner_ = std::make_unique<calib::Turner>(rotation_, kDim);
+      rope_.push_back({p, static_cast<uint16_t>(p + kDim / 2), std::pow(10000.0, -2.0 * p / kDim)});
+    turner_ = std::make_unique<calib::Turner>(rope_, kDim);
     statistics_ = collect(1500);
     auto solved = calib::solve_deep(statistics_, {});
     status_ = solved.status();
@@ -103,7 +103,7 @@ class Model {
     calib::Statistics s;
     s.model = {"made up", 7, kLayers, 2 * kHeads, kHeads, kDim};
     s.tokens = sampled;
-    s.rotations.assign(kLayers, rotation_);
+    s.ropes.assign(kLayers, rope_);
     s.layers.resize(kLayers);
     const size_t half = static_cast<size_t>(kHeads) * kDim;
     std::vector<float> k(half), v(half);
@@ -141,7 +141,7 @@ class Model {
 
   std::mt19937 rng_;
   std::vector<std::vector<float>> mix_, offset_;
-  calib::Rotation rotation_;
+  calib::Rope rope_;
   std::unique_ptr<calib::Turner> turner_;
   calib::Statistics statistics_;
   calib::DeepTables tables_;

@@ -59,8 +59,8 @@ Collector::Collector(const ModelShape& shape, std::vector<uint32_t> windows, con
   statistics_.block = options.block;
   statistics_.sinks = options.sinks;
   statistics_.distance = options.distance;
-  statistics_.rotations = shape.rotations;
-  statistics_.rotations.resize(shape.layers);
+  statistics_.ropes = shape.ropes;
+  statistics_.ropes.resize(shape.layers);
 
   // Sampled tokens: evenly over all that are not sinks.
   uint64_t total = 0;
@@ -93,10 +93,10 @@ Collector::Collector(const ModelShape& shape, std::vector<uint32_t> windows, con
     sample.influence.assign(rows, 0.0f);
     Layer& layer = layers_[i];
     const auto same =
-        std::find_if(turners_.begin(), turners_.end(), [&](const auto& t) { return t->rotation() == statistics_.rotations[i]; });
+        std::find_if(turners_.begin(), turners_.end(), [&](const auto& t) { return t->rope() == statistics_.ropes[i]; });
     layer.turner = same != turners_.end()
                        ? same->get()
-                       : turners_.emplace_back(std::make_unique<calib::Turner>(statistics_.rotations[i], shape.head_dim)).get();
+                       : turners_.emplace_back(std::make_unique<calib::Turner>(statistics_.ropes[i], shape.head_dim)).get();
     layer.idle = shape.window[i] != 0 && shape.window[i] <= options.distance;
     if (layer.idle) continue;
     layer.keys.resize(longest_ * shape.kv_heads * dim);
@@ -239,7 +239,7 @@ void Collector::add_pairs(const AttentionSeen& seen, Layer& layer) {
       query.out = seen.out + (static_cast<size_t>(row) * shape_.heads + head * group_) * shape_.head_dim;
       query.scale = seen.scale;
       query.softcap = seen.softcap;
-      query.sinks = seen.sinks != nullptr ? seen.sinks + head * group_ : nullptr;
+      query.sink_logits = seen.sink_logits != nullptr ? seen.sink_logits + head * group_ : nullptr;
       query.residual = residual[i];
       query.seed = ((static_cast<uint64_t>(window_) << 20 | seen.layer) << 10 | head) << 24 | chosen[i];
       task.add(query);

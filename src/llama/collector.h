@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "base/thread_pool.h"
-#include "calib/rotation.h"
+#include "calib/rope.h"
 #include "calib/statistics.h"
 #include "llama/output_weights.h"
 #include "llama/pair_sums.h"

@@ -21,9 +21,9 @@ ModelShape made_up_shape() {
   shape.kv_heads = kKvHeads;
   shape.head_dim = kDim;
   shape.window = {0, 50, 20};  // the last never reaches the archive
-  shape.rotations.resize(kLayers);
+  shape.ropes.resize(kLayers);
   for (uint16_t p = 0; p < kDim / 2; ++p) {
-    shape.rotations[0].push_back({p, static_cast<uint16_t>(p + kDim / 2), std::pow(50.0, -p / 16.0)});
+    shape.ropes[0].push_back({p, static_cast<uint16_t>(p + kDim / 2), std::pow(50.0, -p / 16.0)});
   }
   return shape;
 }
@@ -79,9 +79,9 @@ struct Text {
   std::vector<uint16_t> k, v;
 };
 
-std::vector<double> turned(const calib::Rotation& rotation, const float* q, double by) {
+std::vector<double> turned(const calib::Rope& pairs, const float* q, double by) {
   std::vector<double> row(q, q + kDim);
-  for (const calib::RotatedPair& pair : rotation) {
+  for (const calib::RopePair& pair : pairs) {
     const double a = row[pair.a], b = row[pair.b], c = std::cos(by * pair.angle), s = std::sin(by * pair.angle);
     row[pair.a] = a * c - b * s;
     row[pair.b] = a * s + b * c;
@@ -159,7 +159,7 @@ class CollectorTest : public testing::Test {
           seen.out = of.out.data() + at * kHeads * kDim;
           seen.scale = kScale;
           seen.softcap = of.softcap;
-          seen.sinks = of.sinks.empty() ? nullptr : of.sinks.data();
+          seen.sink_logits = of.sinks.empty() ? nullptr : of.sinks.data();
           collector.observe(seen);
         }
       }
@@ -212,8 +212,8 @@ TEST_F(CollectorTest, SumsAreThoseOfTheFormulas) {
               if (p[s] == 0.0) continue;
               const double residual = of.squares[t], errors = p[s] * p[s] * moved(of, layer, t, s, h) / residual * kScale * kScale;
               add_product(block, errors,
-                          turned(shape_.rotations[layer], of.query(t, h), -static_cast<double>(calib::block_start(s, 3, 16))));
-              add_product(single, errors, turned(shape_.rotations[layer], of.query(t, h), -static_cast<double>(s)));
+                          turned(shape_.ropes[layer], of.query(t, h), -static_cast<double>(calib::block_start(s, 3, 16))));
+              add_product(single, errors, turned(shape_.ropes[layer], of.query(t, h), -static_cast<double>(s)));
               for (uint32_t a = 0; a < kDim * kDim; ++a)
                 value[a] += p[s] * p[s] / residual * weights_[layer].gram[h * kDim * kDim + a];
               for (uint32_t i = 0; i < statistics->sampled(); ++i) {

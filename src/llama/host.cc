@@ -18,9 +18,9 @@
 
 #include "base/status_macros.h"
 #include "llama/crew.h"
+#include "llama/micro_batches.h"
 #include "llama/node.h"
 #include "llama/pages.h"
-#include "llama/plan.h"
 #include "llama/self_check.h"
 #include "tierkv/llama.h"
 
@@ -116,7 +116,7 @@ struct Host::Impl {
     options.executor = executor;
     options.scale = node.scale;
     options.softcap = node.softcap;
-    options.sink_logits = node.sinks;
+    options.sink_logits = node.sink_logits;
     const size_t row_size = static_cast<size_t>(node.queries.heads) * node.queries.head_dim;
     for (const Run& run : item.rows->runs) {
       for (uint32_t done = 0; done < run.count;) {
@@ -134,7 +134,7 @@ struct Host::Impl {
         in_cache += attended - start;
         if (observer) {
           observer({layer.index, item.rows->seq, run.position + done, slice(node.queries, row, count), slice(node.keys, row, count),
-                    slice(node.values, row, count), node.out + row * row_size, node.scale, node.softcap, node.sinks});
+                    slice(node.values, row, count), node.out + row * row_size, node.scale, node.softcap, node.sink_logits});
         }
         done += count;
       }
@@ -317,8 +317,8 @@ struct Host::Impl {
 
   // After a failure: every sequence as long as it was. One that cannot go back (a window too short) is removed whole, because a
   // sequence whose layers differ in length would answer wrongly ever after.
-  void roll_back(const BatchPlan& plan) {
-    for (const BatchPlan::Start& start : plan.starts()) {
+  void roll_back(const MicroBatches& plan) {
+    for (const MicroBatches::Start& start : plan.starts()) {
       Sequence& sequence = sequences[static_cast<size_t>(start.seq)];
       // Another thread parked it between two micro-batches: nothing of this one is in it.
       if (const auto parked = cache.is_parked(sequence.id); parked.ok() && *parked) continue;
@@ -396,8 +396,8 @@ Status Host::decode(llama_context* context, const llama_batch& batch) {
       return error(StatusCode::failed_precondition, "sequence ", seq, " is parked: AdaptiveKVCache::wake(", id, ") comes first");
     return impl_->cache.length(id);
   };
-  auto plan = BatchPlan::make(batch, llama_model_n_embd_inp(impl_->shape.model), impl_->micro_batch,
-                              static_cast<uint32_t>(impl_->sequences.size()), impl_->shape.context, length);
+  auto plan = MicroBatches::make(batch, llama_model_n_embd_inp(impl_->shape.model), impl_->micro_batch,
+                                 static_cast<uint32_t>(impl_->sequences.size()), impl_->shape.context, length);
   if (!plan.ok()) return plan.status();
   impl_->own_ns += now_ns() - start;
   impl_->decode_ns += now_ns() - start;

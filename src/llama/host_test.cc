@@ -336,7 +336,7 @@ TEST(HostPark, AParkedSequenceIsRefusedAndKeptUntilItWakes) {
   calib::Statistics statistics = snapshot::testing::made_up::model().statistics();
   statistics.model.layers = hosted.shape.layers;
   statistics.layers.resize(hosted.shape.layers);
-  statistics.rotations.resize(hosted.shape.layers);
+  statistics.ropes.resize(hosted.shape.layers);
   statistics.pairs.resize(static_cast<size_t>(hosted.shape.layers) * hosted.shape.kv_heads);
   auto calibration = std::make_shared<calib::Calibration>(statistics, calib::Origin());
   calibration->deep = std::make_shared<calib::DeepTables>(calib::solve_deep(statistics, {}).value());

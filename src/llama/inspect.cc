@@ -177,21 +177,21 @@ Status check_node(const ModelShape& shape, const Seen& seen) {
 }
 
 // A layer whose RoPE is no rotation of pairs gets none: any frame is a right one, and the cache's own attention needs none.
-std::vector<calib::Rotation> find_rotations(const Probe& probe, uint32_t head_dim) {
-  std::vector<std::pair<RopeNode, calib::Rotation>> known;
-  std::vector<calib::Rotation> rotations;
+std::vector<calib::Rope> find_rotations(const Probe& probe, uint32_t head_dim) {
+  std::vector<std::pair<RopeNode, calib::Rope>> known;
+  std::vector<calib::Rope> ropes;
   for (const Seen& seen : probe.seen) {
-    calib::Rotation& rotation = rotations.emplace_back();
+    calib::Rope& rope = ropes.emplace_back();
     if (!seen.rope) continue;
     const auto same = std::find_if(known.begin(), known.end(), [&](const auto& entry) { return entry.first == *seen.rope; });
     if (same != known.end()) {
-      rotation = same->second;
-    } else if (auto found = rotation_of(*seen.rope, head_dim); found.ok()) {
-      rotation = found.value();
-      known.emplace_back(*seen.rope, rotation);
+      rope = same->second;
+    } else if (auto found = rope_of(*seen.rope, head_dim); found.ok()) {
+      rope = found.value();
+      known.emplace_back(*seen.rope, rope);
     }
   }
-  return rotations;
+  return ropes;
 }
 
 uint64_t fingerprint_of(const Probe& probe, const ModelShape& shape) {
@@ -269,7 +269,7 @@ Result<ModelShape> inspect(llama_model* model) {
     shape.window.push_back(window != 0 && !seen.shows_a ? window : 0);
   }
   shape.layers = static_cast<uint32_t>(shape.cache_layers.size());
-  shape.rotations = find_rotations(probe, shape.head_dim);
+  shape.ropes = find_rotations(probe, shape.head_dim);
   shape.fingerprint = fingerprint_of(probe, shape);
   shape.context = static_cast<uint32_t>(std::max(0, llama_model_n_ctx_train(model)));
   if (probe.short_rope_factors) {

@@ -45,21 +45,21 @@ TEST(Inspect, FindsRopeInTheModelsOrder) {
   const ModelPtr llama = load_tiny("llama"), qwen2 = load_tiny("qwen2"), gemma3 = load_tiny("gemma3");
   const auto interleaved = inspect(llama.get()), halves = inspect(qwen2.get()), two = inspect(gemma3.get());
   ASSERT_TRUE(interleaved.ok() && halves.ok() && two.ok());
-  ASSERT_EQ(interleaved->rotations.size(), 3u);
-  const auto expect_pair = [](const calib::RotatedPair& pair, int a, int b, int p, uint32_t pairs) {
+  ASSERT_EQ(interleaved->ropes.size(), 3u);
+  const auto expect_pair = [](const calib::RopePair& pair, int a, int b, int p, uint32_t pairs) {
     const double angle = std::pow(10000.0, -static_cast<double>(p) / pairs);
     EXPECT_EQ(pair.a, a);
     EXPECT_EQ(pair.b, b);
     EXPECT_NEAR(pair.angle, angle, 1e-5 * angle);
   };
   for (int p = 0; p < 16; ++p) {
-    expect_pair(interleaved->rotations[2][p], 2 * p, 2 * p + 1, p, 16);
-    expect_pair(halves->rotations[2][p], p, p + 32, p, 32);
+    expect_pair(interleaved->ropes[2][p], 2 * p, 2 * p + 1, p, 16);
+    expect_pair(halves->ropes[2][p], p, p + 32, p, 32);
   }
   // Sliding layers of Gemma 3 turn faster than the global one.
-  ASSERT_EQ(two->rotations.size(), 7u);
-  EXPECT_EQ(two->rotations[0].size(), 128u);
-  EXPECT_EQ(two->rotations[0], two->rotations[4]);
+  ASSERT_EQ(two->ropes.size(), 7u);
+  EXPECT_EQ(two->ropes[0].size(), 128u);
+  EXPECT_EQ(two->ropes[0], two->ropes[4]);
 }
 
 TEST(Inspect, FingerprintIsOfTheModelNotOfItsQuantization) {

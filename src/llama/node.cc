@@ -83,7 +83,7 @@ Result<AttentionNode> read_node(const ggml_tensor* node, const int32_t* op_param
   result.mask = mask;
   if (sinks != nullptr) {
     if (sinks->type != GGML_TYPE_F32 || !in_host_memory(sinks)) return unsupported(node, "its sinks are not f32 in host memory");
-    result.sinks = static_cast<const float*>(sinks->data);
+    result.sink_logits = static_cast<const float*>(sinks->data);
   }
   return result;
 }

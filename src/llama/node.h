@@ -21,7 +21,7 @@ struct AttentionNode {
   float max_bias = 0.0f;  // ALiBi
   float softcap = 0.0f;
   const ggml_tensor* mask = nullptr;
-  const float* sinks = nullptr;  // a logit per query head, or null
+  const float* sink_logits = nullptr;  // a logit per query head, or null
 };
 
 // The layer of a tensor that is a view of libllama's key cache; -1 if it is not one.

@@ -179,9 +179,9 @@ float PairTask::soften(const SeenQuery& query, uint32_t i, float* scores, uint32
   }
   std::fill(scores + n, scores + all, kNowhere);
   float top = largest(scores, all);
-  if (query.sinks != nullptr) top = std::max(top, query.sinks[i]);
+  if (query.sink_logits != nullptr) top = std::max(top, query.sink_logits[i]);
   float sum = exp_sum(scores, all, top);
-  if (query.sinks != nullptr) sum += std::exp(query.sinks[i] - top);
+  if (query.sink_logits != nullptr) sum += std::exp(query.sink_logits[i] - top);
   return 1.0f / sum;
 }
 

@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "calib/rotation.h"
+#include "calib/rope.h"
 #include "calib/statistics.h"
 
 namespace tierkv::llama {
@@ -37,9 +37,9 @@ struct SeenQuery {
   ptrdiff_t head_stride = 0;
   const float* out = nullptr;  // attention's results, [group][dim]
   float scale = 0.0f, softcap = 0.0f;
-  const float* sinks = nullptr;  // a logit for each of the group, or null
-  float residual = 1.0f;         // |h_t|²
-  uint64_t seed = 0;             // of the draws
+  const float* sink_logits = nullptr;  // a logit for each of the group, or null
+  float residual = 1.0f;               // |h_t|²
+  uint64_t seed = 0;                   // of the draws
 };
 
 class PairTask {

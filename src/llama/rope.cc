@@ -74,7 +74,7 @@ Result<std::vector<float>> apply_rope(const RopeNode& rope, uint32_t head_dim, c
   return result;
 }
 
-Result<calib::Rotation> rotation_of(const RopeNode& rope, uint32_t head_dim) {
+Result<calib::Rope> rope_of(const RopeNode& rope, uint32_t head_dim) {
   const int dims = rope.params[1];
   if (dims < 2 || dims > static_cast<int>(head_dim) ||
       (!rope.factors.empty() && rope.factors.size() < static_cast<size_t>(dims) / 2)) {
@@ -85,23 +85,23 @@ Result<calib::Rotation> rotation_of(const RopeNode& rope, uint32_t head_dim) {
   for (uint32_t j = 0; j < head_dim; ++j) units[static_cast<size_t>(j) * head_dim + j] = 1.0f;
   TIERKV_ASSIGN_OR_RETURN(const std::vector<float> images, apply_rope(rope, head_dim, units, 1));
   const auto image = [&](uint32_t of, uint32_t channel) { return images[static_cast<size_t>(of) * head_dim + channel]; };
-  calib::Rotation rotation;
+  calib::Rope pairs;
   for (uint32_t a = 0; a < head_dim; ++a) {
     for (uint32_t b = a + 1; b < head_dim; ++b) {
       const float sine = image(a, b);
       if (sine == 0.0f) continue;
       const float length = std::hypot(sine, image(a, a));
-      for (const calib::RotatedPair& pair : rotation) {
+      for (const calib::RopePair& pair : pairs) {
         if (pair.a != a && pair.b != a && pair.a != b && pair.b != b) continue;
         return error(StatusCode::unsupported, "its RoPE mixes more than two channels");
       }
       if (std::fabs(image(b, a) + sine) > 1e-5f * length || std::fabs(image(b, b) - image(a, a)) > 1e-5f * length) {
         return error(StatusCode::unsupported, "its RoPE is not a rotation of channels ", a, " and ", b);
       }
-      rotation.push_back({static_cast<uint16_t>(a), static_cast<uint16_t>(b), std::atan2(static_cast<double>(sine), image(a, a))});
+      pairs.push_back({static_cast<uint16_t>(a), static_cast<uint16_t>(b), std::atan2(static_cast<double>(sine), image(a, a))});
     }
   }
-  return rotation;
+  return pairs;
 }
 
 }  // namespace tierkv::llama

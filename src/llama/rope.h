@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "tierkv/rotation.h"
+#include "tierkv/rope.h"
 #include "tierkv/status.h"
 
 namespace tierkv::llama {
@@ -29,6 +29,6 @@ RopeNode read_rope(const ggml_tensor* node);
 // rows, [count][head_dim], as ggml turns them at `position`.
 Result<std::vector<float>> apply_rope(const RopeNode& rope, uint32_t head_dim, const std::vector<float>& rows, int32_t position);
 
-Result<calib::Rotation> rotation_of(const RopeNode& rope, uint32_t head_dim);
+Result<calib::Rope> rope_of(const RopeNode& rope, uint32_t head_dim);
 
 }  // namespace tierkv::llama

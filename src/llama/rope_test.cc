@@ -8,7 +8,7 @@
 #include <cstring>
 #include <random>
 
-#include "calib/rotation.h"
+#include "calib/rope.h"
 
 namespace tierkv::llama {
 namespace {
@@ -46,9 +46,9 @@ class Rope : public testing::TestWithParam<Case> {
 TEST_P(Rope, TurnsLikeGgmlAtEveryPosition) {
   const RopeNode rope = node_of(GetParam());
   const uint32_t dim = GetParam().head_dim, count = 5;
-  const auto rotation = rotation_of(rope, dim);
-  ASSERT_TRUE(rotation.ok()) << rotation.status().to_string();
-  EXPECT_EQ(rotation->size(), static_cast<size_t>(GetParam().dims) / 2);
+  const auto pairs = rope_of(rope, dim);
+  ASSERT_TRUE(pairs.ok()) << pairs.status().to_string();
+  EXPECT_EQ(pairs->size(), static_cast<size_t>(GetParam().dims) / 2);
   std::mt19937 random(7);
   std::normal_distribution<float> normal;
   std::vector<float> rows(count * dim);
@@ -56,7 +56,7 @@ TEST_P(Rope, TurnsLikeGgmlAtEveryPosition) {
   // At position 0 nothing turns, and what is left is the constant factor.
   const auto still = apply_rope(rope, dim, rows, 0);
   ASSERT_TRUE(still.ok());
-  const calib::Turner turner(*rotation, dim);
+  const calib::Turner turner(*pairs, dim);
   for (const int32_t position : {1, 2, 77, 128, 1000, 5000}) {
     const auto turned = apply_rope(rope, dim, rows, position);
     ASSERT_TRUE(turned.ok());
@@ -89,8 +89,8 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Rope,
 
 TEST(RopePairs, AreNamedOnceInTheOrderOfTheModel) {
   ggml_backend_load_all();
-  const auto halves = rotation_of(node_of({"", 96, 48, GGML_ROPE_TYPE_NEOX}), 96);
-  const auto interleaved = rotation_of(node_of({"", 96, 48, GGML_ROPE_TYPE_NORMAL}), 96);
+  const auto halves = rope_of(node_of({"", 96, 48, GGML_ROPE_TYPE_NEOX}), 96);
+  const auto interleaved = rope_of(node_of({"", 96, 48, GGML_ROPE_TYPE_NORMAL}), 96);
   ASSERT_TRUE(halves.ok() && interleaved.ok());
   for (uint16_t p = 0; p < 24; ++p) {
     const double angle = std::pow(10000.0, -2.0 * p / 48.0);
@@ -104,10 +104,10 @@ TEST(RopePairs, AreNamedOnceInTheOrderOfTheModel) {
 }
 
 TEST(RopePairs, RefusesWhatDoesNotFit) {
-  EXPECT_FALSE(rotation_of(node_of({"", 64, 96, GGML_ROPE_TYPE_NEOX}), 64).ok());
+  EXPECT_FALSE(rope_of(node_of({"", 64, 96, GGML_ROPE_TYPE_NEOX}), 64).ok());
   RopeNode rope = node_of({"", 64, 64, GGML_ROPE_TYPE_NEOX});
   rope.factors = {1.0f, 1.0f};
-  EXPECT_FALSE(rotation_of(rope, 64).ok());
+  EXPECT_FALSE(rope_of(rope, 64).ok());
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 //           "kv_threshold:MODEL:LAYER": {"hot": 64, "warm": 448, "archive_bits": 2}, …}.
 //           Several models share a file: saving replaces the entries of one and keeps the others. Written atomically
 //           (base/file.h); two programs that save different models at the same moment may lose one of the two saves.
-// Rule:     document 000's. Mean score below the target: hot x1.2 (rounded up, at most 4096), archive bits +1 (at most 4).
+// Rule:     ADR-004's. Mean score below the target: hot x1.2 (rounded up, at most 4096), archive bits +1 (at most 4).
 //           Comfortably above it: hot x0.9 (at least 32), bits -1 (at least 2). Values already outside those bounds
 //           ("all" hot rows, an 8-bit archive) are left alone.
 // Comfort:  the document says 1.1 x target. A score is at most 1, so for targets above 0.91 that is never reached and nothing

@@ -7,9 +7,9 @@ namespace {
 
 class H2O final : public EvictionPolicy {
  public:
-  uint32_t lanes() const override { return 1u << kMassTotal; }
+  uint32_t signals() const override { return 1u << kMassTotal; }
   Scope scope() const override { return Scope::head; }
-  void plan(const PlanInput& in, std::span<uint8_t> keep) const override { keep_top(in, in.lane[kMassTotal], keep); }
+  void choose(const ChoiceInput& in, std::span<uint8_t> keep) const override { keep_top(in, in.signal[kMassTotal], keep); }
 };
 
 }  // namespace

@@ -16,16 +16,16 @@ namespace {
 // A plan's input with its own storage.
 struct Tokens {
   std::vector<uint32_t> positions;
-  std::vector<float> lane[kNumLanes];
-  PlanInput in;
+  std::vector<float> signal[kNumSignals];
+  ChoiceInput in;
 
   explicit Tokens(std::vector<uint32_t> at) : positions(std::move(at)) {
-    for (auto& l : lane) l.assign(positions.size(), 0.0f);
+    for (auto& l : signal) l.assign(positions.size(), 0.0f);
   }
-  const PlanInput& input(uint32_t budget, uint32_t protect_first = 0, uint32_t protect_recent = 0) {
+  const ChoiceInput& input(uint32_t budget, uint32_t protect_first = 0, uint32_t protect_recent = 0) {
     in.budget = budget, in.protect_first = protect_first, in.protect_recent = protect_recent;
     in.positions = positions;
-    for (int i = 0; i < kNumLanes; ++i) in.lane[i] = lane[i];
+    for (int i = 0; i < kNumSignals; ++i) in.signal[i] = signal[i];
     return in;
   }
 };
@@ -41,9 +41,9 @@ std::unique_ptr<EvictionPolicy> make(const char* name, EvictionConfig config = {
   return make_policy(config).value();
 }
 
-std::vector<uint32_t> kept(const EvictionPolicy& policy, const PlanInput& in) {
+std::vector<uint32_t> kept(const EvictionPolicy& policy, const ChoiceInput& in) {
   std::vector<uint8_t> keep(in.positions.size(), 7);  // stale bytes must be overwritten
-  policy.plan(in, keep);
+  policy.choose(in, keep);
   std::vector<uint32_t> out;
   for (size_t i = 0; i < keep.size(); ++i) {
     EXPECT_LE(keep[i], 1);
@@ -56,8 +56,8 @@ Tokens random_tokens(std::mt19937& rng, uint32_t n) {
   std::vector<uint32_t> at;
   for (uint32_t i = 0, p = 0; i < n; ++i) at.push_back(p), p += 1 + (rng() % 4 == 0 ? rng() % 9 : 0);
   Tokens t(at);
-  for (auto& lane : t.lane)
-    for (float& x : lane) x = static_cast<float>(rng() % 50) / 8.0f;  // ties on purpose
+  for (auto& signal : t.signal)
+    for (float& x : signal) x = static_cast<float>(rng() % 50) / 8.0f;  // ties on purpose
   t.in.window_queries = rng() % 33;
   return t;
 }
@@ -81,7 +81,7 @@ TEST_P(EveryPolicy, KeepsExactlyTheBudgetAndTheProtectedAndIsDeterministic) {
     Tokens t = random_tokens(rng, n);
     const uint32_t first = rng() % 9, recent = rng() % 12;
     for (const uint32_t budget : {0u, 1u, n / 2, n ? n - 1 : 0u, n, n + 1, 0xFFFFFFFFu}) {
-      const PlanInput& in = t.input(budget, first, recent);
+      const ChoiceInput& in = t.input(budget, first, recent);
       const auto stay = kept(*p, in);
       ASSERT_EQ(stay.size(), std::min(budget, n)) << GetParam().name << " n " << n << " budget " << budget;
       ASSERT_EQ(stay, kept(*p, in));
@@ -112,11 +112,11 @@ TEST_P(EveryPolicy, ExplicitWindowNeverKeepsMoreThanTheBudget) {
 
 TEST_P(EveryPolicy, NaNAndInfinityAreSafe) {
   Tokens t(iota(64));
-  for (auto& lane : t.lane)
-    for (size_t i = 0; i < lane.size(); ++i) lane[i] = i % 3 == 0 ? std::nanf("") : i % 5 == 0 ? INFINITY : 1.0f;
+  for (auto& signal : t.signal)
+    for (size_t i = 0; i < signal.size(); ++i) signal[i] = i % 3 == 0 ? std::nanf("") : i % 5 == 0 ? INFINITY : 1.0f;
   const auto p = policy();
   EXPECT_EQ(kept(*p, t.input(20, 4, 4)).size(), 20u);
-  for (auto& lane : t.lane) std::fill(lane.begin(), lane.end(), std::nanf(""));
+  for (auto& signal : t.signal) std::fill(signal.begin(), signal.end(), std::nanf(""));
   EXPECT_EQ(kept(*p, t.input(20, 4, 4)).size(), 20u);
 }
 
@@ -147,7 +147,7 @@ TEST_P(EveryPolicy, LayerBudgetsNeverGrowWithTheLayerAndAverageToTheBudget) {
   EXPECT_EQ(p->layer_budget(3, 8, 0), 0u);
 }
 
-TEST_P(EveryPolicy, AsksForLanesThatExist) { EXPECT_EQ(policy()->lanes() >> kNumLanes, 0u); }
+TEST_P(EveryPolicy, AsksForLanesThatExist) { EXPECT_EQ(policy()->signals() >> kNumSignals, 0u); }
 
 INSTANTIATE_TEST_SUITE_P(Registry, EveryPolicy, testing::ValuesIn(policy_rows().begin(), policy_rows().end()),
                          [](const auto& info) { return std::string(info.param.name); });
@@ -165,11 +165,11 @@ TEST(PolicyRegistry, NoneIsNullAndUnknownNamesAreRefusedWithTheKnownOnes) {
   for (const PolicyRow& row : policy_rows()) EXPECT_NE(bad.status().message().find(row.name), std::string::npos);
 }
 
-// --- document 001, by name
+// --- ruvector-attention, by name
 
 TEST(Eviction, H2OEvictsLowestScore) {
   Tokens t(iota(4));
-  t.lane[kMassTotal] = {5.0f, 1.0f, 3.0f, 4.0f};
+  t.signal[kMassTotal] = {5.0f, 1.0f, 3.0f, 4.0f};
   EXPECT_EQ(kept(*make("h2o"), t.input(3)), (std::vector<uint32_t>{0, 2, 3}));
 }
 
@@ -178,7 +178,7 @@ TEST(Eviction, SlidingWindowKeepsSinksAndRecent) {
   config.window = 3;
   Tokens t(iota(10));
   EXPECT_EQ(kept(*make("sliding_window", config), t.input(5, 2)), (std::vector<uint32_t>{0, 1, 7, 8, 9}));
-  // The window binds even where the budget would allow more, as in document 001.
+  // The window binds even where the budget would allow more, as in ruvector-attention.
   EXPECT_EQ(kept(*make("sliding_window", config), t.input(9, 2)), (std::vector<uint32_t>{0, 1, 7, 8, 9}));
 }
 
@@ -193,13 +193,13 @@ TEST(Eviction, SingleEntrySurvivesABudgetOfOne) {
 
 TEST(H2O, RecentTokensStayWhateverTheirMass) {
   Tokens t(iota(8));
-  t.lane[kMassTotal] = {9, 8, 7, 6, 5, 4, 0, 0};
+  t.signal[kMassTotal] = {9, 8, 7, 6, 5, 4, 0, 0};
   EXPECT_EQ(kept(*make("h2o"), t.input(4, 0, 2)), (std::vector<uint32_t>{0, 1, 6, 7}));
 }
 
 TEST(H2O, NaNCountsAsTheLowest) {
   Tokens t(iota(5));
-  t.lane[kMassTotal] = {0, 1, std::nanf(""), 2, std::nanf("")};
+  t.signal[kMassTotal] = {0, 1, std::nanf(""), 2, std::nanf("")};
   EXPECT_EQ(kept(*make("h2o"), t.input(3)), (std::vector<uint32_t>{0, 1, 3}));
 }
 
@@ -226,14 +226,14 @@ TEST(Tova, FollowsTheNewestQueryAndDecidesForTheLayer) {
   const auto p = make("tova");
   EXPECT_EQ(p->scope(), Scope::layer);
   Tokens t(iota(5));
-  t.lane[kMassLast] = {0.1f, 0.4f, 0.0f, 0.3f, 0.2f};
-  t.lane[kMassTotal] = {0, 0, 100, 0, 0};
+  t.signal[kMassLast] = {0.1f, 0.4f, 0.0f, 0.3f, 0.2f};
+  t.signal[kMassTotal] = {0, 0, 100, 0, 0};
   EXPECT_EQ(kept(*p, t.input(3)), (std::vector<uint32_t>{1, 3, 4}));
 }
 
 TEST(Scissorhands, EvictsTheMostOftenUnattended) {
   Tokens t(iota(6));
-  t.lane[kLowCount] = {3, 9, 0, 9, 2, 1};
+  t.signal[kLowCount] = {3, 9, 0, 9, 2, 1};
   EXPECT_EQ(kept(*make("scissorhands"), t.input(5)), (std::vector<uint32_t>{0, 2, 3, 4, 5}));  // of two equals the older goes
   EXPECT_EQ(kept(*make("scissorhands"), t.input(4)), (std::vector<uint32_t>{0, 2, 4, 5}));
 }
@@ -246,7 +246,7 @@ EvictionConfig snap(uint32_t observation, uint32_t pool) {
 
 TEST(SnapKV, PoolingKeepsTheNeighboursOfAPeak) {
   Tokens t(iota(100));
-  t.lane[kMassWindow][50] = 1.0f;
+  t.signal[kMassWindow][50] = 1.0f;
   const auto stay = kept(*make("snapkv", snap(4, 7)), t.input(14, 0, 4));
   for (uint32_t p = 47; p <= 53; ++p) EXPECT_TRUE(std::binary_search(stay.begin(), stay.end(), p)) << p;
   const auto alone = kept(*make("snapkv", snap(4, 1)), t.input(14, 0, 4));
@@ -256,23 +256,23 @@ TEST(SnapKV, PoolingKeepsTheNeighboursOfAPeak) {
 
 TEST(SnapKV, PoolingDoesNotReachAcrossAGap) {
   Tokens t({0, 1, 2, 3, 40, 41, 42, 43, 44, 45, 90, 91, 92, 93});
-  t.lane[kMassWindow][3] = 1.0f;  // position 3; its list neighbour is 37 positions away
+  t.signal[kMassWindow][3] = 1.0f;  // position 3; its list neighbour is 37 positions away
   const auto stay = kept(*make("snapkv", snap(1, 7)), t.input(6, 0, 2));
   EXPECT_EQ(stay, (std::vector<uint32_t>{0, 1, 2, 3, 92, 93}));
 }
 
 TEST(SnapKV, ProtectedTokensLendTheirNeighboursNothing) {
   Tokens t(iota(40));
-  t.lane[kMassWindow][1] = 100.0f;  // a sink
-  t.lane[kMassWindow][20] = 1.0f;
+  t.signal[kMassWindow][1] = 100.0f;  // a sink
+  t.signal[kMassWindow][20] = 1.0f;
   const auto stay = kept(*make("snapkv", snap(2, 5)), t.input(9, 2, 2));
   EXPECT_EQ(stay, (std::vector<uint32_t>{0, 1, 18, 19, 20, 21, 22, 38, 39}));
 }
 
 TEST(SnapKV, FillsAYoungWindowFromTheOneBefore) {
   Tokens t(iota(40));
-  t.lane[kMassBefore][10] = 4.0f;
-  t.lane[kMassWindow][20] = 2.0f;
+  t.signal[kMassBefore][10] = 4.0f;
+  t.signal[kMassWindow][20] = 2.0f;
   const auto p = make("snapkv", snap(8, 1));
   const auto winner = [&](uint32_t queries) {
     t.in.window_queries = queries;
@@ -286,7 +286,7 @@ TEST(SnapKV, FillsAYoungWindowFromTheOneBefore) {
 
 TEST(SnapKV, KeepsTheObservationWindowUpToHalfTheBudget) {
   Tokens t(iota(64));
-  for (int i = 0; i < 32; ++i) t.lane[kMassWindow][i] = 1.0f;
+  for (int i = 0; i < 32; ++i) t.signal[kMassWindow][i] = 1.0f;
   const auto stay = kept(*make("snapkv", snap(16, 1)), t.input(20));
   EXPECT_EQ(std::count_if(stay.begin(), stay.end(), [](uint32_t p) { return p >= 48; }), 10);
 }
@@ -307,7 +307,7 @@ TEST(SnapKV, PoolingMatchesThePlainDefinition) {
       float best = 0;
       for (size_t j = 0; j + 1 < n; ++j)
         if (std::max(t.positions[i], t.positions[j]) - std::min(t.positions[i], t.positions[j]) <= pool / 2)
-          best = std::max(best, t.lane[kMassWindow][j]);
+          best = std::max(best, t.signal[kMassWindow][j]);
       pooled.push_back({best, i});
     }
     std::sort(pooled.rbegin(), pooled.rend());

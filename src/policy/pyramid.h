@@ -11,10 +11,10 @@ namespace tierkv::policy {
 // max = 2(C-w) - min to min = (C-w)/beta, C the mean budget. C <= w leaves every layer at C. REQUIRES: beta >= 1.
 uint32_t pyramidkv_budget(uint32_t layer, uint32_t num_layers, uint32_t budget, uint32_t window, double beta);
 
-// Document 001's weights (L - l)/L, normalised so that the mean is the budget: 2C(L - l)/(L + 1).
+// ruvector-attention's weights (L - l)/L, normalised so that the mean is the budget: 2C(L - l)/(L + 1).
 uint32_t pyramid_linear_budget(uint32_t layer, uint32_t num_layers, uint32_t budget);
 
-// Document 001's pyramid_budget to the letter: its max_seq_len is what all layers share, each share rounded up, at least 1.
+// ruvector-attention's pyramid_budget to the letter: its max_seq_len is what all layers share, each share rounded up, at least 1.
 uint32_t pyramid_share_001(uint32_t layer, uint32_t num_layers, uint32_t max_seq_len);
 
 }  // namespace tierkv::policy

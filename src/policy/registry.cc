@@ -14,7 +14,7 @@ constexpr PolicyRow kRows[] = {
     {"snapkv", "per head, the tokens the last queries looked at, with their neighbours", make_snapkv},
     {"scissorhands", "per head, drops the tokens that most often got less than the average attention", make_scissorhands},
     {"pyramidkv", "snapkv with budgets that fall linearly over the layers (the paper's)", make_pyramidkv},
-    {"pyramidkv_linear", "h2o with budgets proportional to layers left (document 001's)", make_pyramidkv_linear},
+    {"pyramidkv_linear", "h2o with budgets proportional to layers left (ruvector-attention's)", make_pyramidkv_linear},
 };
 
 }  // namespace

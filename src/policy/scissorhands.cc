@@ -10,10 +10,10 @@ namespace {
 
 class Scissorhands final : public EvictionPolicy {
  public:
-  uint32_t lanes() const override { return 1u << kLowCount; }
+  uint32_t signals() const override { return 1u << kLowCount; }
   Scope scope() const override { return Scope::head; }
-  void plan(const PlanInput& in, std::span<uint8_t> keep) const override {
-    std::vector<float> score(in.lane[kLowCount].begin(), in.lane[kLowCount].end());
+  void choose(const ChoiceInput& in, std::span<uint8_t> keep) const override {
+    std::vector<float> score(in.signal[kLowCount].begin(), in.signal[kLowCount].end());
     for (float& s : score) s = -s;
     keep_top(in, score, keep);
   }

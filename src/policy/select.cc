@@ -15,9 +15,9 @@ size_t count_below(std::span<const uint32_t> positions, uint32_t limit) {
 
 }  // namespace
 
-size_t sink_count(const PlanInput& in) { return count_below(in.positions, in.protect_first); }
+size_t sink_count(const ChoiceInput& in) { return count_below(in.positions, in.protect_first); }
 
-void keep_top(const PlanInput& in, std::span<const float> score, std::span<uint8_t> keep) {
+void keep_top(const ChoiceInput& in, std::span<const float> score, std::span<uint8_t> keep) {
   const size_t n = in.positions.size();
   const size_t budget = std::min<size_t>(in.budget, n);
   const size_t sinks = std::min(sink_count(in), budget);
@@ -37,7 +37,7 @@ void keep_top(const PlanInput& in, std::span<const float> score, std::span<uint8
   for (size_t i = 0; i < wanted; ++i) keep[order[i]] = 1;
 }
 
-void keep_sinks_and_window(const PlanInput& in, uint32_t sinks, uint32_t window, std::span<uint8_t> keep) {
+void keep_sinks_and_window(const ChoiceInput& in, uint32_t sinks, uint32_t window, std::span<uint8_t> keep) {
   const size_t n = in.positions.size();
   const size_t budget = std::min<size_t>(in.budget, n);
   const size_t first = std::min(count_below(in.positions, std::max(sinks, in.protect_first)), budget);

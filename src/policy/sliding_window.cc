@@ -1,4 +1,4 @@
-// Sliding window with sinks, as in document 001: the cache's sinks and the newest `window` tokens. Needs no statistics.
+// Sliding window with sinks, as in ruvector-attention: the cache's sinks and the newest `window` tokens. Needs no statistics.
 #include "policy/policies.h"
 #include "policy/select.h"
 
@@ -8,9 +8,9 @@ namespace {
 class SlidingWindow final : public EvictionPolicy {
  public:
   explicit SlidingWindow(uint32_t window) : window_(window) {}
-  uint32_t lanes() const override { return 0; }
+  uint32_t signals() const override { return 0; }
   Scope scope() const override { return Scope::layer; }
-  void plan(const PlanInput& in, std::span<uint8_t> keep) const override { keep_sinks_and_window(in, 0, window_, keep); }
+  void choose(const ChoiceInput& in, std::span<uint8_t> keep) const override { keep_sinks_and_window(in, 0, window_, keep); }
 
  private:
   uint32_t window_;

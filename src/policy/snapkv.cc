@@ -28,9 +28,9 @@ void max_pool(std::span<const uint32_t> positions, size_t first, size_t last, ui
 
 }  // namespace
 
-void SnapKV::plan(const PlanInput& in, std::span<uint8_t> keep) const {
+void SnapKV::choose(const ChoiceInput& in, std::span<uint8_t> keep) const {
   const size_t n = in.positions.size();
-  PlanInput widened = in;
+  ChoiceInput widened = in;
   widened.protect_recent = std::max(in.protect_recent, std::min(observation_, in.budget / 2));
 
   const size_t first = std::min(sink_count(in), n);
@@ -39,7 +39,7 @@ void SnapKV::plan(const PlanInput& in, std::span<uint8_t> keep) const {
   const float share = observation_ ? static_cast<float>(observation_ - seen) / static_cast<float>(observation_) : 0.0f;
   std::vector<float> mass(n, 0.0f);
   for (size_t i = first; i < last; ++i) {
-    mass[i] = in.lane[kMassWindow][i] + (share > 0.0f ? share * in.lane[kMassBefore][i] : 0.0f);
+    mass[i] = in.signal[kMassWindow][i] + (share > 0.0f ? share * in.signal[kMassBefore][i] : 0.0f);
     if (std::isnan(mass[i])) mass[i] = -std::numeric_limits<float>::infinity();  // the queue needs a total order
   }
   std::vector<float> score(n, 0.0f);

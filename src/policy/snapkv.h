@@ -17,9 +17,9 @@ namespace tierkv::policy {
 class SnapKV : public EvictionPolicy {
  public:
   explicit SnapKV(const EvictionConfig& config) : observation_(config.observation), pool_(config.pool) {}
-  uint32_t lanes() const override { return (1u << kMassWindow) | (1u << kMassBefore); }
+  uint32_t signals() const override { return (1u << kMassWindow) | (1u << kMassBefore); }
   Scope scope() const override { return Scope::head; }
-  void plan(const PlanInput& in, std::span<uint8_t> keep) const override;
+  void choose(const ChoiceInput& in, std::span<uint8_t> keep) const override;
 
  private:
   uint32_t observation_;

@@ -11,9 +11,9 @@ constexpr uint32_t kSinks = 4;
 class StreamingLLM final : public EvictionPolicy {
  public:
   explicit StreamingLLM(uint32_t window) : window_(window) {}
-  uint32_t lanes() const override { return 0; }
+  uint32_t signals() const override { return 0; }
   Scope scope() const override { return Scope::layer; }
-  void plan(const PlanInput& in, std::span<uint8_t> keep) const override { keep_sinks_and_window(in, kSinks, window_, keep); }
+  void choose(const ChoiceInput& in, std::span<uint8_t> keep) const override { keep_sinks_and_window(in, kSinks, window_, keep); }
 
  private:
   uint32_t window_;

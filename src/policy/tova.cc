@@ -7,9 +7,9 @@ namespace {
 
 class Tova final : public EvictionPolicy {
  public:
-  uint32_t lanes() const override { return 1u << kMassLast; }
+  uint32_t signals() const override { return 1u << kMassLast; }
   Scope scope() const override { return Scope::layer; }
-  void plan(const PlanInput& in, std::span<uint8_t> keep) const override { keep_top(in, in.lane[kMassLast], keep); }
+  void choose(const ChoiceInput& in, std::span<uint8_t> keep) const override { keep_top(in, in.signal[kMassLast], keep); }
 };
 
 }  // namespace

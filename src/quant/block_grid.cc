@@ -14,16 +14,16 @@ bool by_channel(const BlockParts& parts) { return parts.recipe.axis == Axis::cha
 uint32_t along(const BlockParts& parts) { return by_channel(parts) ? parts.shape.tokens : parts.shape.head_dim; }
 uint32_t across(const BlockParts& parts) { return by_channel(parts) ? parts.shape.head_dim : parts.shape.tokens; }
 
-// --- with kernels, sixteen groups or codes at a time: rows where neighbours are channels, turned tiles where they are tokens
+// --- with kernels, sixteen groups or codes at a time: rows where neighbours are channels, transposed tiles where they are tokens
 
-void fit_with_kernels(const BlockParts& parts, const float* rows, const float* turned, GroupFit* fits) {
+void fit_with_kernels(const BlockParts& parts, const float* rows, const float* transposed, GroupFit* fits) {
   const uint32_t d = parts.shape.head_dim, n = along(parts), group = parts.recipe.group;
   const float centre = midrise_centre(parts.meta.levels);
   LaneFits lanes = {};
   for (uint32_t from = 0; from < n; from += group) {
     for (uint32_t a = 0; a < across(parts); a += kTileLanes) {
       const float* x = by_channel(parts) ? rows + static_cast<size_t>(from) * d + a
-                                         : turned + static_cast<size_t>(a) * d + static_cast<size_t>(from) * kTileLanes;
+                                         : transposed + static_cast<size_t>(a) * d + static_cast<size_t>(from) * kTileLanes;
       parts.kernels->fit_lanes(parts.recipe.fit, x, by_channel(parts) ? d : kTileLanes, std::min(group, n - from),
                                parts.meta.levels, centre, lanes);
       for (uint32_t l = 0; l < kTileLanes; ++l, ++fits) {
@@ -42,8 +42,8 @@ LaneGrids grids_of(const BlockParts& parts, const float* scales, const float* of
   return grids;
 }
 
-void code_with_kernels(const BlockParts& parts, const float* rows, const float* turned, const float* scales, const float* offsets,
-                       BlockScratch& scratch, std::byte* out) {
+void code_with_kernels(const BlockParts& parts, const float* rows, const float* transposed, const float* scales,
+                       const float* offsets, BlockScratch& scratch, std::byte* out) {
   const uint32_t d = parts.shape.head_dim;
   LaneGrids grids = grids_of(parts, scales, offsets);
   float middles[16];
@@ -54,7 +54,7 @@ void code_with_kernels(const BlockParts& parts, const float* rows, const float* 
   uint8_t* bytes = at_least(scratch.bytes, static_cast<size_t>(parts.packed.depth) * kTileLanes);
   for (uint32_t tile = 0; tile < parts.lanes.tiles(); ++tile) {
     const bool keys = parts.side == Side::key;
-    const float* x = keys ? turned + static_cast<size_t>(tile) * kTileLanes * d : rows + static_cast<size_t>(tile) * kTileLanes;
+    const float* x = keys ? transposed + static_cast<size_t>(tile) * kTileLanes * d : rows + static_cast<size_t>(tile) * kTileLanes;
     parts.kernels->encode_tile(parts.packed, grids, tile, x, keys ? kTileLanes : d, out, bytes);
   }
 }
@@ -143,7 +143,7 @@ Status encode_block(const BlockParts& parts, const float* rows, std::span<std::b
   BlockScratch& scratch = block_scratch();
   const size_t values = static_cast<size_t>(parts.shape.tokens) * parts.shape.head_dim, entries = parts.meta.entries;
   GroupFit* fits = at_least(scratch.fits, entries);
-  float* x = at_least(scratch.turned, values);
+  float* x = at_least(scratch.transposed, values);
   if (parts.kernels) {
     const uint32_t d = parts.shape.head_dim;
     for (uint32_t t = 0; t < parts.shape.tokens; t += kTileLanes) {

@@ -1,6 +1,6 @@
-// codec_book.h — the codec objects a cache uses, made once per (keys, values, block tokens) and never moved.
+// codec_set.h — the codec objects a cache uses, made once per (keys, values, block tokens) and never moved.
 //
-// Threads: get() may be called from anywhere; entries are immutable and live as long as the book.
+// Threads: get() may be called from anywhere; entries are immutable and live as long as the set.
 #pragma once
 
 #include <deque>

@@ -168,11 +168,11 @@ TEST_P(OnEveryIsa, ScoresAreDotProductsWithDecodedRows) {
       for (const uint32_t rows : {tokens, tokens - 5, 1u}) {
         std::vector<float> q(static_cast<size_t>(count) * d);
         for (float& x : q) x = normal(rng);
-        std::vector<float> turned = q;
-        to_frame(codec.frame(), turned.data(), count, d);
+        std::vector<float> rotated = q;
+        to_frame(codec.frame(), rotated.data(), count, d);
         const size_t stride = tokens + 3;
         std::vector<float> out(count * stride, -7.0f);
-        codec.scores(bytes, {}, turned.data(), count, rows, out.data(), stride, ws);
+        codec.scores(bytes, {}, rotated.data(), count, rows, out.data(), stride, ws);
         for (uint32_t i = 0; i < count; ++i) {
           for (uint32_t t = 0; t < stride; ++t) {
             if (t >= rows) {
@@ -243,9 +243,9 @@ TEST_P(OnEveryIsa, CoarseSumsAreOffByFarLessThanTheCodes) {
       ws.coarse = true;
       double products = 0, codes = 0;  // squared errors
       if (side == Side::key) {
-        std::vector<float> turned = q, out(4 * tokens);
-        to_frame((*codec)->frame(), turned.data(), 4, d);
-        (*codec)->scores(bytes, {}, turned.data(), 4, tokens, out.data(), tokens, ws);
+        std::vector<float> rotated = q, out(4 * tokens);
+        to_frame((*codec)->frame(), rotated.data(), 4, d);
+        (*codec)->scores(bytes, {}, rotated.data(), 4, tokens, out.data(), tokens, ws);
         for (uint32_t i = 0; i < 4; ++i) {
           for (uint32_t t = 0; t < tokens; ++t) {
             double exact = 0, decoded = 0;
@@ -335,20 +335,20 @@ TEST(Contract, DamagedMetadataIsRefusedOrStaysFinite) {
 
 TEST(Contract, FramesAreOrthonormal) {
   for (uint32_t d = 32; d <= 256; d += 16) {
-    std::vector<float> rows = random_rows({4, d}, kSeed), turned = rows;
-    to_frame(Frame::hadamard, turned.data(), 4, d);
-    double dot = 0, turned_dot = 0;
+    std::vector<float> rows = random_rows({4, d}, kSeed), rotated = rows;
+    to_frame(Frame::hadamard, rotated.data(), 4, d);
+    double dot = 0, rotated_dot = 0;
     for (uint32_t c = 0; c < d; ++c) {
       dot += static_cast<double>(rows[c]) * rows[d + c];
-      turned_dot += static_cast<double>(turned[c]) * turned[d + c];
+      rotated_dot += static_cast<double>(rotated[c]) * rotated[d + c];
     }
-    EXPECT_NEAR(dot, turned_dot, 1e-5 * norm(rows.data(), d) * norm(rows.data() + d, d));
-    EXPECT_GT(std::fabs(turned[0] - rows[0]), 1e-3);
-    from_frame(Frame::hadamard, turned.data(), 4, d);
-    for (size_t i = 0; i < rows.size(); ++i) EXPECT_NEAR(rows[i], turned[i], 1e-5 * norm(rows.data(), rows.size()));
-    to_frame(Frame::plain, turned.data(), 4, d);
-    to_frame(Frame::block, turned.data(), 4, d);
-    for (size_t i = 0; i < rows.size(); ++i) EXPECT_NEAR(rows[i], turned[i], 1e-5 * norm(rows.data(), rows.size()));
+    EXPECT_NEAR(dot, rotated_dot, 1e-5 * norm(rows.data(), d) * norm(rows.data() + d, d));
+    EXPECT_GT(std::fabs(rotated[0] - rows[0]), 1e-3);
+    from_frame(Frame::hadamard, rotated.data(), 4, d);
+    for (size_t i = 0; i < rows.size(); ++i) EXPECT_NEAR(rows[i], rotated[i], 1e-5 * norm(rows.data(), rows.size()));
+    to_frame(Frame::plain, rotated.data(), 4, d);
+    to_frame(Frame::block, rotated.data(), 4, d);
+    for (size_t i = 0; i < rows.size(); ++i) EXPECT_NEAR(rows[i], rotated[i], 1e-5 * norm(rows.data(), rows.size()));
   }
 }
 

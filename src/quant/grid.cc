@@ -128,7 +128,8 @@ void fit_clip(const float* x, uint32_t n, uint32_t levels, GroupFit& fit) {
   fit.hi = s.middle + reach;
 }
 
-// As document 001 has it, except that a constant group keeps its value (there: scale 1, zero point 0, which rounds 0.42 to 0).
+// As ruvector-attention has it, except that a constant group keeps its value (there: scale 1, zero point 0, which rounds 0.42 to
+// 0).
 void finish_asymmetric(uint32_t levels, GroupFit& fit) {
   const float range = fit.hi - fit.lo;
   if (range < 1.1920929e-7f) {

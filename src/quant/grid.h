@@ -23,8 +23,8 @@ enum class FitKind : uint8_t {
   range,       // the group's minimum and maximum
   range_clip,  // the same, shrunk around its middle by the factor that minimises the squared error
   absmax,      // scale = largest magnitude over (levels/2 - 1), codes offset by levels/2
-  asymmetric,  // document 001: scale and zero point, value = scale·(code - zero)
-  symmetric,   // document 001: scale, offset levels/2
+  asymmetric,  // ruvector-attention: scale and zero point, value = scale·(code - zero)
+  symmetric,   // ruvector-attention: scale, offset levels/2
   midrise,     // levels at odd half steps, step by squared-error search, scale refit so that <x', x> = <x, x>
   rms,         // root mean square, for a codebook of the unit normal
 };

@@ -47,7 +47,7 @@ TEST(Kivi, ConstantGroupIsExact) {
   for (size_t i = 0; i < rows.size(); ++i) ASSERT_EQ(back[i], f16_to_f32(f32_to_f16(rows[i])));
 }
 
-// Document 002: error at most scale/2, and shrinking with bits. The bound is the one kivi.h states.
+// tract's KIVI cache: error at most scale/2, and shrinking with bits. The bound is the one kivi.h states.
 TEST(Kivi, ErrorIsAtMostHalfAStepAndShrinksWithBits) {
   const BlockShape shape{64, 64};
   const std::vector<float> rows = gaussian(64 * 64, 3);
@@ -130,7 +130,8 @@ double attention_error(const std::vector<float>& keys, const std::vector<float>&
   return std::sqrt(e2 / o2);
 }
 
-// Document 002: on a heavy outlier channel, keys per channel beat keys per token by at least 1.7x (4 bits, same number of groups).
+// tract's KIVI cache: on a heavy outlier channel, keys per channel beat keys per token by at least 1.7x (4 bits, same number of
+// groups).
 TEST(Kivi, PerChannelKeysBeatPerTokenKeysOnAnOutlierChannel) {
   const uint32_t tokens = 64, d = 64;
   std::vector<float> keys = gaussian(tokens * d, 21);
@@ -146,7 +147,7 @@ TEST(Kivi, PerChannelKeysBeatPerTokenKeysOnAnOutlierChannel) {
   EXPECT_GT(attention_error(keys, per_token, tokens, d), 1.7 * attention_error(keys, per_channel, tokens, d));
 }
 
-// Document 002: 8 bits are near-lossless for the attention output.
+// tract's KIVI cache: 8 bits are near-lossless for the attention output.
 TEST(Kivi, EightBitsAreNearLosslessForAttention) {
   const uint32_t tokens = 128, d = 64;
   const std::vector<float> keys = gaussian(tokens * d, 22);

@@ -70,7 +70,7 @@ class KvquantCodec final : public Codec {
     TIERKV_RETURN_IF_ERROR(check_finite(rows, shape()));
     const size_t values = static_cast<size_t>(shape().tokens) * shape().head_dim;
     BlockScratch& scratch = block_scratch();
-    float* x = at_least(scratch.turned, values);
+    float* x = at_least(scratch.transposed, values);
     std::memcpy(x, rows, values * sizeof(float));
     if (side() == Side::key) turn(x, ctx, 0, shape().tokens, -1);
     for (size_t i = 0; i < values; ++i) {
@@ -165,7 +165,7 @@ class KvquantCodec final : public Codec {
 
   // Rows first.. of the block, forward or back.
   void turn(float* rows, const BlockContext& ctx, uint32_t first, uint32_t count, int64_t direction) const {
-    if (turner_.rotation().empty()) return;
+    if (turner_.rope().empty()) return;
     for (uint32_t i = 0; i < count; ++i) {
       float* row = rows + static_cast<size_t>(i) * shape().head_dim;
       turner_.turn(row, 1, direction * static_cast<int64_t>(position(ctx, first + i) & kPositionMask), row);

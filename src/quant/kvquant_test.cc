@@ -304,7 +304,7 @@ TEST(Kvquant, NeedsItsTables) {
   EXPECT_EQ(make_codec(spec, Side::key, {128, 64}).status().code(), StatusCode::failed_precondition);
   auto empty = std::make_shared<calib::Calibration>();
   empty->model = made(64).statistics.model;
-  empty->rotations = made(64).statistics.rotations;
+  empty->ropes = made(64).statistics.ropes;
   ASSERT_TRUE(empty->finish().ok());
   const calib::HeadTables none{empty, 0, 0}, past{made(64).calibration, 2, 0}, good{made(64).calibration, 0, 0};
   EXPECT_EQ(make_codec(spec, Side::key, {128, 64}, &none).status().code(), StatusCode::failed_precondition);

@@ -36,13 +36,14 @@ TEST(Lanes, EveryWidthRoundTrips) {
 TEST(Lanes, StridesTransposeTheCodes) {
   const uint32_t lanes = 32, depth = 64;
   const Lanes packer(lanes, depth, 3);
-  std::vector<uint16_t> codes(lanes * depth), turned(lanes * depth);
+  std::vector<uint16_t> codes(lanes * depth), transposed(lanes * depth);
   for (uint32_t l = 0; l < lanes; ++l) {
-    for (uint32_t p = 0; p < depth; ++p) turned[p * lanes + l] = codes[l * depth + p] = static_cast<uint16_t>((l * 5 + p * 3) % 8);
+    for (uint32_t p = 0; p < depth; ++p)
+      transposed[p * lanes + l] = codes[l * depth + p] = static_cast<uint16_t>((l * 5 + p * 3) % 8);
   }
   std::vector<std::byte> a(packer.bytes()), b(packer.bytes());
   packer.pack(codes.data(), depth, 1, a.data());
-  packer.pack(turned.data(), 1, lanes, b.data());
+  packer.pack(transposed.data(), 1, lanes, b.data());
   EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size()), 0);
 }
 

@@ -19,9 +19,9 @@
 #include "quant/kivi.h"
 #include "quant/klt.h"
 #include "quant/kvquant.h"
-#include "quant/reference001.h"
 #include "quant/rot.h"
 #include "quant/rotated.h"
+#include "quant/ruvector.h"
 #include "quant/squat.h"
 #include "quant/turbo.h"
 
@@ -38,8 +38,8 @@ constexpr CodecRow kRows[] = {
     {2, "bf16", "bfloat16 rows", 0, 0, kHad, false, make_bf16},
     {3, "int8", "symmetric 8 bits, one fp16 scale per token and group of channels", 0, 0, kWrappers, true, make_int8},
     {4, "kivi", "min/max: keys per channel over tokens, values per token over channels", 1, 16, kKiviFlags, true, make_kivi},
-    {5, "asym", "document 001: per token scale and zero point, half-even rounding", 2, 8, kWrappers, false, make_asym},
-    {6, "sym", "document 001: per token scale, symmetric, half-even rounding", 2, 8, kWrappers, false, make_sym},
+    {5, "asym", "ruvector-attention: per token scale and zero point, half-even rounding", 2, 8, kWrappers, false, make_asym},
+    {6, "sym", "ruvector-attention: per token scale, symmetric, half-even rounding", 2, 8, kWrappers, false, make_sym},
     {7, "turbo", "TurboQuant-MSE: Hadamard, token norm, Lloyd-Max codebook", 2, 4, 0, false, make_turbo},
     {8, "rot", "Hadamard; keys centred, clipped, unbiased; values min/max with coded scales", 2, 8, 0, false, make_rot},
     {9, "klt", "keys in a calibrated basis, rotated values; bits of both where the model looks", 4, 32, 0, false, nullptr, make_klt,
@@ -267,7 +267,7 @@ Result<std::unique_ptr<Codec>> make_codec(const CodecSpec& spec, Side side, cons
     return row->make_calibrated(spec, side, shape, *tables);
   }
   TIERKV_ASSIGN_OR_RETURN(std::unique_ptr<Codec> codec, row->make(spec, side, shape));
-  // Rotation outermost: the means are taken in the rotated frame, which is the same thing, and scores() gets rotated queries.
+  // Rope outermost: the means are taken in the rotated frame, which is the same thing, and scores() gets rotated queries.
   if ((spec.flags & CodecSpec::center) != 0 && side == Side::key) codec = center_codec(std::move(codec));
   if ((spec.flags & CodecSpec::hadamard) != 0) codec = rotate_codec(std::move(codec));
   return codec;

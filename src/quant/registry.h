@@ -51,7 +51,7 @@ std::string to_string(const CodecPair& pair);
 // ones.
 std::string_view resolve_auto(std::string_view name, bool calibrated);
 
-// The archive codec "adaptive" is document 000's choice by the length of the sequence at the moment a block is made. It is no codec
+// The archive codec "adaptive" is ADR-004's choice by the length of the sequence at the moment a block is made. It is no codec
 // of its own: blocks say which of these they are in. `plain` stands in for `codec` where a calibration has no tables for it.
 inline constexpr std::string_view kAdaptive = "adaptive";
 struct AdaptiveStep {

@@ -19,9 +19,9 @@ class RotatedCodec final : public Codec {
 
   Status encode(const float* rows, const BlockContext& ctx, std::span<std::byte> out) const override {
     TIERKV_RETURN_IF_ERROR(check_finite(rows, shape()));
-    float* turned = at_least(block_scratch().rotated, static_cast<size_t>(shape().tokens) * shape().head_dim);
-    to_frame(Frame::hadamard, rows, shape().tokens, shape().head_dim, turned);
-    return inner_->encode(turned, ctx, out);
+    float* rotated = at_least(block_scratch().rotated, static_cast<size_t>(shape().tokens) * shape().head_dim);
+    to_frame(Frame::hadamard, rows, shape().tokens, shape().head_dim, rotated);
+    return inner_->encode(rotated, ctx, out);
   }
 
   void decode(std::span<const std::byte> in, const BlockContext& ctx, uint32_t first, uint32_t count, float* out) const override {

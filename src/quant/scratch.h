@@ -13,7 +13,7 @@ namespace tierkv::quant {
 
 struct BlockScratch {
   std::vector<float> rotated, centered;  // rows
-  std::vector<float> turned;             // a block with 16 neighbours side by side
+  std::vector<float> transposed;         // a block with 16 neighbours side by side
   std::vector<float> grids;              // scales, then offsets
   std::vector<float> tile;               // rows of one tile
   std::vector<float> basis;              // of keys that are encoded in one

@@ -211,7 +211,7 @@ TEST(Squat, NeedsItsTables) {
   EXPECT_EQ(make_codec(spec, Side::key, {kTokens, kDim}).status().code(), StatusCode::failed_precondition);
   auto empty = std::make_shared<calib::Calibration>();
   empty->model = made().statistics.model;
-  empty->rotations = made().statistics.rotations;
+  empty->ropes = made().statistics.ropes;
   ASSERT_TRUE(empty->finish().ok());
   const calib::HeadTables none{empty, 0, 0}, past{made().calibration, 0, 2};
   EXPECT_EQ(make_codec(spec, Side::key, {kTokens, kDim}, &none).status().code(), StatusCode::failed_precondition);

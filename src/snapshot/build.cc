@@ -10,22 +10,22 @@
 namespace tierkv::snapshot {
 namespace {
 
-// Which of the file's statistics goes where: to[i] is the cache's slot for the file's i-th lane, -1 when the cache does not keep
+// Which of the file's statistics goes where: to[i] is the cache's slot for the file's i-th signal, -1 when the cache does not keep
 // it.
-struct LaneMap {
+struct SignalMap {
   std::vector<int> to;
-  uint32_t lanes = 0;  // the cache's
+  uint32_t signals = 0;  // the cache's
 
-  LaneMap(uint32_t file_mask, const int* lane_slot, uint32_t cache_lanes) : lanes(cache_lanes) {
-    for (int lane = 0; lane < policy::kNumLanes; ++lane) {
-      if (file_mask >> lane & 1u) to.push_back(lane_slot[lane]);
+  SignalMap(uint32_t file_mask, const int* signal_slot, uint32_t cache_signals) : signals(cache_signals) {
+    for (int signal = 0; signal < policy::kNumSignals; ++signal) {
+      if (file_mask >> signal & 1u) to.push_back(signal_slot[signal]);
     }
   }
   void copy(std::span<const std::byte> from, size_t rows, float* out) const {
     for (size_t row = 0; row < rows; ++row) {
       for (size_t i = 0; i < to.size(); ++i) {
         if (to[i] < 0) continue;
-        std::memcpy(out + row * lanes + static_cast<size_t>(to[i]), from.data() + (row * to.size() + i) * sizeof(float),
+        std::memcpy(out + row * signals + static_cast<size_t>(to[i]), from.data() + (row * to.size() + i) * sizeof(float),
                     sizeof(float));
       }
     }
@@ -35,7 +35,7 @@ struct LaneMap {
 struct Building {
   const StreamEnv& env;
   const Snapshot& snapshot;
-  LaneMap lanes;
+  SignalMap signals;
   std::unordered_map<const CodecEntry*, const CodecEntry*> codecs;  // the file's -> the cache's
 };
 
@@ -57,7 +57,7 @@ bool build_block(const Building& b, const SnapshotBlock& from, BlockRef& ref) {
   ref.rows = from.rows;
   ref.live = from.live;
   if (ref.positions) std::memcpy(ref.positions, from.positions.data(), from.positions.size());
-  if (ref.stats) b.lanes.copy(from.stats, from.rows, ref.stats);
+  if (ref.stats) b.signals.copy(from.stats, from.rows, ref.stats);
   return true;
 }
 
@@ -71,7 +71,7 @@ bool build_tail(const Building& b, const SnapshotStream& from, Tail& tail) {
     std::memcpy(tail.key_row(i), from.keys.data() + i * row_bytes, row_bytes);
     std::memcpy(tail.value_row(i), from.values.data() + i * row_bytes, row_bytes);
   }
-  if (b.env.lanes && from.tail_rows) b.lanes.copy(from.stats, from.tail_rows, tail.stats_row(0));
+  if (b.env.signals && from.tail_rows) b.signals.copy(from.stats, from.tail_rows, tail.stats_row(0));
   return true;
 }
 
@@ -87,13 +87,13 @@ bool build_stream(const Building& b, const SnapshotStream& from, HeadStream& s) 
 
 }  // namespace
 
-Result<std::shared_ptr<Sequence>> build_sequence(const StreamEnv& env, CodecSet& book, const int* lane_slot,
+Result<std::shared_ptr<Sequence>> build_sequence(const StreamEnv& env, CodecSet& codecs, const int* signal_slot,
                                                  const Snapshot& snapshot) {
-  Building b{env, snapshot, LaneMap(snapshot.header.lane_mask, lane_slot, env.lanes), {}};
+  Building b{env, snapshot, SignalMap(snapshot.header.signal_mask, signal_slot, env.signals), {}};
   for (const SnapshotBlock& block : snapshot.blocks) {
     for (const CodecEntry* entry : {block.codec, block.source}) {
       if (!entry || b.codecs.contains(entry)) continue;
-      TIERKV_ASSIGN_OR_RETURN(b.codecs[entry], book.get(entry->pair, entry->tokens, entry->layer, entry->head));
+      TIERKV_ASSIGN_OR_RETURN(b.codecs[entry], codecs.get(entry->pair, entry->tokens, entry->layer, entry->head));
     }
   }
   std::shared_ptr<Sequence> sequence = Sequence::create(env, snapshot.header.layers, snapshot.header.kv_heads);
@@ -106,7 +106,7 @@ Result<std::shared_ptr<Sequence>> build_sequence(const StreamEnv& env, CodecSet&
     state.window_queries = from.window_queries;
     for (uint32_t h = 0; h < snapshot.header.kv_heads; ++h) {
       HeadStream& s = sequence->heads(l)[h];
-      s.tail.configure(env.head_dim, env.lanes, from.ring);
+      s.tail.configure(env.head_dim, env.signals, from.ring);
       if (!build_stream(b, snapshot.streams[static_cast<size_t>(l) * snapshot.header.kv_heads + h], s))
         return std::shared_ptr<Sequence>();
     }
@@ -116,7 +116,7 @@ Result<std::shared_ptr<Sequence>> build_sequence(const StreamEnv& env, CodecSet&
 
 uint64_t needed_bytes(const StreamEnv& env, const Snapshot& snapshot) {
   const auto list = [](uint64_t count, size_t size) { return Arena::rounded(count * size); };
-  const uint64_t stat_bytes = env.lanes * sizeof(float);
+  const uint64_t stat_bytes = env.signals * sizeof(float);
   uint64_t total = Arena::rounded(snapshot.layers.size() * sizeof(LayerState) + snapshot.streams.size() * sizeof(HeadStream));
   for (const SnapshotBlock& b : snapshot.blocks) {
     total += Arena::rounded(Block::total_bytes(*b.codec)) + list(b.codec->tokens, stat_bytes);

@@ -95,7 +95,7 @@ DeepRun find_deep_run(const StreamEnv& env, const Sequence& sequence, std::span<
     run.note = "nothing is in the deep archive: " + std::move(why);
     return run;
   };
-  if (env.lanes) return nothing("the cache keeps eviction statistics of every token, which a deep archive cannot hold");
+  if (env.signals) return nothing("the cache keeps eviction statistics of every token, which a deep archive cannot hold");
   uint32_t length = std::numeric_limits<uint32_t>::max();
   for (const calib::DeepLayer& layer : tables.coded) {
     if (plans[layer.layer].window)
@@ -327,7 +327,7 @@ bool DeepReturn::seal_stream(Stream& s) {
     RowBatch& batch = scratch_batch();
     rows_->get(s.layer, s.head, s.done, count, batch.keys, batch.values);
     for (uint32_t i = 0; i < count; ++i) batch.positions.push_back(info_.first_position + s.done + i);
-    batch.stats.assign(static_cast<size_t>(count) * env_.lanes, 0.0f);
+    batch.stats.assign(static_cast<size_t>(count) * env_.signals, 0.0f);
     auto ref = tiers::seal(env_, batch, *target.codec, *target.raw, target.tier, nullptr, s.layer, s.head, Arena::Use::normal);
     if (!ref) return false;
     s.blocks.push_back(*ref);

@@ -32,7 +32,7 @@ Result<SnapshotInfo> inspect_snapshot(std::span<const std::byte> bytes, const Ca
     info.hot_type = h.hot_bf16 ? "bf16" : "fp16";
     info.length = snapshot.layers[0].length;
     for (const snapshot::SnapshotLayer& layer : snapshot.layers) info.length = std::min(info.length, layer.length);
-    info.eviction_lanes = h.lane_mask;
+    info.eviction_signals = h.signal_mask;
     info.file_bytes = h.file_bytes;
     info.blocks = snapshot.blocks.size();
     for (const snapshot::SnapshotBlock& b : snapshot.blocks) {

@@ -87,7 +87,7 @@ bool halves_finite(std::span<const std::byte> rows, bool bf16) {
 class BodyReader {
  public:
   BodyReader(std::span<const std::byte> content, Snapshot& out) : in_(content), out_(out), header_(out.header) {
-    lanes_ = static_cast<uint32_t>(std::popcount(header_.lane_mask));
+    signals_ = static_cast<uint32_t>(std::popcount(header_.signal_mask));
   }
 
   Status read() {
@@ -154,7 +154,7 @@ class BodyReader {
   }
 
   Status check_tables() const {
-    const CalibrationPtr have = out_.book->calibration();
+    const CalibrationPtr have = out_.codec_set->calibration();
     if (header_.min_reader < 2) return damaged("a codec that needs a calibration in a file that names none");
     if (have && have->id() == header_.calibration) return {};
     char id[17];
@@ -193,7 +193,7 @@ class BodyReader {
     if (index > out_.codecs.size() || index >= specs_.size())
       return bad_block("codec index ", index, " is out of order or out of range");
     if (index == out_.codecs.size()) {
-      auto entry = out_.book->get(specs_[index].pair, specs_[index].tokens, layer_, head_);
+      auto entry = out_.codec_set->get(specs_[index].pair, specs_[index].tokens, layer_, head_);
       if (!entry.ok()) {
         if (entry.status().code() == StatusCode::unsupported) return entry.status();
         return bad_block("codec ", index, ": ", entry.status().message());
@@ -205,7 +205,7 @@ class BodyReader {
       out_.codecs.push_back(*entry);
     }
     if (!out_.codecs[index]->calibration) return out_.codecs[index];
-    auto own = out_.book->get(specs_[index].pair, specs_[index].tokens, layer_, head_);
+    auto own = out_.codec_set->get(specs_[index].pair, specs_[index].tokens, layer_, head_);
     if (!own.ok()) return bad_block("codec ", index, ": ", own.status().message());
     return own;
   }
@@ -270,7 +270,7 @@ class BodyReader {
     bool sparse = false;
     TIERKV_RETURN_IF_ERROR(read_block_header(b, sparse));
     b.positions = in_.take_padded(sparse ? b.rows * sizeof(uint32_t) : 0);
-    b.stats = in_.take_padded(static_cast<uint64_t>(b.rows) * lanes_ * sizeof(float));
+    b.stats = in_.take_padded(static_cast<uint64_t>(b.rows) * signals_ * sizeof(float));
     b.keys = in_.take_padded(b.codec->key->bytes());
     b.values = in_.take_padded(b.codec->value->bytes());
     if (in_.failed()) return bad_block("the file ends in it, or its padding is not zero");
@@ -327,7 +327,7 @@ class BodyReader {
 
     const uint64_t side = static_cast<uint64_t>(s.tail_rows) * header_.head_dim * sizeof(uint16_t);
     s.positions = in_.take_padded(sparse ? s.tail_rows * uint64_t{sizeof(uint32_t)} : 0);
-    s.stats = in_.take_padded(static_cast<uint64_t>(s.tail_rows) * lanes_ * sizeof(float));
+    s.stats = in_.take_padded(static_cast<uint64_t>(s.tail_rows) * signals_ * sizeof(float));
     s.keys = in_.take(side);
     s.values = in_.take(side);
     const uint64_t free_capacity = free_ring_capacity(s.tail_rows, layer.window);
@@ -344,7 +344,7 @@ class BodyReader {
   Reader in_;
   Snapshot& out_;
   const SnapshotHeader& header_;
-  uint32_t lanes_ = 0;
+  uint32_t signals_ = 0;
   std::vector<Spec> specs_;
   uint32_t layer_ = 0, head_ = 0, block_ = 0;
   uint32_t next_ = 0;
@@ -385,7 +385,7 @@ Result<SnapshotHeader> read_header(std::span<const std::byte> bytes) {
   h.kv_heads = in.u32();
   h.head_dim = in.u32();
   const uint32_t hot_type = in.u32();
-  h.lane_mask = in.u32();
+  h.signal_mask = in.u32();
   h.codecs = in.u32();
   const uint32_t model_bytes = in.u32();
   const uint32_t flags = in.u32();
@@ -400,8 +400,8 @@ Result<SnapshotHeader> read_header(std::span<const std::byte> bytes) {
   h.deep = h.min_reader >= 2 && (flags & kHasDeep);
   if (hot_type != 1 && hot_type != 2) return damaged("hot type ", hot_type);
   h.hot_bf16 = hot_type == 2;
-  if (h.lane_mask >> policy::kNumLanes)
-    return error(StatusCode::unsupported, "the snapshot has eviction statistics this build does not know: mask ", h.lane_mask);
+  if (h.signal_mask >> policy::kNumSignals)
+    return error(StatusCode::unsupported, "the snapshot has eviction statistics this build does not know: mask ", h.signal_mask);
   if (model_bytes > content.size() - h.header_bytes) return damaged("a model name of ", model_bytes, " bytes");
   h.model.assign(reinterpret_cast<const char*>(content.data() + h.header_bytes), model_bytes);
   if (h.min_reader >= 2) {
@@ -415,9 +415,9 @@ Result<SnapshotHeader> read_header(std::span<const std::byte> bytes) {
 Result<Snapshot> read_body(std::span<const std::byte> bytes, SnapshotHeader header, const CalibrationPtr& calibration) {
   Snapshot out;
   out.header = std::move(header);
-  out.book = std::make_unique<CodecSet>(out.header.head_dim);
-  if (calibration && calibration->model.head_dim == out.header.head_dim) out.book->set_calibration(calibration);
-  const auto held = out.book->hold_tables();
+  out.codec_set = std::make_unique<CodecSet>(out.header.head_dim);
+  if (calibration && calibration->model.head_dim == out.header.head_dim) out.codec_set->set_calibration(calibration);
+  const auto held = out.codec_set->hold_tables();
   TIERKV_RETURN_IF_ERROR(BodyReader(bytes.first(bytes.size() - kTrailerBytes), out).read());
   return out;
 }

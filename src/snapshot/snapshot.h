@@ -4,7 +4,7 @@
 // and read_body() check everything and give spans into the file; build_sequence() then only copies.
 //
 // Memory:   what reading allocates is proportional to the bytes given, whatever their length fields claim.
-// Threads:  pure functions, but for build_sequence(), which takes the arena's and the codec book's locks.
+// Threads:  pure functions, but for build_sequence(), which takes the arena's and the codec set's locks.
 #pragma once
 
 #include <bit>
@@ -81,7 +81,7 @@ struct SnapshotHeader {
   uint32_t kv_heads = 0;
   uint32_t head_dim = 0;
   bool hot_bf16 = false;
-  uint32_t lane_mask = 0;  // bit set of 1 << policy::Lane
+  uint32_t signal_mask = 0;  // bit set of 1 << policy::Signal
   uint32_t codecs = 0;
   bool deep = false;  // a deep archive follows the streams
   std::string model;
@@ -99,7 +99,7 @@ struct SnapshotLayer {
 // Spans point into the file; positions and stats may be unaligned.
 struct SnapshotBlock {
   Tier tier = Tier::warm;
-  const CodecEntry* codec = nullptr;   // of Snapshot::book
+  const CodecEntry* codec = nullptr;   // of Snapshot::codec_set
   const CodecEntry* source = nullptr;  // or null
   uint32_t first_position = 0;
   uint16_t rows = 0;
@@ -123,14 +123,14 @@ struct Snapshot {
   std::vector<SnapshotStream> streams;  // [layer][kv head]
   std::vector<SnapshotBlock> blocks;
   std::vector<const CodecEntry*> codecs;  // as listed; of the first head that used it where every head has its own
-  std::unique_ptr<CodecSet> book;
+  std::unique_ptr<CodecSet> codec_set;
   std::span<const std::byte> deep;  // deep::encode()'s bytes, or empty
 };
 
 struct DeepPart;
 
 struct SnapshotShape {
-  uint32_t lane_mask = 0;
+  uint32_t signal_mask = 0;
   bool hot_bf16 = false;
   std::string_view model;
 };
@@ -153,8 +153,8 @@ Status in_file(const std::string& path, const Status& status);
 [[nodiscard]] Result<Snapshot> read_body(std::span<const std::byte> bytes, SnapshotHeader header,
                                          const CalibrationPtr& calibration);
 
-// Null when memory ran out. `book` is the cache's; lane_slot maps policy lanes to env's slots, -1 where not kept.
-[[nodiscard]] Result<std::shared_ptr<Sequence>> build_sequence(const StreamEnv& env, CodecSet& book, const int* lane_slot,
+// Null when memory ran out. `codecs` is the cache's; signal_slot maps policy signals to env's slots, -1 where not kept.
+[[nodiscard]] Result<std::shared_ptr<Sequence>> build_sequence(const StreamEnv& env, CodecSet& codecs, const int* signal_slot,
                                                                const Snapshot& snapshot);
 // What build_sequence() takes from the arena, to the byte.
 [[nodiscard]] uint64_t needed_bytes(const StreamEnv& env, const Snapshot& snapshot);

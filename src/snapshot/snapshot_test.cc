@@ -304,7 +304,7 @@ TEST(Snapshot, InspectTellsWhatIsInIt) {
   EXPECT_EQ(info->head_dim, 32u);
   EXPECT_EQ(info->hot_type, "fp16");
   EXPECT_EQ(info->length, 1000u);
-  EXPECT_NE(info->eviction_lanes, 0u);
+  EXPECT_NE(info->eviction_signals, 0u);
   EXPECT_EQ(info->file_bytes, bytes.size());
   const MemoryStats memory = cache->memory_usage();
   for (int t = 0; t < kNumTiers; ++t) {

@@ -100,7 +100,7 @@ void write_header(Writer& w, const Job& job, uint64_t file_bytes) {
   w.u32(job.sequence.kv_heads());
   w.u32(job.env.head_dim);
   w.u32(job.shape.hot_bf16 ? 2 : 1);
-  w.u32(job.shape.lane_mask);
+  w.u32(job.shape.signal_mask);
   w.u32(static_cast<uint32_t>(job.codecs.entries().size()));
   w.u32(static_cast<uint32_t>(job.shape.model.size()));
   w.u32(job.deep ? kHasDeep : 0);
@@ -138,7 +138,7 @@ void write_block(Writer& w, const Job& job, const BlockRef& ref) {
   w.u64(block.checksum);
   if (ref.positions) w.bytes(ref.positions, ref.rows * sizeof(uint32_t));
   w.align();
-  if (ref.stats) w.bytes(ref.stats, static_cast<size_t>(ref.rows) * job.env.lanes * sizeof(float));
+  if (ref.stats) w.bytes(ref.stats, static_cast<size_t>(ref.rows) * job.env.signals * sizeof(float));
   w.align();
   w.bytes(block.keys().data(), block.keys().size());
   w.align();
@@ -150,7 +150,7 @@ void write_tail(Writer& w, const Job& job, const Tail& tail, uint32_t window, bo
   const uint32_t rows = tail.rows();
   for (uint32_t i = 0; sparse && i < rows; ++i) w.u32(tail.position(i));
   w.align();
-  if (rows && job.env.lanes) w.bytes(tail.stats_row(0), static_cast<size_t>(rows) * job.env.lanes * sizeof(float));
+  if (rows && job.env.signals) w.bytes(tail.stats_row(0), static_cast<size_t>(rows) * job.env.signals * sizeof(float));
   w.align();
   const size_t row_bytes = job.env.head_dim * sizeof(uint16_t);
   Tail::Run runs[2];

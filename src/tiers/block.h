@@ -60,7 +60,7 @@ inline size_t Block::data_bytes(const CodecEntry& codec) {
 struct BlockRef {
   Block* block = nullptr;
   uint32_t* positions = nullptr;  // [block tokens], kDeadPosition where evicted; null: first_position + row, all alive
-  float* stats = nullptr;         // [block tokens][lanes]; null when the policy keeps none
+  float* stats = nullptr;         // [block tokens][signals]; null when the policy keeps none
   uint32_t first_position = 0;
   uint16_t rows = 0;  // rows in use: 0..block tokens
   uint16_t live = 0;  // of those, not evicted

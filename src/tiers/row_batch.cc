@@ -69,7 +69,7 @@ void RowBatch::add_tail(const StreamEnv& env, const Tail& tail, uint32_t count) 
     widen_row(env, tail.key_row(i), keys.data() + (before + i) * d);
     widen_row(env, tail.value_row(i), values.data() + (before + i) * d);
     positions.push_back(tail.position(i));
-    if (env.lanes) stats.insert(stats.end(), tail.stats_row(i), tail.stats_row(i) + env.lanes);
+    if (env.signals) stats.insert(stats.end(), tail.stats_row(i), tail.stats_row(i) + env.signals);
   }
 }
 
@@ -90,7 +90,7 @@ void RowBatch::add_live_rows(const StreamEnv& env, const BlockRef& ref, uint32_t
     ref.block->codec->value->decode(ref.block->values(), ctx, row, run - row, values.data() + at * d);
     for (uint32_t i = row; i < run; ++i) {
       positions.push_back(ref.position(i));
-      if (env.lanes) stats.insert(stats.end(), ref.stats + i * env.lanes, ref.stats + (i + 1) * env.lanes);
+      if (env.signals) stats.insert(stats.end(), ref.stats + i * env.signals, ref.stats + (i + 1) * env.signals);
     }
     at += run - row;
     row = run;
@@ -107,7 +107,7 @@ void RowBatch::add_rows(const StreamEnv& env, const RowBatch& from, uint32_t fir
   copy(from.keys, keys, env.head_dim);
   copy(from.values, values, env.head_dim);
   copy(from.positions, positions, 1);
-  copy(from.stats, stats, env.lanes);
+  copy(from.stats, stats, env.signals);
 }
 
 RowBatch& scratch_batch() {

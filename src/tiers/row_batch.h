@@ -13,7 +13,7 @@ namespace tierkv::tiers {
 struct RowBatch {
   std::vector<float> keys, values;  // [rows][head_dim]
   std::vector<uint32_t> positions;
-  std::vector<float> stats;  // [rows][lanes]
+  std::vector<float> stats;  // [rows][signals]
 
   uint32_t rows() const { return static_cast<uint32_t>(positions.size()); }
   void clear();

@@ -186,14 +186,14 @@ void live_positions(const HeadStream& s, std::vector<uint32_t>& out) {
 
 void live_stats(const StreamEnv& env, const HeadStream& s, std::vector<float>& out) {
   out.clear();
-  if (!env.lanes) return;
+  if (!env.signals) return;
   for (const BlockRef& ref : s.blocks) {
     for (uint32_t row = 0; row < ref.rows; ++row) {
-      if (ref.alive(row)) out.insert(out.end(), ref.stats + row * env.lanes, ref.stats + (row + 1) * env.lanes);
+      if (ref.alive(row)) out.insert(out.end(), ref.stats + row * env.signals, ref.stats + (row + 1) * env.signals);
     }
   }
   for (uint32_t row = 0; row < s.tail.rows(); ++row)
-    out.insert(out.end(), s.tail.stats_row(row), s.tail.stats_row(row) + env.lanes);
+    out.insert(out.end(), s.tail.stats_row(row), s.tail.stats_row(row) + env.signals);
 }
 
 bool evict_rows(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, std::span<const uint8_t> keep) {
@@ -318,7 +318,7 @@ void collect_views(const StreamEnv& env, HeadStream& s, const CodecEntry& hot_co
                            as_span(run.values),
                            {s.layer, s.head, run.first_position + i, run.positions ? run.positions + i : nullptr},
                            n});
-      out.stats.push_back(env.lanes ? s.tail.stats_row(row) : nullptr);
+      out.stats.push_back(env.signals ? s.tail.stats_row(row) : nullptr);
       out.tiers.push_back(Tier::hot);
       row += n;
     }
@@ -338,7 +338,7 @@ bool clone(const StreamEnv& env, const HeadStream& from, HeadStream& to) {
     ok = allocate_ref_arrays(env, ref, tokens, source.positions != nullptr, Arena::Use::normal);
     if (!ok) break;
     if (ref.positions) std::copy_n(source.positions, tokens, ref.positions);
-    if (ref.stats) std::copy_n(source.stats, static_cast<size_t>(tokens) * env.lanes, ref.stats);
+    if (ref.stats) std::copy_n(source.stats, static_cast<size_t>(tokens) * env.signals, ref.stats);
     ref.block->retain();
     to.blocks.push_reserved(ref);
   }
@@ -358,21 +358,21 @@ bool allocate_ref_arrays(const StreamEnv& env, BlockRef& ref, uint32_t tokens, b
     if (!ref.positions) return false;
     std::fill_n(ref.positions, tokens, kDeadPosition);
   }
-  if (env.lanes) {
+  if (env.signals) {
     ref.stats = static_cast<float*>(
-        env.arena->allocate(static_cast<size_t>(tokens) * env.lanes * sizeof(float), MemoryTag::bookkeeping, use));
+        env.arena->allocate(static_cast<size_t>(tokens) * env.signals * sizeof(float), MemoryTag::bookkeeping, use));
     if (!ref.stats) {
       release_ref_arrays(env, ref, tokens);
       return false;
     }
-    std::fill_n(ref.stats, static_cast<size_t>(tokens) * env.lanes, 0.0f);
+    std::fill_n(ref.stats, static_cast<size_t>(tokens) * env.signals, 0.0f);
   }
   return true;
 }
 
 void release_ref_arrays(const StreamEnv& env, BlockRef& ref, uint32_t tokens) {
   env.arena->release(ref.positions, tokens * sizeof(uint32_t), MemoryTag::bookkeeping);
-  env.arena->release(ref.stats, static_cast<size_t>(tokens) * env.lanes * sizeof(float), MemoryTag::bookkeeping);
+  env.arena->release(ref.stats, static_cast<size_t>(tokens) * env.signals * sizeof(float), MemoryTag::bookkeeping);
   ref.positions = nullptr;
   ref.stats = nullptr;
 }

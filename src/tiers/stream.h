@@ -26,7 +26,7 @@ using plan::LayerPlan;
 struct StreamEnv {
   Arena* arena = nullptr;
   uint32_t head_dim = 0;
-  uint32_t lanes = 0;     // eviction statistics per token
+  uint32_t signals = 0;   // eviction statistics per token
   bool hot_bf16 = false;  // the tail's rows are bf16, not fp16
 };
 
@@ -47,7 +47,7 @@ void expire(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, uint32_t
 uint32_t oldest_position(const HeadStream& s, uint32_t length);
 uint32_t live_rows(const HeadStream& s);
 void live_positions(const HeadStream& s, std::vector<uint32_t>& out);
-// Statistics of live tokens in the same order: out[i*lanes + lane].
+// Statistics of live tokens in the same order: out[i*signals + signal].
 void live_stats(const StreamEnv& env, const HeadStream& s, std::vector<float>& out);
 
 // Keeps live token i iff keep[i]; dead rows are forgotten, empty blocks freed, thinned-out neighbours merged (two into one, three
@@ -61,8 +61,8 @@ void truncate(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, uint32
 // Decodes the row at `position` into key and value (either may be null). False: not there.
 [[nodiscard]] bool read_row(const StreamEnv& env, const HeadStream& s, uint32_t position, float* key, float* value);
 
-// Views over everything live, for attention; stats[i] is the statistics of view i's first row (null without lanes) and tier[i] its
-// tier.
+// Views over everything live, for attention; stats[i] is the statistics of view i's first row (null without signals) and tier[i]
+// its tier.
 struct StreamViews {
   std::vector<attn::BlockView> views;
   std::vector<float*> stats;

@@ -16,10 +16,10 @@ constexpr uint32_t kDim = 32;
 // One stream under a plan, with its originals.
 class StreamTest : public ::testing::Test {
  protected:
-  explicit StreamTest(size_t limit = 0, size_t headroom = 0, uint32_t lanes = 1) : arena(limit, headroom) {
+  explicit StreamTest(size_t limit = 0, size_t headroom = 0, uint32_t signals = 1) : arena(limit, headroom) {
     env.arena = &arena;
     env.head_dim = kDim;
-    env.lanes = lanes;
+    env.signals = signals;
     plan.hot = 16;
     plan.warm = 32;
     plan.sinks = 4;
@@ -28,7 +28,7 @@ class StreamTest : public ::testing::Test {
     plan.raw_warm = entry("fp16", 16);
     plan.raw_archive = entry("fp16", 32);
     plan.sink_codec = entry("fp16", 4);
-    s.tail.configure(kDim, lanes, false);
+    s.tail.configure(kDim, signals, false);
   }
   ~StreamTest() override {
     destroy(env, s);
@@ -37,7 +37,7 @@ class StreamTest : public ::testing::Test {
   }
 
   const CodecEntry* entry(const char* name, uint32_t tokens) {
-    return book.get(quant::parse_codec_pair(name).value(), tokens).value();
+    return codecs.get(quant::parse_codec_pair(name).value(), tokens).value();
   }
 
   void push(uint32_t n, float size = 1.0f) {
@@ -51,7 +51,7 @@ class StreamTest : public ::testing::Test {
       for (uint32_t c = 0; c < kDim; ++c) key[c] = f32_to_f16(real(rng)), value[c] = f32_to_f16(real(rng));
       originals.resize(length);
       originals.emplace_back(key, key + kDim);
-      if (env.lanes) s.tail.stats_row(s.tail.rows() - 1)[0] = static_cast<float>(length);
+      if (env.signals) s.tail.stats_row(s.tail.rows() - 1)[0] = static_cast<float>(length);
       ++length;
       ASSERT_TRUE(settle(env, s, plan));
     }
@@ -75,13 +75,13 @@ class StreamTest : public ::testing::Test {
       const uint32_t p = positions[i];
       ASSERT_TRUE(read_row(env, s, p, key.data(), nullptr)) << p;
       for (uint32_t c = 0; c < kDim; ++c) ASSERT_NEAR(key[c], f16_to_f32(originals[p][c]), tolerance) << p;
-      ASSERT_TRUE(env.lanes == 0 || stats[i] == static_cast<float>(p));
+      ASSERT_TRUE(env.signals == 0 || stats[i] == static_cast<float>(p));
     }
   }
 
   Arena arena;
   StreamEnv env;
-  quant::CodecSet book{kDim};
+  quant::CodecSet codecs{kDim};
   LayerPlan plan;
   HeadStream s;
   std::mt19937 rng{9};

@@ -49,7 +49,7 @@ bool Tail::continue_at(Arena& arena, uint32_t position) {
 bool Tail::reserve(Arena& arena, uint32_t extra, uint32_t most, Arena::Use use) {
   const uint32_t needed = rows() + extra;
   if (sparse() && !positions_.reserve(arena, needed, use)) return false;
-  if (lanes_ && !stats_.reserve(arena, static_cast<size_t>(needed) * lanes_, use)) return false;
+  if (signals_ && !stats_.reserve(arena, static_cast<size_t>(needed) * signals_, use)) return false;
   const bool shared = buffer_ && buffer_->refs.load(std::memory_order_acquire) != 1;
   const uint32_t capacity = this->capacity();
   if (buffer_ && !shared) {
@@ -110,12 +110,12 @@ void Tail::push(uint32_t position, uint16_t*& key, uint16_t*& value) {
   key = buffer_->keys() + offset;
   value = buffer_->values() + offset;
   if (sparse()) positions_.push_reserved(position);
-  for (uint32_t lane = 0; lane < lanes_; ++lane) stats_.push_reserved(0.0f);
+  for (uint32_t signal = 0; signal < signals_; ++signal) stats_.push_reserved(0.0f);
 }
 
 void Tail::drop_front(uint32_t count) {
   if (sparse()) positions_.erase(0, count);
-  if (lanes_) stats_.erase(0, static_cast<size_t>(count) * lanes_);
+  if (signals_) stats_.erase(0, static_cast<size_t>(count) * signals_);
   if (ring_) {
     end_ -= count;
   } else {
@@ -130,7 +130,7 @@ void Tail::truncate(uint32_t length) {
   while (keep > 0 && position(keep - 1) >= length) --keep;
   end_ = begin_ + keep;
   if (sparse()) positions_.resize_down(keep);
-  if (lanes_) stats_.resize_down(static_cast<size_t>(keep) * lanes_);
+  if (signals_) stats_.resize_down(static_cast<size_t>(keep) * signals_);
   if (keep == 0) {
     begin_ = end_ = 0;
     first_position_ = length;
@@ -139,7 +139,7 @@ void Tail::truncate(uint32_t length) {
 
 bool Tail::can_push_front(uint32_t count) const {
   return buffer_ && !sparse() && buffer_->refs.load(std::memory_order_acquire) == 1 && rows() + count <= buffer_->capacity &&
-         stats_.capacity() >= static_cast<size_t>(rows() + count) * lanes_;
+         stats_.capacity() >= static_cast<size_t>(rows() + count) * signals_;
 }
 
 void Tail::push_front(uint32_t count, const uint16_t* keys, const uint16_t* values, const float* stats) {
@@ -150,11 +150,11 @@ void Tail::push_front(uint32_t count, const uint16_t* keys, const uint16_t* valu
   std::memmove(buffer_->values() + count * row_values, buffer_->values(), old * row_values * sizeof(uint16_t));
   std::memcpy(buffer_->keys(), keys, count * row_values * sizeof(uint16_t));
   std::memcpy(buffer_->values(), values, count * row_values * sizeof(uint16_t));
-  if (lanes_) {
-    for (size_t i = 0; i < static_cast<size_t>(count) * lanes_; ++i) stats_.push_reserved(0.0f);
-    std::memmove(stats_.data() + static_cast<size_t>(count) * lanes_, stats_.data(),
-                 static_cast<size_t>(old) * lanes_ * sizeof(float));
-    std::memcpy(stats_.data(), stats, static_cast<size_t>(count) * lanes_ * sizeof(float));
+  if (signals_) {
+    for (size_t i = 0; i < static_cast<size_t>(count) * signals_; ++i) stats_.push_reserved(0.0f);
+    std::memmove(stats_.data() + static_cast<size_t>(count) * signals_, stats_.data(),
+                 static_cast<size_t>(old) * signals_ * sizeof(float));
+    std::memcpy(stats_.data(), stats, static_cast<size_t>(count) * signals_ * sizeof(float));
   }
   end_ += count;
   first_position_ -= count;
@@ -177,13 +177,13 @@ void Tail::keep(std::span<const uint8_t> keep) {
       std::memcpy(buffer_->keys() + static_cast<size_t>(begin_ + to) * head_dim_, key_row(i), row_bytes);
       std::memcpy(buffer_->values() + static_cast<size_t>(begin_ + to) * head_dim_, value_row(i), row_bytes);
       positions_[to] = positions_[i];
-      if (lanes_) std::memcpy(stats_row(to), stats_row(i), lanes_ * sizeof(float));
+      if (signals_) std::memcpy(stats_row(to), stats_row(i), signals_ * sizeof(float));
     }
     ++to;
   }
   end_ = begin_ + to;
   positions_.resize_down(to);
-  if (lanes_) stats_.resize_down(static_cast<size_t>(to) * lanes_);
+  if (signals_) stats_.resize_down(static_cast<size_t>(to) * signals_);
   // Only the front went: positions need no list. Rows that are consecutive but end before the sequence does (a truncation into a
   // gap) keep theirs, because the next row does not continue them.
   if (to && to_the_end && positions_[to - 1] - positions_[0] == to - 1) {
@@ -200,13 +200,13 @@ void Tail::shrink(Arena& arena, uint32_t wanted) {
 
 bool Tail::restore(Arena& arena, uint32_t rows, uint32_t first_position, const uint32_t* positions, uint32_t ring_capacity) {
   if (positions && !positions_.reserve(arena, rows)) return false;
-  if (lanes_ && rows && !stats_.reserve(arena, static_cast<size_t>(rows) * lanes_)) return false;
+  if (signals_ && rows && !stats_.reserve(arena, static_cast<size_t>(rows) * signals_)) return false;
   const uint32_t capacity = ring_ ? ring_capacity : rows;
   if (capacity && !rebuild(arena, capacity)) return false;
   end_ = rows;
   first_position_ = first_position;
   for (uint32_t i = 0; positions && i < rows; ++i) positions_.push_reserved(positions[i]);
-  for (size_t i = 0; i < static_cast<size_t>(rows) * lanes_; ++i) stats_.push_reserved(0.0f);
+  for (size_t i = 0; i < static_cast<size_t>(rows) * signals_; ++i) stats_.push_reserved(0.0f);
   return true;
 }
 
@@ -215,7 +215,7 @@ bool Tail::clone_from(Arena& arena, const Tail& other) {
   buffer_ = other.buffer_;
   if (buffer_) buffer_->refs.fetch_add(1, std::memory_order_relaxed);
   head_dim_ = other.head_dim_;
-  lanes_ = other.lanes_;
+  signals_ = other.signals_;
   begin_ = other.begin_;
   end_ = other.end_;
   first_position_ = other.first_position_;
@@ -227,7 +227,7 @@ bool Tail::clone_from(Arena& arena, const Tail& other) {
 void Tail::swap(Tail& other) {
   std::swap(buffer_, other.buffer_);
   std::swap(head_dim_, other.head_dim_);
-  std::swap(lanes_, other.lanes_);
+  std::swap(signals_, other.signals_);
   std::swap(begin_, other.begin_);
   std::swap(end_, other.end_);
   std::swap(first_position_, other.first_position_);

@@ -45,9 +45,9 @@ class Tail {
     const uint32_t* positions = nullptr;  // when they are not consecutive
   };
 
-  void configure(uint32_t head_dim, uint32_t lanes, bool ring) {
+  void configure(uint32_t head_dim, uint32_t signals, bool ring) {
     head_dim_ = head_dim;
-    lanes_ = lanes;
+    signals_ = signals;
     ring_ = ring;
   }
 
@@ -61,9 +61,9 @@ class Tail {
   const uint16_t* value_row(uint32_t row) const { return buffer_->values() + static_cast<size_t>(slot(row)) * head_dim_; }
   uint16_t* key_row(uint32_t row) { return buffer_->keys() + static_cast<size_t>(slot(row)) * head_dim_; }
   uint16_t* value_row(uint32_t row) { return buffer_->values() + static_cast<size_t>(slot(row)) * head_dim_; }
-  // [lanes] of a row; lanes > 0.
-  float* stats_row(uint32_t row) { return stats_.data() + static_cast<size_t>(row) * lanes_; }
-  const float* stats_row(uint32_t row) const { return stats_.data() + static_cast<size_t>(row) * lanes_; }
+  // [signals] of a row; signals > 0.
+  float* stats_row(uint32_t row) { return stats_.data() + static_cast<size_t>(row) * signals_; }
+  const float* stats_row(uint32_t row) const { return stats_.data() + static_cast<size_t>(row) * signals_; }
   // At most two runs (the second empty unless a ring wraps).
   void runs(Run out[2]) const;
 
@@ -113,14 +113,14 @@ class Tail {
 
   TailBuffer* buffer_ = nullptr;
   uint32_t head_dim_ = 0;
-  uint32_t lanes_ = 0;
+  uint32_t signals_ = 0;
   uint32_t begin_ = 0;  // linear: slot of the first row; ring: always 0, rows() counts
   uint32_t end_ = 0;
   uint32_t first_position_ = 0;
   uint32_t reallocations_ = 0;
   bool ring_ = false;
   ArenaVector<uint32_t> positions_;  // parallel to the rows once one of them was evicted
-  ArenaVector<float> stats_;         // [rows][lanes]
+  ArenaVector<float> stats_;         // [rows][signals]
 };
 
 }  // namespace tierkv::tiers

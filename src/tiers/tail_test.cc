@@ -27,7 +27,7 @@ struct Row {
   float stat = 0.0f;
 };
 
-::testing::AssertionResult holds(const Tail& tail, const std::deque<Row>& rows, uint32_t lanes) {
+::testing::AssertionResult holds(const Tail& tail, const std::deque<Row>& rows, uint32_t signals) {
   if (tail.rows() != rows.size()) return ::testing::AssertionFailure() << tail.rows() << " rows, expected " << rows.size();
   for (uint32_t i = 0; i < rows.size(); ++i) {
     if (tail.position(i) != rows[i].position)
@@ -35,7 +35,7 @@ struct Row {
     const auto expected = static_cast<uint16_t>(rows[i].number * 64 + 7);
     if (tail.key_row(i)[7] != expected || tail.value_row(i)[7] != static_cast<uint16_t>(~expected))
       return ::testing::AssertionFailure() << "row " << i << " has other bytes";
-    if (lanes && tail.stats_row(i)[lanes - 1] != rows[i].stat)
+    if (signals && tail.stats_row(i)[signals - 1] != rows[i].stat)
       return ::testing::AssertionFailure() << "row " << i << " has other statistics";
   }
   Tail::Run runs[2];
@@ -67,8 +67,8 @@ class Fixture : public ::testing::Test {
 using TailTest = Fixture;
 
 TEST_F(TailTest, LinearTailAgainstAListOfRows) {
-  const uint32_t lanes = 2;
-  tail.configure(kDim, lanes, false);
+  const uint32_t signals = 2;
+  tail.configure(kDim, signals, false);
   std::mt19937 rng(21);
   std::deque<Row> rows;
   uint32_t length = 0, number = 0;
@@ -104,7 +104,7 @@ TEST_F(TailTest, LinearTailAgainstAListOfRows) {
       }
       case 3: {  // a fork that lives a while
         if (forks.size() > 3) {
-          ASSERT_TRUE(holds(*forks[0].first, forks[0].second, lanes)) << "a fork saw the original's changes, step " << step;
+          ASSERT_TRUE(holds(*forks[0].first, forks[0].second, signals)) << "a fork saw the original's changes, step " << step;
           forks[0].first->reset(arena);
           delete forks[0].first;
           forks.erase(forks.begin());
@@ -126,11 +126,11 @@ TEST_F(TailTest, LinearTailAgainstAListOfRows) {
         }
       }
     }
-    ASSERT_TRUE(holds(tail, rows, lanes)) << "step " << step;
+    ASSERT_TRUE(holds(tail, rows, signals)) << "step " << step;
     ASSERT_EQ(arena.mapped(), arena.free_bytes() + arena.allocated(MemoryTag::hot) + arena.allocated(MemoryTag::bookkeeping));
   }
   for (auto& [copy, expected] : forks) {
-    EXPECT_TRUE(holds(*copy, expected, lanes));
+    EXPECT_TRUE(holds(*copy, expected, signals));
     copy->reset(arena);
     delete copy;
   }

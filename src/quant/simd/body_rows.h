@@ -68,7 +68,7 @@ TIERKV_INLINE void tile_scores(const float* tile, uint32_t dim, const float* que
   }
 }
 
-// Many queries: 16 rows at a time are widened and turned, so that no sum runs across a register.
+// Many queries: 16 rows at a time are widened and transposed, so that no sum runs across a register.
 template <bool kBf16>
 void many_scores(const uint16_t* rows, uint32_t dim, const float* queries, uint32_t count, uint32_t n, float* out, size_t stride,
                  float* tile) {

@@ -1,4 +1,4 @@
-// reference001.h — the quantizers of document 001: asymmetric and symmetric, per token and head, round half to even.
+// ruvector.h — the quantizers of ruvector-attention: asymmetric and symmetric, per token and head, round half to even.
 //
 // Codecs:   asym (value = scale·(code - zero point)) and sym (value = scale·(code - 2^(bits-1))), 2..8 bits, one scale per token
 //           over the whole head_dim, stored as f32 like the document does: [codes, lanes.h][f32 scale per token][asym: f32 zeros].

@@ -1,4 +1,4 @@
-// rotation.h — turning rows by any number of positions, as a model's RoPE would.
+// rope.h — turning rows by any number of positions, as a model's RoPE would.
 //
 // R(-s0) applied to keys and queries alike leaves their products unchanged for any s0, whatever rounding the angles suffered: a
 // frame may be chosen per block.
@@ -9,19 +9,19 @@
 #include <memory>
 #include <vector>
 
-#include "tierkv/rotation.h"
+#include "tierkv/rope.h"
 
 namespace tierkv::calib {
 
-// A rotation with its sines at hand: positions are digits of base 128, one table a digit.
+// A rope with its sines at hand: positions are digits of base 128, one table a digit.
 class Turner {
  public:
-  // REQUIRES: channels of `rotation` are below head_dim and named once.
-  Turner(const Rotation& rotation, uint32_t head_dim);
+  // REQUIRES: channels of `rope` are below head_dim and named once.
+  Turner(const Rope& rope, uint32_t head_dim);
 
   // out = rows turned by `by` positions (forward when positive). in == out is allowed. |by| < 2^21.
   void turn(const float* rows, uint32_t count, int64_t by, float* out) const;
-  const Rotation& rotation() const { return rotation_; }
+  const Rope& rope() const { return rope_; }
   size_t bytes() const { return tables_.size() * sizeof(float); }
 
  private:
@@ -29,7 +29,7 @@ class Turner {
   static constexpr int kDigitBits = 7;
   static constexpr uint32_t kBase = 1u << kDigitBits;
 
-  Rotation rotation_;
+  Rope rope_;
   uint32_t dim_;
   bool halves_ = false;        // pair p is (p, p + pairs): one run of channels with another
   std::vector<float> tables_;  // [digit][value][cos of every pair, sin of every pair]

@@ -1,4 +1,4 @@
-#include "quant/reference001.h"
+#include "quant/ruvector.h"
 
 #include <algorithm>
 #include <cmath>

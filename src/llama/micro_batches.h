@@ -1,4 +1,4 @@
-// plan.h — which rows of a batch belong to which sequence, checked before anything is decoded.
+// micro_batches.h — which rows of a batch belong to which sequence, checked before anything is decoded.
 //
 // A batch of libllama's may leave out positions, sequences and logits, and may mix sequences; the plan has all of them spelled
 // out. Its micro-batches are consecutive rows, in each of which a sequence's rows are a list of runs: consecutive rows,
@@ -28,12 +28,12 @@ struct SequenceRows {
   std::vector<Run> runs;  // by position
 };
 
-class BatchPlan {
+class MicroBatches {
  public:
   // `length` tells where a sequence ends now. `micro_batch` > 0 is the number of rows libllama takes at a time; `sequences` and
   // `context` bound sequence numbers and positions.
-  static Result<BatchPlan> make(const llama_batch& batch, int32_t embedding, uint32_t micro_batch, uint32_t sequences,
-                                uint32_t context, const std::function<Result<uint32_t>(int32_t)>& length);
+  static Result<MicroBatches> make(const llama_batch& batch, int32_t embedding, uint32_t micro_batch, uint32_t sequences,
+                                   uint32_t context, const std::function<Result<uint32_t>(int32_t)>& length);
 
   uint32_t micro_batches() const { return static_cast<uint32_t>(rows_.size()); }
   // As llama_decode() takes it. Valid as long as the plan and the caller's batch.

@@ -1,5 +1,5 @@
-// The quantizer tests of document 001, with its data and tolerances.
-#include "quant/reference001.h"
+// The quantizer tests of ruvector-attention, with its data and tolerances.
+#include "quant/ruvector.h"
 
 #include <gtest/gtest.h>
 
@@ -12,25 +12,25 @@
 namespace tierkv::quant {
 namespace {
 
-TEST(Reference001, QuantizeRoundtrip4Bit) {
+TEST(Ruvector, QuantizeRoundtrip4Bit) {
   const std::vector<float> data = {0.0f, 0.5f, 1.0f, -1.0f, 0.25f, -0.5f, 0.75f, -0.25f};
   const std::vector<float> restored = dequantize(*quantize_asymmetric(data, 2, 4));
   for (size_t i = 0; i < data.size(); ++i) EXPECT_LT(std::fabs(data[i] - restored[i]), 0.15f);
 }
 
-TEST(Reference001, QuantizeRoundtrip3Bit) {
+TEST(Ruvector, QuantizeRoundtrip3Bit) {
   const std::vector<float> data = {0.0f, 0.5f, 1.0f, -1.0f, 0.3f, -0.7f, 0.8f, -0.2f};
   const std::vector<float> restored = dequantize(*quantize_asymmetric(data, 2, 3));
   for (size_t i = 0; i < data.size(); ++i) EXPECT_LT(std::fabs(data[i] - restored[i]), 0.35f);
 }
 
-TEST(Reference001, SymmetricQuantizeRoundtrip) {
+TEST(Ruvector, SymmetricQuantizeRoundtrip) {
   const std::vector<float> data = {0.0f, 0.5f, -0.5f, 1.0f, -1.0f};
   const std::vector<float> restored = dequantize(*quantize_symmetric(data, 4));
   for (size_t i = 0; i < data.size(); ++i) EXPECT_LT(std::fabs(data[i] - restored[i]), 0.2f);
 }
 
-TEST(Reference001, BankersRounding) {
+TEST(Ruvector, BankersRounding) {
   EXPECT_EQ(round_to_nearest_even(2.5f), 2.0f);
   EXPECT_EQ(round_to_nearest_even(3.5f), 4.0f);
   EXPECT_EQ(round_to_nearest_even(4.5f), 4.0f);
@@ -41,7 +41,7 @@ TEST(Reference001, BankersRounding) {
   EXPECT_EQ(round_to_nearest_even(-0.5f), 0.0f);
 }
 
-TEST(Reference001, CodecRoundsHalfToEven) {
+TEST(Ruvector, CodecRoundsHalfToEven) {
   // A row with range 0..3 at 2 bits has scale 1: 0.5 and 2.5 are ties, and go to 0 and 2; 1.5 goes to 2.
   std::vector<float> rows(16 * 32);
   const float pattern[] = {0.0f, 3.0f, 0.5f, 1.5f, 2.5f, 1.0f};
@@ -57,7 +57,7 @@ TEST(Reference001, CodecRoundsHalfToEven) {
   }
 }
 
-TEST(Reference001, ErrorFallsWithEveryBit) {
+TEST(Ruvector, ErrorFallsWithEveryBit) {
   std::mt19937 rng(5);
   std::normal_distribution<float> normal;
   std::vector<float> data(256);
@@ -81,7 +81,7 @@ TEST(Reference001, ErrorFallsWithEveryBit) {
   }
 }
 
-TEST(Reference001, CodecsStoreWhatTheFunctionsCompute) {
+TEST(Ruvector, CodecsStoreWhatTheFunctionsCompute) {
   std::mt19937 rng(6);
   std::normal_distribution<float> normal;
   std::vector<float> rows(16 * 64), back(rows.size());
@@ -102,13 +102,13 @@ TEST(Reference001, CodecsStoreWhatTheFunctionsCompute) {
   }
 }
 
-TEST(Reference001, ConstantHeadIsExact) {
+TEST(Ruvector, ConstantHeadIsExact) {
   for (float x : {0.42f, -0.42f, 1000.5f, 0.0f}) {
     for (float y : dequantize(*quantize_asymmetric(std::vector<float>(8, x), 2, 3))) EXPECT_EQ(y, x);
   }
 }
 
-TEST(Reference001, BadInputIsRefused) {
+TEST(Ruvector, BadInputIsRefused) {
   const std::vector<float> data(8, 1.0f);
   for (uint32_t bits : {0u, 1u, 9u}) {
     EXPECT_FALSE(quantize_asymmetric(data, 2, bits).ok());

@@ -1,4 +1,4 @@
-#include "llama/plan.h"
+#include "llama/micro_batches.h"
 
 #include <algorithm>
 
@@ -6,14 +6,14 @@
 
 namespace tierkv::llama {
 
-Result<BatchPlan> BatchPlan::make(const llama_batch& batch, int32_t embedding, uint32_t micro_batch, uint32_t sequences,
-                                  uint32_t context, const std::function<Result<uint32_t>(int32_t)>& length) {
+Result<MicroBatches> MicroBatches::make(const llama_batch& batch, int32_t embedding, uint32_t micro_batch, uint32_t sequences,
+                                        uint32_t context, const std::function<Result<uint32_t>(int32_t)>& length) {
   if (batch.n_tokens <= 0) return error(StatusCode::invalid_argument, "the batch is empty");
   if ((batch.token == nullptr) == (batch.embd == nullptr)) {
     return error(StatusCode::invalid_argument, "the batch must have either tokens or embeddings");
   }
   const auto n = static_cast<uint32_t>(batch.n_tokens);
-  BatchPlan plan;
+  MicroBatches plan;
   plan.source_ = batch;
   plan.embedding_ = embedding;
   plan.size_ = micro_batch;
@@ -76,7 +76,7 @@ Result<BatchPlan> BatchPlan::make(const llama_batch& batch, int32_t embedding, u
   return plan;
 }
 
-llama_batch BatchPlan::batch(uint32_t micro_batch) {
+llama_batch MicroBatches::batch(uint32_t micro_batch) {
   const uint32_t first = micro_batch * size_;
   llama_batch result{};
   result.n_tokens = static_cast<int32_t>(std::min(size_, static_cast<uint32_t>(source_.n_tokens) - first));

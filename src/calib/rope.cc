@@ -1,4 +1,4 @@
-#include "calib/rotation.h"
+#include "calib/rope.h"
 
 #include <cmath>
 #include <cstdlib>
@@ -6,16 +6,16 @@
 
 namespace tierkv::calib {
 
-Turner::Turner(const Rotation& rotation, uint32_t head_dim) : rotation_(rotation), dim_(head_dim) {
-  const size_t n = rotation_.size();
+Turner::Turner(const Rope& rope, uint32_t head_dim) : rope_(rope), dim_(head_dim) {
+  const size_t n = rope_.size();
   halves_ = n > 0;
-  for (size_t p = 0; p < n; ++p) halves_ &= rotation_[p].a == p && rotation_[p].b == p + n;
+  for (size_t p = 0; p < n; ++p) halves_ &= rope_[p].a == p && rope_[p].b == p + n;
   tables_.resize(kDigits * kBase * 2 * n);
   for (int digit = 0; digit < kDigits; ++digit) {
     for (uint32_t value = 0; value < kBase; ++value) {
       float* row = tables_.data() + (static_cast<size_t>(digit) * kBase + value) * 2 * n;
       for (size_t p = 0; p < n; ++p) {
-        const double turned = rotation_[p].angle * std::ldexp(static_cast<double>(value), digit * kDigitBits);
+        const double turned = rope_[p].angle * std::ldexp(static_cast<double>(value), digit * kDigitBits);
         row[p] = static_cast<float>(std::cos(turned));
         row[n + p] = static_cast<float>(std::sin(turned));
       }
@@ -24,7 +24,7 @@ Turner::Turner(const Rotation& rotation, uint32_t head_dim) : rotation_(rotation
 }
 
 void Turner::turn(const float* rows, uint32_t count, int64_t by, float* out) const {
-  const size_t n = rotation_.size();
+  const size_t n = rope_.size();
   if (out != rows && count != 0) std::memcpy(out, rows, static_cast<size_t>(count) * dim_ * sizeof(float));
   if (n == 0 || by == 0) return;
   const uint64_t steps = static_cast<uint64_t>(std::llabs(by));
@@ -58,9 +58,9 @@ void Turner::turn(const float* rows, uint32_t count, int64_t by, float* out) con
       }
     } else {
       for (size_t p = 0; p < n; ++p) {
-        const float a = row[rotation_[p].a], b = row[rotation_[p].b];
-        row[rotation_[p].a] = a * cosine[p] - b * sine[p];
-        row[rotation_[p].b] = a * sine[p] + b * cosine[p];
+        const float a = row[rope_[p].a], b = row[rope_[p].b];
+        row[rope_[p].a] = a * cosine[p] - b * sine[p];
+        row[rope_[p].b] = a * sine[p] + b * cosine[p];
       }
     }
   }
