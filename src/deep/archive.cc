@@ -41,7 +41,7 @@ std::vector<Transform> make_transforms(const calib::DeepTables& tables, bool ana
 // log2 of the weight of every token against an ordinary one's, [coded layer][token].
 std::vector<float> log_weights(const Shared& shared, uint32_t tokens, const ReadRows& read, const EncodeOptions& options,
                                ThreadPool& pool) {
-  const calib::DeepTables& tables = *shared.codec_set->tables;
+  const calib::DeepTables& tables = *shared.book->tables;
   const size_t layers = tables.coded.size();
   std::vector<float> out(layers * tokens);
   if (!options.weights.empty()) {
@@ -132,7 +132,7 @@ class Encoding {
   Pass pass(int32_t log_step, const std::vector<Stretch>& which) {
     shared_.log_step = log_step;
     shared_.step = static_cast<float>(std::exp2(log_step / 256.0));
-    const Models models(*shared_.codec_set->tables, log_step);
+    const Models models(*shared_.book->tables, log_step);
     Pass p;
     p.step = shared_.step;
     p.log_step = log_step;
@@ -161,7 +161,7 @@ class Encoding {
     for (int i = 0; i < 20; ++i) {
       const double middle = 0.5 * (low + high);
       double sum = 0.0, count = 0.0;
-      for (const calib::DeepLayer& layer : shared_.codec_set->tables->coded) {
+      for (const calib::DeepLayer& layer : shared_.book->tables->coded) {
         for (const int16_t spread : layer.basis[layer.sources ? calib::kDeepPredicted : calib::kDeepPlain].spread) {
           sum += calib::deep_bits(std::exp2(spread / 256.0 - middle));
           count += 1.0;
@@ -178,7 +178,7 @@ class Encoding {
       double share = 0.0;
       for (const Stretch& stretch : which) share += stretch.count;
       const double allowed =
-          static_cast<double>(fp16_bytes(*shared_.codec_set->tables, tokens_)) / options_.ratio - kHeaderBytes - kTrailerBytes;
+          static_cast<double>(fp16_bytes(*shared_.book->tables, tokens_)) / options_.ratio - kHeaderBytes - kTrailerBytes;
       return std::log2(static_cast<double>(p.bytes) / std::max(1.0, allowed * share / tokens_));
     }
     return -std::log2(std::max(p.lost, 1e-300) / std::max(p.energy * (1.0 - options_.quality), 1e-290));
@@ -234,7 +234,7 @@ class Encoding {
     shared_.step = best_.step;
     shared_.log_step = best_.log_step;
     shared_.centroids = best_.centroids;
-    const Models models(*shared_.codec_set->tables, best_.log_step);
+    const Models models(*shared_.book->tables, best_.log_step);
     std::vector<uint8_t> good(all_.size());
     pool_.run(static_cast<uint32_t>(all_.size()), [&](uint32_t c) {
       good[c] = decode_chunk(shared_, models, all_[c].first, all_[c].count, best_.chunks[c].bytes, best_.chunks[c].check, {});
@@ -248,7 +248,7 @@ class Encoding {
   }
 
   std::vector<std::byte> write() const {
-    const calib::DeepTables& tables = *shared_.codec_set->tables;
+    const calib::DeepTables& tables = *shared_.book->tables;
     ByteWriter out;
     out.put_bytes(std::as_bytes(std::span(kMagic)));
     out.put(kVersion);
@@ -256,7 +256,7 @@ class Encoding {
     uint64_t total = kHeaderBytes + kTrailerBytes;
     for (const ChunkResult& c : best_.chunks) total += kTableBytes + c.bytes.size();
     out.put(total);
-    out.put(shared_.codec_set->id);
+    out.put(shared_.book->id);
     out.put(static_cast<uint32_t>(tables.coded.size()));
     out.put(tables.kv_heads);
     out.put(tables.head_dim);
@@ -280,7 +280,7 @@ class Encoding {
   void fill(EncodeReport& report, size_t bytes) const {
     report = {};
     report.bytes = bytes;
-    report.ratio = static_cast<double>(fp16_bytes(*shared_.codec_set->tables, tokens_)) / static_cast<double>(bytes);
+    report.ratio = static_cast<double>(fp16_bytes(*shared_.book->tables, tokens_)) / static_cast<double>(bytes);
     report.quality = best_.energy > 0.0 ? 1.0 - best_.lost / best_.energy : 1.0;
     report.step = static_cast<double>(best_.step);
     report.passes = passes_;

@@ -61,7 +61,7 @@ float clamp_half(float x) { return std::min(kMaxF16, std::max(-kMaxF16, x)); }
 class ChunkEncoder {
  public:
   ChunkEncoder(const Shared& shared, const Models& models, const ReadRows& read)
-      : shared_(shared), models_(models), read_(read), dim_(shared.codec_set->tables->dim()), loop_(dim_) {
+      : shared_(shared), models_(models), read_(read), dim_(shared.book->tables->dim()), loop_(dim_) {
     for (auto* buffer : {&rows_, &given_, &prediction_, &rest_, &components_, &error_})
       buffer->resize(kBlock * static_cast<size_t>(dim_));
     for (LevelBlock& b : blocks_) {
@@ -182,7 +182,7 @@ class ChunkEncoder {
 
   // No head's keys or values are further off than their mean, or nothing at all, would be.
   bool good(size_t n) const {
-    const uint32_t d = shared_.codec_set->tables->head_dim;
+    const uint32_t d = shared_.book->tables->head_dim;
     for (uint32_t part = 0; part < dim_ / d; ++part) {
       double error = 0.0, from_mean = 0.0, whole = 0.0;
       for (size_t row = 0; row < n; row += dim_) {
@@ -243,11 +243,11 @@ class ChunkEncoder {
 void scatter(const Shared& shared, const Transform& t, uint32_t first, uint32_t count, const float* centred,
              const WriteRows& write) {
   thread_local std::vector<float> keys, values;
-  const calib::DeepTables& tables = *shared.codec_set->tables;
+  const calib::DeepTables& tables = *shared.book->tables;
   const size_t width = static_cast<size_t>(tables.kv_heads) * tables.head_dim;
   keys.resize(count * width);
   values.resize(count * width);
-  const calib::Turner& turner = shared.codec_set->turner(t.layer().layer);
+  const calib::Turner& turner = shared.book->turner(t.layer().layer);
   for (uint32_t k = 0; k < count; ++k) {
     const float* from = centred + k * 2 * width;
     for (size_t c = 0; c < width; ++c) {
@@ -286,13 +286,13 @@ Centroids Landing::centroids(const Centroids& otherwise) const {
 
 void gather(const Shared& shared, const Transform& transform, uint32_t first, uint32_t count, const ReadRows& read, float* rows) {
   thread_local std::vector<float> keys, values;
-  const calib::DeepTables& tables = *shared.codec_set->tables;
+  const calib::DeepTables& tables = *shared.book->tables;
   const size_t width = static_cast<size_t>(tables.kv_heads) * tables.head_dim;
   keys.resize(count * width);
   values.resize(count * width);
   const uint32_t layer = transform.layer().layer;
   read(layer, first, count, keys.data(), values.data());
-  const calib::Turner& turner = shared.codec_set->turner(layer);
+  const calib::Turner& turner = shared.book->turner(layer);
   for (uint32_t k = 0; k < count; ++k) {
     turner.turn(keys.data() + k * width, tables.kv_heads, -(static_cast<int64_t>(shared.first_position) + first + k),
                 rows + k * 2 * width);
@@ -309,7 +309,7 @@ ChunkResult encode_chunk(const Shared& shared, const Models& models, uint32_t fi
 
 bool decode_chunk(const Shared& shared, const Models& fresh, uint32_t first, uint32_t count, std::span<const std::byte> bytes,
                   uint32_t check, const WriteRows& write) {
-  const uint32_t dim = shared.codec_set->tables->dim();
+  const uint32_t dim = shared.book->tables->dim();
   Models models = fresh;
   Loop loop(dim);
   LevelBlock block;
