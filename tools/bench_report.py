@@ -85,7 +85,8 @@ def name_of(shape):
 
 
 def unquiet(point):
-    return max([point.row.get("waited", 0), point.row.get("ceiling_waited", 0)] + [r.get("peer_waited", 0) for r in point.peers.values()]) > QUIET
+    waited = [point.row.get("waited", 0), point.row.get("ceiling_waited", 0)]
+    return max(waited + [row.get("peer_waited", 0) for row in point.peers.values()]) > QUIET
 
 
 # --- sections: each gives the text of one part of the document, or None without data
@@ -131,15 +132,18 @@ def targets(results):
     ratios("decode, `fp16`,", "decode", "fp16", [(BEST[0], 2, 3)])
     ratios("decode, `kivi4`,", "decode", "kivi4", [(BEST[2], 12, 25)])
     if at("decode", "balanced"):
-        compare("decode, `balanced`, share of the read ceiling", at("decode", "balanced").row["ceiling_fraction"], 0.45, 0.75, percent)
+        compare("decode, `balanced`, share of the read ceiling", at("decode", "balanced").row["ceiling_fraction"], 0.45, 0.75,
+                percent)
     for setting in ("fp16", "balanced"):
         ratios(f"prefill of 512, `{setting}`,", "prefill512", setting, [(BEST[0], 1.2, 2.5), (BEST[1], 4, 8)])
     if at("graduate", "balanced"):
-        compare("append with its encoding, `balanced`, share of a decode step", at("graduate", "balanced").row["share"], 0.03, 0.01, percent, True)
+        compare("append with its encoding, `balanced`, share of a decode step", at("graduate", "balanced").row["share"], 0.03, 0.01,
+                percent, True)
     for codec in ("kivi2-g64", "rot2"):
         row = results.rows.get(f"quant/{codec}/unpack/1Kx8x128")
         if row:
-            compare(f"unpack of 1,024 tokens, 8 heads, `{codec}`, one thread", row["median_ms"], 0.5, 0.2, lambda v: f"{v:.3g} ms", True)
+            compare(f"unpack of 1,024 tokens, 8 heads, `{codec}`, one thread", row["median_ms"], 0.5, 0.2, lambda v: f"{v:.3g} ms",
+                    True)
     return table(["at 32K, 32/8 d128, 2 threads", "measured", "at least", "aim", ""], rows) if rows else None
 
 
@@ -152,14 +156,17 @@ def attention(results, op):
                 for setting in results.values("setting", op=op, shape=shape, threads=threads, tokens=tokens):
                     point = results.find(op, shape, threads, tokens, setting)
                     row = point.row
-                    rows.append([svg_plot.number(tokens), setting + (" \\*" if unquiet(point) else ""), ms(row["median_ms"]), f"{row['bits']:.2f}"]
+                    rows.append([svg_plot.number(tokens), setting + (" \\*" if unquiet(point) else ""), ms(row["median_ms"]),
+                                 f"{row['bits']:.2f}"]
                                 + ([f"{row['gbps']:.2f}", percent(row["ceiling_fraction"])] if op == "decode" else [])
                                 + [times(point.ratio(peer)) for peer in BEST])
                 peers = next((p.peers for k, p in results.points.items() if k[:4] == (op, shape, threads, tokens) and p.peers), {})
                 for peer in BEST + BY_TOKEN:
                     if peer in peers:
-                        rows.append([svg_plot.number(tokens), peer, ms(peers[peer]["peer_median_ms"]), ""] + [""] * (5 if op == "decode" else 3))
-            head = ["tokens", "setting", "ms", "bits"] + (["GB/s", "of ceiling"] if op == "decode" else []) + ["to " + p for p in BEST]
+                        rows.append([svg_plot.number(tokens), peer, ms(peers[peer]["peer_median_ms"]),
+                                     ""] + [""] * (5 if op == "decode" else 3))
+            head = ["tokens", "setting", "ms", "bits"] + (["GB/s",
+                                                           "of ceiling"] if op == "decode" else []) + ["to " + p for p in BEST]
             parts.append(f"**{name_of(shape)}, {threads} thread{'s' if threads > 1 else ''}**\n\n" + table(head, rows))
     return "\n\n".join(parts) or None
 
@@ -185,12 +192,14 @@ def encode(results):
         match = re.match(r"^quant/([^/]+)/(graduate|unpack)/", name)
         if match:
             what = "encode a block of 128" if match[2] == "graduate" else "unpack 1,024 tokens"
-            rows.append([what, match[1], f"{row['median_ms']:.3g} ms", f"{row['ns_per_token'] / 1000:.3g} µs", f"{row['bits']:.2f}", "", ""])
+            rows.append([what, match[1], f"{row['median_ms']:.3g} ms", f"{row['ns_per_token'] / 1000:.3g} µs", f"{row['bits']:.2f}",
+                         "", ""])
     for (op, shape, threads, _, setting), point in results.points.items():
         if op == "graduate":
             row = point.row
             rows.append([f"append one token at 32K, {name_of(shape)}, {threads} thread{'s' if threads > 1 else ''}", setting, "",
-                         f"{1000 * row['median_ms']:.3g} µs", f"{row['bits']:.2f}", f"{row['decode_ms']:.3g} ms", percent(row["share"])])
+                         f"{1000 * row['median_ms']:.3g} µs", f"{row['bits']:.2f}", f"{row['decode_ms']:.3g} ms",
+                         percent(row["share"])])
     return table(["what", "codec or setting", "in all", "per token", "bits", "decode step", "share"], rows) if rows else None
 
 
@@ -198,7 +207,8 @@ def model(points):
     rows = []
     for point in points:
         label = ("stock " if point["stock"] else "") + point["kv"]
-        rows.append([point["model"], svg_plot.number(point["depth"]), label, f"{point['decode_tokens_per_second']:.1f}", f"{point['decode_ratio']:.2f}x",
+        rows.append([point["model"], svg_plot.number(point["depth"]), label, f"{point['decode_tokens_per_second']:.1f}",
+                     f"{point['decode_ratio']:.2f}x",
                      f"{point['p50_ms']:.3g}", f"{point['prefill_tokens_per_second']:.0f}" if point["depth"] else "",
                      f"{point['resident_bytes'] / 2**20:.1f}"])
     head = ["model", "depth", "setting", "decode tokens/s", "to stock f16", "p50 ms", "prefill tokens/s", "resident MiB"]
@@ -223,14 +233,16 @@ def plots(results, points):
                 for peer, row in p.peers.items() if p else []:
                     peers.setdefault(peer, {})[t] = row["peer_median_ms"]
         series += [(peer, sorted(peers[peer].items()), True) for peer in BEST + BY_TOKEN if peer in peers]
-        out[f"decode-{shape}.svg"] = svg_plot.lines(f"Decode attention of one layer, {name_of(shape)}, 2 threads", "tokens", "ms", series, lengths)
+        out[f"decode-{shape}.svg"] = svg_plot.lines(f"Decode attention of one layer, {name_of(shape)}, 2 threads", "tokens", "ms",
+                                                    series, lengths)
 
     for op, what in (("decode", "Decode"), ("prefill512", "Prefill of 512")):
         settings = results.values("setting", op=op, shape=STANDARD, threads=2, tokens=32768)
         found = [results.find(op, STANDARD, 2, 32768, s) for s in settings]
         if any(p.peers for p in found):
             series = [(f"to {peer}", [p.ratio(peer) for p in found]) for peer in BEST]
-            out[f"{op}-ratio.svg"] = svg_plot.bars(f"{what} at 32K, 32/8 d128, 2 threads", "cache setting", "times faster", settings, series,
+            out[f"{op}-ratio.svg"] = svg_plot.bars(f"{what} at 32K, 32/8 d128, 2 threads", "cache setting", "times faster",
+                                                   settings, series,
                                                    [("as fast", 1.0)])
     settings = results.values("setting", op="decode", shape=STANDARD, tokens=32768)
     series, marks = [], []
@@ -240,14 +252,17 @@ def plots(results, points):
         ceilings = [p.row["ceiling_gbps"] for p in found if p]
         marks.append((f"ceiling, {threads} thread{'s' if threads > 1 else ''}", ceilings[0]))
     if series:
-        out["decode-bandwidth.svg"] = svg_plot.bars("Bytes of our cache read in a decode step, 32K, 32/8 d128", "cache setting", "GB/s", settings, series, marks)
+        out["decode-bandwidth.svg"] = svg_plot.bars("Bytes of our cache read in a decode step, 32K, 32/8 d128", "cache setting",
+                                                    "GB/s", settings, series, marks)
     if points:
         labels = list(dict.fromkeys((p["stock"], p["kv"]) for p in points))
         depths = sorted({p["depth"] for p in points})
         series = [(("stock " if stock else "") + kv,
-                   [next((p["decode_tokens_per_second"] for p in points if (p["stock"], p["kv"], p["depth"]) == (stock, kv, d)), None) for d in depths])
+                   [next((p["decode_tokens_per_second"] for p in points if (p["stock"], p["kv"], p["depth"]) == (stock, kv, d)),
+                         None) for d in depths])
                   for stock, kv in labels]
-        out["model-decode.svg"] = svg_plot.bars(f"Decoding with {points[0]['model']}, {points[0]['threads']} threads", "tokens in the cache", "tokens/s",
+        out["model-decode.svg"] = svg_plot.bars(f"Decoding with {points[0]['model']}, {points[0]['threads']} threads",
+                                                "tokens in the cache", "tokens/s",
                                                 [svg_plot.number(d) for d in depths], series)
     return out
 
@@ -283,7 +298,8 @@ def main():
         document = file.read()
     document = replace_parts(document, {
         "machine": machine(results), "targets": targets(results), "plots": pictures, "decode": attention(results, "decode"),
-        "prefill": attention(results, "prefill512"), "encode": encode(results), "linearity": linearity(results), "model": model(points)})
+        "prefill": attention(results, "prefill512"), "encode": encode(results), "linearity": linearity(results),
+        "model": model(points)})
     os.makedirs(options.plots, exist_ok=True)
     for name, svg in drawn.items():
         with open(os.path.join(options.plots, name), "w", encoding="utf-8") as file:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Proves that bench_report.py takes the right numbers to the right places, can be run again, and leaves the rest of the page alone."""
+"""Proves that bench_report.py takes the right numbers to the right places, can be run again, and leaves the rest of it alone."""
 
 import json
 import os
@@ -16,12 +16,15 @@ PAGE = "before\n" + "".join(f"<!-- bench:{name} -->\nold {name}\n<!-- /bench -->
 
 
 def row(case, **more):
-    return {"case": case, "isa": "avx512vnni", "hardware": "a processor", "commit": "abc", "bits": 2.5, "gbps": 12.5, "waited": 0.0, **more}
+    return {"case": case, "isa": "avx512vnni", "hardware": "a processor", "commit": "abc", "bits": 2.5, "gbps": 12.5, "waited": 0.0,
+            **more}
 
 
 def attention(setting, op, kilo, median, peer, theirs, threads=2, waited=0.0):
-    return row(f"cache/{setting}/{op}/{kilo}Kx32x8x128_t{threads}", threads=threads, median_ms=median, ns_per_token=median * 1e6 / (kilo * 1024),
-               ceiling_gbps=20.0, ceiling_fraction=0.625, peer=peer, peer_isa="avx2", peer_median_ms=theirs, peer_waited=waited, ratio=theirs / median)
+    return row(f"cache/{setting}/{op}/{kilo}Kx32x8x128_t{threads}", threads=threads, median_ms=median,
+               ns_per_token=median * 1e6 / (kilo * 1024),
+               ceiling_gbps=20.0, ceiling_fraction=0.625, peer=peer, peer_isa="avx2", peer_median_ms=theirs, peer_waited=waited,
+               ratio=theirs / median)
 
 
 ROWS = [
@@ -35,7 +38,8 @@ ROWS = [
     row("cache/balanced/graduate/32Kx32x8x128_t2", threads=2, median_ms=0.02, decode_ms=2.0, share=0.01),
     row("quant/rot2/unpack/1Kx8x128", threads=1, median_ms=0.3, ns_per_token=293.0),
 ]
-MODEL = [{"model": "small", "threads": 2, "kv": kv, "stock": stock, "depth": 4096, "decode_tokens_per_second": speed, "decode_ratio": ratio,
+MODEL = [{"model": "small", "threads": 2, "kv": kv, "stock": stock, "depth": 4096, "decode_tokens_per_second": speed,
+          "decode_ratio": ratio,
           "p50_ms": 10.0, "prefill_tokens_per_second": 100.0, "resident_bytes": 2**21}
          for kv, stock, speed, ratio in (("f16", True, 31.0, 1.0), ("balanced", False, 93.0, 3.0))]
 
@@ -99,7 +103,8 @@ class BenchReport(unittest.TestCase):
     def test_plots_are_svg_and_named_in_the_page(self):
         _, page = self.run_on(ROWS, model=MODEL)
         names = sorted(os.listdir(self.path("plots")))
-        self.assertEqual(names, ["decode-32x8x128.svg", "decode-bandwidth.svg", "decode-ratio.svg", "model-decode.svg", "prefill512-ratio.svg"])
+        self.assertEqual(names, ["decode-32x8x128.svg", "decode-bandwidth.svg", "decode-ratio.svg", "model-decode.svg",
+                                 "prefill512-ratio.svg"])
         for name in names:
             xml.etree.ElementTree.parse(os.path.join(self.path("plots"), name))
             self.assertIn(f"(plots/{name})", page)

@@ -3,7 +3,8 @@
 
     tools/check_includes.py [--write-map] [ROOT]
 
-Prints one line per violation, "file:line: what and what is allowed", and exits with 1 when there is any. --write-map brings the map up to date first.
+Prints one line per violation, "file:line: what and what is allowed", and exits with 1 when there is any. --write-map brings the map
+up to date first.
 """
 
 import os
@@ -16,15 +17,20 @@ ROOMS = {
     "base": ("16-bit floats, arena, thread pool, checksums, files", ()),
     "calib": ("what calibration knows of a model: RoPE as pairs and angles, statistics, tables and their file", ("base",)),
     "quant": ("codecs: rows of one KV head <-> block bytes, and attention on those bytes. One registry table", ("base", "calib")),
-    "deep": ("the deep archive: many tokens of all layers as one string of bytes, 20 to 45 times smaller", ("base", "calib", "quant")),
+    "deep": ("the deep archive: many tokens of all layers as one string of bytes, 20 to 45 times smaller",
+             ("base", "calib", "quant")),
     "policy": ("eviction as pure decisions: statistics and a budget in, what stays out. Moves no bytes", ("base",)),
     "config": ("what can be configured, from TOML, JSON and one line. Touches no token", ("base", "quant", "policy")),
     "plan": ("which codec and which tier length: configuration, calibration, thresholds", ("base", "calib", "config", "quant")),
     "attn": ("attention over block views: scores, online softmax, merge", ("base", "quant")),
-    "tiers": ("the tokens of one sequence: hot tail, blocks, graduation, demotion, eviction, views", ("base", "quant", "plan", "attn")),
-    "snapshot": ("sequences to bytes and back, plain and packed", ("base", "calib", "quant", "deep", "policy", "plan", "attn", "tiers")),
-    "cache": ("the conductor: append, attend, evict, park, save", ("base", "calib", "quant", "deep", "policy", "config", "plan", "attn", "tiers", "snapshot")),
-    "capi": ("the C API (tierkv/c.h) on top of it: handles, and the wall no exception passes", ("base", "quant", "policy", "config", "cache")),
+    "tiers": ("the tokens of one sequence: hot tail, blocks, graduation, demotion, eviction, views",
+              ("base", "quant", "plan", "attn")),
+    "snapshot": ("sequences to bytes and back, plain and packed",
+                 ("base", "calib", "quant", "deep", "policy", "plan", "attn", "tiers")),
+    "cache": ("the conductor: append, attend, evict, park, save",
+              ("base", "calib", "quant", "deep", "policy", "config", "plan", "attn", "tiers", "snapshot")),
+    "capi": ("the C API (tierkv/c.h) on top of it: handles, and the wall no exception passes",
+             ("base", "quant", "policy", "config", "cache")),
     "llama": ("the host for unmodified libllama, and calibration through it", ("base", "calib", "quant")),
 }
 ALLOWED = {room: set(below) for room, (_, below) in ROOMS.items()}

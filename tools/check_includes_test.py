@@ -37,7 +37,8 @@ class CheckIncludes(unittest.TestCase):
         self.assertIn(expected, out)
 
     def test_every_edge_of_the_map_is_accepted(self):
-        self.accepts("src/quant/a.cc", '#include "quant/a.h"\n#include "base/f16.h"\n#include "tierkv/status.h"\n#include <xxhash.h>\n')
+        self.accepts("src/quant/a.cc",
+                     '#include "quant/a.h"\n#include "base/f16.h"\n#include "tierkv/status.h"\n#include <xxhash.h>\n')
         self.accepts("src/attn/a.cc", '#include "quant/a.h"\n#include "base/f16.h"\n')
         self.accepts("src/tiers/a.cc", '#include "attn/a.h"\n#include "plan/a.h"\n')
         self.accepts("src/cache/a.cc", '#include "policy/a.h"\n#include "attn/a.h"\n#include <toml++/toml.h>\n')
