@@ -28,7 +28,8 @@ define build_preset
 	cmake --build --preset $(1) -j $(JOBS)
 endef
 
-.PHONY: help deps deps-fuzz deps-neon build fetch test demo demo-synthetic bench bench-report install debug asan tsan test-neon fuzz fuzz-brief lint format clean
+.PHONY: help deps deps-fuzz deps-neon deps-lint build fetch test demo demo-synthetic bench bench-report install
+.PHONY: debug asan tsan test-neon fuzz fuzz-brief lint format clean
 
 help:  ## this list
 	@echo "tierkv: a tiered, compressed KV cache for language models"
@@ -45,6 +46,9 @@ deps-fuzz: deps
 
 deps-neon: deps
 	@tools/install_deps.sh --neon
+
+deps-lint:
+	@tools/install_deps.sh --lint
 
 build: deps  ## the library and every program, optimised, in build/ (programs in build/bin)
 	$(call build_preset,release)
@@ -65,7 +69,7 @@ demo-synthetic: build  ## no model: a long synthetic decode through four presets
 bench: build  ## every benchmark, each checked before it is timed; JSON lines go to build/bench.jsonl
 	build/bin/tierkv-bench --json-file build/bench.jsonl
 
-bench-report: build fetch  ## the grid against ggml, then tables and plots into docs/performance.md (half an hour, 10 GiB, a quiet machine)
+bench-report: build fetch  ## the grid against ggml into docs/performance.md (half an hour, 10 GiB, a quiet machine)
 	build/bin/tierkv-bench --grid --filter _t --filter graduate --filter unpack --json-file build/bench-report.jsonl
 	build/bin/tierkv bench --depths 0,2048,4096,8192 --kv fp16 --kv kivi4 --kv balanced --json build/bench-model.json
 	python3 tools/bench_report.py build/bench-report.jsonl --model build/bench-model.json
@@ -103,11 +107,12 @@ fuzz: deps-fuzz  ## every fuzzer under libFuzzer for FUZZ_SECONDS each (clang)
 	$(call build_preset,fuzz)
 	tools/fuzz_long.sh build-fuzz $(TIERKV_CACHE)/fuzz $(FUZZ_SECONDS)
 
-lint:  ## include directions, file lengths, and the format where clang-format is there
+lint: deps-lint  ## include directions, the map of rooms, file lengths, columns, conflict markers, dead links, and the format
 	python3 tools/check_includes.py
+	python3 tools/check_text.py
 	@tools/format.sh --check
 
-format:  ## clang-format over everything
+format: deps-lint  ## clang-format over everything
 	@tools/format.sh
 
 clean:  ## remove every build directory

@@ -22,7 +22,7 @@ if(TIERKV_SANITIZE)
   endif()
   add_compile_options(${TIERKV_SANITIZE_FLAGS})
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    # The checks hide from GCC that both sides of a variant are set; the release build, which it can see through, keeps this warning.
+    # The checks hide from GCC that both sides of a variant are set; the release build, which it can see through, keeps it.
     target_compile_options(tierkv_options INTERFACE -Wno-maybe-uninitialized)
   endif()
   add_link_options(${TIERKV_SANITIZE_FLAGS})

@@ -84,7 +84,8 @@ tierkv::Status branch_and_save(tierkv::AdaptiveKVCache& cache, tierkv::SeqId seq
 tierkv::Status wait_for_next_turn(tierkv::AdaptiveKVCache& cache, tierkv::SeqId seq) {
   tierkv::DeepReport report;
   tierkv::Status status = cache.park(seq, {}, &report);  // as deep.ratio or deep.quality of the configuration say
-  if (status.code() == tierkv::StatusCode::failed_precondition) return {};  // no calibration for it, or too short: it stays as it is
+  if (status.code() == tierkv::StatusCode::failed_precondition)
+    return {};  // no calibration for it, or too short: it stays as it is
   if (!status.ok()) return status;
   std::printf("parked %u tokens in %llu bytes\n", report.tokens, static_cast<unsigned long long>(report.bytes));
   // ... the user comes back ...
@@ -112,7 +113,8 @@ int main(int argc, char** argv) {
     if (tierkv::Status status = step(cache, *seq, 1, out); !status.ok()) return fail(status);  // one token after the other
   }
   report(cache);
-  if (tierkv::Status status = branch_and_save(cache, *seq, argc > 1 ? argv[1] : "embed_cache.tkv"); !status.ok()) return fail(status);
+  if (tierkv::Status status = branch_and_save(cache, *seq, argc > 1 ? argv[1] : "embed_cache.tkv"); !status.ok())
+    return fail(status);
 
   if (tierkv::Status status = wait_for_next_turn(cache, *seq); !status.ok()) return fail(status);
 

@@ -1,4 +1,4 @@
-// Two conversations on one libllama context with one tiered cache, from C++: the shape of the model, the cache and the host are yours.
+// Two conversations on one libllama context with one tiered cache, from C++: the model's shape, the cache and the host are yours.
 //
 //     embed_llama MODEL.gguf "a shared beginning"
 #include <cstdio>

@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
-"""Tables and plots of docs/performance.md from what the benchmarks wrote.
+"""The tables of docs/performance.md and docs/measurements.md, their plots, and the grid behind them as data, from what the
+benchmarks wrote.
 
-    tools/bench_report.py build/bench-report.jsonl [--model build/bench-model.json] [--doc docs/performance.md] [--plots docs/plots]
+    tools/bench_report.py build/bench-report.jsonl [--model build/bench-model.json] [--doc PAGE]... [--data CSV] [--plots FOLDER]
 
 The JSON lines are those of `tierkv-bench --grid --json-file`; --model is what `tierkv bench --json` wrote. Text between a line
-<!-- bench:NAME --> and the next <!-- /bench --> of the document is replaced; everything else of it is left alone.
+<!-- bench:NAME --> and the next <!-- /bench --> of a page is replaced; everything else of it is left alone. The pages show what
+matters; every point that was measured is a line of the CSV.
 """
 
 import argparse
+import csv
+import io
 import json
 import os
 import re
@@ -16,11 +20,15 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import svg_plot  # noqa: E402
 
+PAGES = ["docs/performance.md", "docs/measurements.md"]  # the first one has the plots
 STANDARD = "32x8x128"
 BEST = ("ggml f16", "ggml q8_0", "ggml q4_0")
 BY_TOKEN = tuple(peer + " by token" for peer in BEST)
 CASE = re.compile(r"^(\w+)/([^/]+)/([^/]+)/(\d+)Kx(\d+x\d+x\d+)_t(\d+)$")
 QUIET = 0.02  # of the time without a core: more than this and a row is marked
+SHOWN = ("balanced",)  # what the page shows of every shape; of the standard shape it shows all, and the data has everything
+COLUMNS = ("op", "heads", "kv_heads", "head_dim", "threads", "tokens", "setting", "ms", "bits", "gbps", "ceiling_fraction",
+           "times_ggml_f16", "times_ggml_q8_0", "times_ggml_q4_0", "decode_ms", "share", "disturbed", "commit")
 
 
 class Point:
@@ -85,7 +93,8 @@ def name_of(shape):
 
 
 def unquiet(point):
-    return max([point.row.get("waited", 0), point.row.get("ceiling_waited", 0)] + [r.get("peer_waited", 0) for r in point.peers.values()]) > QUIET
+    waited = [point.row.get("waited", 0), point.row.get("ceiling_waited", 0)]
+    return max(waited + [row.get("peer_waited", 0) for row in point.peers.values()]) > QUIET
 
 
 # --- sections: each gives the text of one part of the document, or None without data
@@ -131,52 +140,60 @@ def targets(results):
     ratios("decode, `fp16`,", "decode", "fp16", [(BEST[0], 2, 3)])
     ratios("decode, `kivi4`,", "decode", "kivi4", [(BEST[2], 12, 25)])
     if at("decode", "balanced"):
-        compare("decode, `balanced`, share of the read ceiling", at("decode", "balanced").row["ceiling_fraction"], 0.45, 0.75, percent)
+        compare("decode, `balanced`, share of the read ceiling", at("decode", "balanced").row["ceiling_fraction"], 0.45, 0.75,
+                percent)
     for setting in ("fp16", "balanced"):
         ratios(f"prefill of 512, `{setting}`,", "prefill512", setting, [(BEST[0], 1.2, 2.5), (BEST[1], 4, 8)])
     if at("graduate", "balanced"):
-        compare("append with its encoding, `balanced`, share of a decode step", at("graduate", "balanced").row["share"], 0.03, 0.01, percent, True)
+        compare("append with its encoding, `balanced`, share of a decode step", at("graduate", "balanced").row["share"], 0.03, 0.01,
+                percent, True)
     for codec in ("kivi2-g64", "rot2"):
         row = results.rows.get(f"quant/{codec}/unpack/1Kx8x128")
         if row:
-            compare(f"unpack of 1,024 tokens, 8 heads, `{codec}`, one thread", row["median_ms"], 0.5, 0.2, lambda v: f"{v:.3g} ms", True)
+            compare(f"unpack of 1,024 tokens, 8 heads, `{codec}`, one thread", row["median_ms"], 0.5, 0.2, lambda v: f"{v:.3g} ms",
+                    True)
     return table(["at 32K, 32/8 d128, 2 threads", "measured", "at least", "aim", ""], rows) if rows else None
 
 
-def attention(results, op):
-    parts = []
-    for shape in results.values("shape", op=op):
-        for threads in results.values("threads", op=op, shape=shape):
-            rows = []
-            for tokens in results.values("tokens", op=op, shape=shape, threads=threads):
-                for setting in results.values("setting", op=op, shape=shape, threads=threads, tokens=tokens):
-                    point = results.find(op, shape, threads, tokens, setting)
-                    row = point.row
-                    rows.append([svg_plot.number(tokens), setting + (" \\*" if unquiet(point) else ""), ms(row["median_ms"]), f"{row['bits']:.2f}"]
-                                + ([f"{row['gbps']:.2f}", percent(row["ceiling_fraction"])] if op == "decode" else [])
-                                + [times(point.ratio(peer)) for peer in BEST])
-                peers = next((p.peers for k, p in results.points.items() if k[:4] == (op, shape, threads, tokens) and p.peers), {})
-                for peer in BEST + BY_TOKEN:
-                    if peer in peers:
-                        rows.append([svg_plot.number(tokens), peer, ms(peers[peer]["peer_median_ms"]), ""] + [""] * (5 if op == "decode" else 3))
-            head = ["tokens", "setting", "ms", "bits"] + (["GB/s", "of ceiling"] if op == "decode" else []) + ["to " + p for p in BEST]
-            parts.append(f"**{name_of(shape)}, {threads} thread{'s' if threads > 1 else ''}**\n\n" + table(head, rows))
-    return "\n\n".join(parts) or None
+def marked(setting, point):
+    return setting + (" \\*" if unquiet(point) else "")
 
 
-def linearity(results):
+def shapes(results, op):
+    """What the page shows at 32K with two threads."""
     rows = []
-    for shape in results.values("shape", op="decode"):
-        for threads in results.values("threads", op="decode", shape=shape):
-            for setting in results.values("setting", op="decode", shape=shape, threads=threads):
-                points = {t: results.find("decode", shape, threads, t, setting) for t in (4096, 16384, 32768, 131072)}
-                costs = {t: p.row["ns_per_token"] for t, p in points.items() if p}
-                if len(costs) < 2:
-                    continue
-                first, last = min(costs), max(costs)
-                rows.append([name_of(shape), str(threads), setting] + [f"{costs[t]:.3g}" if t in costs else "" for t in points]
-                            + [f"{100 * (costs[last] / costs[first] - 1):+.0f} %"])
-    return table(["shape", "threads", "setting", "4K", "16K", "32K", "128K", "longest to shortest"], rows) if rows else None
+    for shape in results.values("shape", op=op, threads=2, tokens=32768):
+        for setting in results.values("setting", op=op, shape=shape, threads=2, tokens=32768):
+            if shape == STANDARD or setting in SHOWN:
+                point = results.find(op, shape, 2, 32768, setting)
+                row = point.row
+                rows.append([name_of(shape), marked(setting, point), ms(row["median_ms"]), f"{row['bits']:.2f}"]
+                            + [times(point.ratio(peer)) for peer in BEST])
+    return table(["heads", "setting", "ms", "bits"] + ["to " + peer for peer in BEST], rows) if rows else None
+
+
+def lengths(results):
+    """Milliseconds of a decode step of the standard shape by length, ours and the peer's; last, cost per token at both ends."""
+    here = {"op": "decode", "shape": STANDARD, "threads": 2}
+    tokens = sorted(results.values("tokens", **here))
+    rows = []
+
+    def add(name, found):
+        costs = [found[t] / t for t in tokens if t in found]
+        growth = f"{round(100 * (costs[-1] / costs[0] - 1)):+d} %" if len(costs) > 1 else ""
+        rows.append([name] + [ms(found.get(t)) for t in tokens] + [growth])
+
+    for setting in results.values("setting", **here):
+        points = {t: results.find("decode", STANDARD, 2, t, setting) for t in tokens}
+        add(setting, {t: point.row["median_ms"] for t, point in points.items() if point})
+    for peer in BEST + BY_TOKEN:
+        found = {}
+        for (op, shape, threads, length, _), point in results.points.items():
+            if (op, shape, threads) == ("decode", STANDARD, 2) and peer in point.peers:
+                found.setdefault(length, point.peers[peer]["peer_median_ms"])
+        if found:
+            add(peer, found)
+    return table(["ms"] + [svg_plot.number(t) for t in tokens] + ["per token, longest to shortest"], rows) if rows else None
 
 
 def encode(results):
@@ -185,24 +202,72 @@ def encode(results):
         match = re.match(r"^quant/([^/]+)/(graduate|unpack)/", name)
         if match:
             what = "encode a block of 128" if match[2] == "graduate" else "unpack 1,024 tokens"
-            rows.append([what, match[1], f"{row['median_ms']:.3g} ms", f"{row['ns_per_token'] / 1000:.3g} µs", f"{row['bits']:.2f}", "", ""])
+            rows.append([what, match[1], f"{row['bits']:.2f}", f"{row['median_ms']:.3g} ms", f"{row['ns_per_token'] / 1000:.3g} µs",
+                         ""])
     for (op, shape, threads, _, setting), point in results.points.items():
-        if op == "graduate":
+        if op == "graduate" and threads == 2:
             row = point.row
-            rows.append([f"append one token at 32K, {name_of(shape)}, {threads} thread{'s' if threads > 1 else ''}", setting, "",
-                         f"{1000 * row['median_ms']:.3g} µs", f"{row['bits']:.2f}", f"{row['decode_ms']:.3g} ms", percent(row["share"])])
-    return table(["what", "codec or setting", "in all", "per token", "bits", "decode step", "share"], rows) if rows else None
+            rows.append([f"append one token at 32K, {name_of(shape)}, 2 threads", setting, f"{row['bits']:.2f}", "",
+                         f"{1000 * row['median_ms']:.3g} µs", percent(row["share"])])
+    return table(["what", "codec or setting", "bits", "in all", "per token", "of a decode step"], rows) if rows else None
+
+
+# --- data
+
+
+def measured(results):
+    """Every point as a line of the CSV; empty where a column does not apply."""
+    for name, row in results.rows.items():
+        read = re.match(r"^base/memory/read/", name)
+        codec = re.match(r"^quant/([^/]+)/(graduate|unpack)/(\d+)(K?)x(\d+)x(\d+)$", name)
+        if read:
+            yield {"op": "read", "threads": row["threads"], "gbps": row["gbps"], "commit": row["commit"]}
+        elif codec:
+            tokens = int(codec[3]) * (1024 if codec[4] else 1)
+            yield {"op": "encode" if codec[2] == "graduate" else "unpack", "kv_heads": codec[5], "head_dim": codec[6], "threads": 1,
+                   "tokens": tokens, "setting": codec[1], "ms": row["median_ms"], "bits": row["bits"], "commit": row["commit"]}
+    peers = {}
+    for (op, shape, threads, tokens, setting), point in results.points.items():
+        heads, kv_heads, head_dim = shape.split("x")
+        row = point.row
+        place = {"op": "append" if op == "graduate" else op, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim,
+                 "threads": threads,
+                 "tokens": tokens, "commit": row["commit"]}
+        line = {**place, "setting": setting, "ms": row["median_ms"], "disturbed": int(unquiet(point))}
+        line.update({key: row[key] for key in ("bits", "decode_ms", "share") if key in row})
+        if op == "decode":
+            line.update(gbps=row["gbps"], ceiling_fraction=row["ceiling_fraction"])
+        line.update({"times_" + peer.replace(" ", "_"): point.ratio(peer) for peer in BEST if peer in point.peers})
+        yield line
+        for peer, theirs in point.peers.items():
+            peers.setdefault((op, shape, threads, tokens, peer), {**place, "setting": peer, "ms": theirs["peer_median_ms"]})
+    yield from peers.values()
+
+
+def data(results):
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
+    writer.writeheader()
+    for line in measured(results):
+        writer.writerow({key: f"{value:.5g}" if isinstance(value, float) else value for key, value in line.items()})
+    return text.getvalue()
+
+
+# --- the model's own speed
 
 
 def model(points):
     rows = []
     for point in points:
+        if point["depth"] == 0:
+            continue  # an empty cache is as fast as any other
         label = ("stock " if point["stock"] else "") + point["kv"]
-        rows.append([point["model"], svg_plot.number(point["depth"]), label, f"{point['decode_tokens_per_second']:.1f}", f"{point['decode_ratio']:.2f}x",
-                     f"{point['p50_ms']:.3g}", f"{point['prefill_tokens_per_second']:.0f}" if point["depth"] else "",
+        rows.append([svg_plot.number(point["depth"]), label, f"{point['decode_tokens_per_second']:.1f}",
+                     f"{point['decode_ratio']:.2f}x",
+                     f"{point['p50_ms']:.3g}", f"{point['prefill_tokens_per_second']:.0f}",
                      f"{point['resident_bytes'] / 2**20:.1f}"])
-    head = ["model", "depth", "setting", "decode tokens/s", "to stock f16", "p50 ms", "prefill tokens/s", "resident MiB"]
-    return table(head, rows) if rows else None
+    head = ["tokens", "setting", "decode tokens/s", "to stock f16", "p50 ms", "prefill tokens/s", "resident MiB"]
+    return f"{points[0]['model']}, {points[0]['threads']} threads.\n\n" + table(head, rows) if rows else None
 
 
 # --- plots
@@ -223,14 +288,16 @@ def plots(results, points):
                 for peer, row in p.peers.items() if p else []:
                     peers.setdefault(peer, {})[t] = row["peer_median_ms"]
         series += [(peer, sorted(peers[peer].items()), True) for peer in BEST + BY_TOKEN if peer in peers]
-        out[f"decode-{shape}.svg"] = svg_plot.lines(f"Decode attention of one layer, {name_of(shape)}, 2 threads", "tokens", "ms", series, lengths)
+        out[f"decode-{shape}.svg"] = svg_plot.lines(f"Decode attention of one layer, {name_of(shape)}, 2 threads", "tokens", "ms",
+                                                    series, lengths)
 
     for op, what in (("decode", "Decode"), ("prefill512", "Prefill of 512")):
         settings = results.values("setting", op=op, shape=STANDARD, threads=2, tokens=32768)
         found = [results.find(op, STANDARD, 2, 32768, s) for s in settings]
         if any(p.peers for p in found):
             series = [(f"to {peer}", [p.ratio(peer) for p in found]) for peer in BEST]
-            out[f"{op}-ratio.svg"] = svg_plot.bars(f"{what} at 32K, 32/8 d128, 2 threads", "cache setting", "times faster", settings, series,
+            out[f"{op}-ratio.svg"] = svg_plot.bars(f"{what} at 32K, 32/8 d128, 2 threads", "cache setting", "times faster",
+                                                   settings, series,
                                                    [("as fast", 1.0)])
     settings = results.values("setting", op="decode", shape=STANDARD, tokens=32768)
     series, marks = [], []
@@ -240,34 +307,46 @@ def plots(results, points):
         ceilings = [p.row["ceiling_gbps"] for p in found if p]
         marks.append((f"ceiling, {threads} thread{'s' if threads > 1 else ''}", ceilings[0]))
     if series:
-        out["decode-bandwidth.svg"] = svg_plot.bars("Bytes of our cache read in a decode step, 32K, 32/8 d128", "cache setting", "GB/s", settings, series, marks)
+        out["decode-bandwidth.svg"] = svg_plot.bars("Bytes of our cache read in a decode step, 32K, 32/8 d128", "cache setting",
+                                                    "GB/s", settings, series, marks)
     if points:
         labels = list(dict.fromkeys((p["stock"], p["kv"]) for p in points))
         depths = sorted({p["depth"] for p in points})
         series = [(("stock " if stock else "") + kv,
-                   [next((p["decode_tokens_per_second"] for p in points if (p["stock"], p["kv"], p["depth"]) == (stock, kv, d)), None) for d in depths])
+                   [next((p["decode_tokens_per_second"] for p in points if (p["stock"], p["kv"], p["depth"]) == (stock, kv, d)),
+                         None) for d in depths])
                   for stock, kv in labels]
-        out["model-decode.svg"] = svg_plot.bars(f"Decoding with {points[0]['model']}, {points[0]['threads']} threads", "tokens in the cache", "tokens/s",
+        out["model-decode.svg"] = svg_plot.bars(f"Decoding with {points[0]['model']}, {points[0]['threads']} threads",
+                                                "tokens in the cache", "tokens/s",
                                                 [svg_plot.number(d) for d in depths], series)
     return out
 
 
-def replace_parts(document, parts):
-    """The document with every part that has a text; a part without a place is an error."""
+def pictures(names, folder):
+    """The plots that say most as pictures, the others as links."""
+    shown = [name for name in names if STANDARD in name or "ratio" in name or name.startswith("model")]
+    lines = [f"![{name[:-4]}]({folder}/{name})" for name in shown]
+    others = [f"[{name[:-4]}]({folder}/{name})" for name in names if name not in shown]
+    return "\n".join(lines + ["\nMore: " + " · ".join(others)] if others else lines) or None
+
+
+def replace_parts(documents, parts):
+    """The documents with every part that has a text in its place; a part without a place in any is an error."""
     for name, text in parts.items():
         pattern = re.compile(rf"(<!-- bench:{name} -->\n).*?(<!-- /bench -->)", re.S)
-        if not pattern.search(document):
-            raise SystemExit(f"the document has no lines <!-- bench:{name} --> and <!-- /bench -->")
+        if not any(pattern.search(document) for document in documents):
+            raise SystemExit(f"no document has lines <!-- bench:{name} --> and <!-- /bench -->")
         if text:
-            document = pattern.sub(lambda m, t=text: f"{m[1]}\n{t}\n\n{m[2]}", document, count=1)
-    return document
+            documents = [pattern.sub(lambda m, t=text: f"{m[1]}\n{t}\n\n{m[2]}", document, count=1) for document in documents]
+    return documents
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Tables and plots of docs/performance.md from what the benchmarks wrote.")
+    parser = argparse.ArgumentParser(description="Tables, plots and data of the benchmarks, from what they wrote.")
     parser.add_argument("lines", help="JSON lines of tierkv-bench --grid --json-file")
     parser.add_argument("--model", help="what tierkv bench --json wrote")
-    parser.add_argument("--doc", default="docs/performance.md")
+    parser.add_argument("--doc", action="append", help="a page with places for tables; may be repeated")
+    parser.add_argument("--data", default="docs/performance.csv")
     parser.add_argument("--plots", default="docs/plots")
     options = parser.parse_args()
     with open(options.lines, encoding="utf-8") as file:
@@ -277,20 +356,24 @@ def main():
         with open(options.model, encoding="utf-8") as file:
             points = json.load(file)
     drawn = plots(results, points)
-    folder = os.path.relpath(options.plots, os.path.dirname(os.path.abspath(options.doc)))
-    pictures = "\n".join(f"![{name[:-4]}]({folder}/{name})" for name in drawn)
-    with open(options.doc, encoding="utf-8") as file:
-        document = file.read()
-    document = replace_parts(document, {
-        "machine": machine(results), "targets": targets(results), "plots": pictures, "decode": attention(results, "decode"),
-        "prefill": attention(results, "prefill512"), "encode": encode(results), "linearity": linearity(results), "model": model(points)})
-    os.makedirs(options.plots, exist_ok=True)
-    for name, svg in drawn.items():
-        with open(os.path.join(options.plots, name), "w", encoding="utf-8") as file:
-            file.write(svg)
-    with open(options.doc, "w", encoding="utf-8") as file:
-        file.write(document)
-    print(f"{options.doc}: {len(results.points)} points, {len(drawn)} plots in {options.plots}")
+    paths = options.doc or PAGES
+    folder = os.path.relpath(options.plots, os.path.dirname(os.path.abspath(paths[0])))
+    documents = []
+    for path in paths:
+        with open(path, encoding="utf-8") as file:
+            documents.append(file.read())
+    documents = replace_parts(documents, {
+        "machine": machine(results), "targets": targets(results), "decode": shapes(results, "decode"), "lengths": lengths(results),
+        "prefill": shapes(results, "prefill512"), "encode": encode(results), "model": model(points),
+        "plots": pictures(drawn, folder)})
+    written = {os.path.join(options.plots, name): svg for name, svg in drawn.items()}
+    written.update(zip(paths, documents))
+    written[options.data] = data(results)
+    for path, text in written.items():
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    print(f"{', '.join(paths)}: {len(results.points)} points in {options.data}, {len(drawn)} plots in {options.plots}")
 
 
 if __name__ == "__main__":

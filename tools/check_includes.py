@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Checks who includes whom (docs/HACKING.md, "Rooms") and that no file grows past 800 lines.
+"""Checks who includes whom, that no file grows past 800 lines, and that the map of rooms in docs/HACKING.md is the table below.
 
-    tools/check_includes.py [ROOT]
+    tools/check_includes.py [--write-map] [ROOT]
 
-Prints one line per violation, "file:line: what and what is allowed", and exits with 1 when there is any.
+Prints one line per violation, "file:line: what and what is allowed", and exits with 1 when there is any. --write-map brings the map
+up to date first.
 """
 
 import os
@@ -16,15 +17,20 @@ ROOMS = {
     "base": ("16-bit floats, arena, thread pool, checksums, files", ()),
     "calib": ("what calibration knows of a model: RoPE as pairs and angles, statistics, tables and their file", ("base",)),
     "quant": ("codecs: rows of one KV head <-> block bytes, and attention on those bytes. One registry table", ("base", "calib")),
-    "deep": ("the deep archive: many tokens of all layers as one string of bytes, 20 to 45 times smaller", ("base", "calib", "quant")),
+    "deep": ("the deep archive: many tokens of all layers as one string of bytes, 20 to 45 times smaller",
+             ("base", "calib", "quant")),
     "policy": ("eviction as pure decisions: statistics and a budget in, what stays out. Moves no bytes", ("base",)),
     "config": ("what can be configured, from TOML, JSON and one line. Touches no token", ("base", "quant", "policy")),
     "plan": ("which codec and which tier length: configuration, calibration, thresholds", ("base", "calib", "config", "quant")),
     "attn": ("attention over block views: scores, online softmax, merge", ("base", "quant")),
-    "tiers": ("the tokens of one sequence: hot tail, blocks, graduation, demotion, eviction, views", ("base", "quant", "plan", "attn")),
-    "snapshot": ("sequences to bytes and back, plain and packed", ("base", "calib", "quant", "deep", "policy", "plan", "attn", "tiers")),
-    "cache": ("the conductor: append, attend, evict, park, save", ("base", "calib", "quant", "deep", "policy", "config", "plan", "attn", "tiers", "snapshot")),
-    "capi": ("the C API (tierkv/c.h) on top of it: handles, and the wall no exception passes", ("base", "quant", "policy", "config", "cache")),
+    "tiers": ("the tokens of one sequence: hot tail, blocks, graduation, demotion, eviction, views",
+              ("base", "quant", "plan", "attn")),
+    "snapshot": ("sequences to bytes and back, plain and packed",
+                 ("base", "calib", "quant", "deep", "policy", "plan", "attn", "tiers")),
+    "cache": ("the conductor: append, attend, evict, park, save",
+              ("base", "calib", "quant", "deep", "policy", "config", "plan", "attn", "tiers", "snapshot")),
+    "capi": ("the C API (tierkv/c.h) on top of it: handles, and the wall no exception passes",
+             ("base", "quant", "policy", "config", "cache")),
     "llama": ("the host for unmodified libllama, and calibration through it", ("base", "calib", "quant")),
 }
 ALLOWED = {room: set(below) for room, (_, below) in ROOMS.items()}
@@ -34,6 +40,10 @@ CODE = (".h", ".hpp", ".cc", ".cpp", ".c", ".cu", ".cuh")
 LENGTH_CHECKED = CODE + (".py", ".cmake", ".sh")
 CHECKED_FOLDERS = ("include", "src", "apps", "python", "bench", "tests", "fuzz", "tools", "cmake")
 MAX_LINES = 800
+# The map lies between these lines. A tree without docs/ (the tests of this checker) has no map and need not have every room.
+MAP = "docs/HACKING.md"
+MAP_BEGIN = "<!-- rooms: written by tools/check_includes.py --write-map -->\n"
+MAP_END = "<!-- /rooms -->\n"
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 # What the public headers may take from outside: headers of the C and C++ standard libraries, which have no folder.
@@ -109,13 +119,47 @@ def source_files(root):
                     yield os.path.relpath(os.path.join(folder, name), root).replace(os.sep, "/")
 
 
+def map_of_rooms():
+    lines = ["| room | what it is | may include |", "|---|---|---|"]
+    for room, (what, below) in ROOMS.items():
+        lines.append(f"| `src/{room}/` | {what} | {', '.join(below) or 'no other room'} |")
+    return "\n".join(lines) + "\n"
+
+
+def check_map(root, files, write):
+    """Problems of the document and of rooms that are in the table or in the tree alone; `write` mends the document."""
+    there = {folder_of(path)[1] for path in files if path.startswith("src/")} - {None}
+    problems = [f"src/{room}: a room in tools/check_includes.py without a folder" for room in ROOMS if room not in there]
+    problems += [f"src/{room}: a folder that is not in tools/check_includes.py" for room in sorted(there) if room not in ROOMS]
+    try:
+        with open(os.path.join(root, MAP), encoding="utf-8") as file:
+            document = file.read()
+    except FileNotFoundError:
+        return problems + [f"{MAP}: missing, the map of rooms belongs there"]
+    before, begin, rest = document.partition(MAP_BEGIN)
+    _, end, after = rest.partition(MAP_END)
+    if not begin or not end:
+        return problems + [f"{MAP}: has no lines {MAP_BEGIN.strip()} and {MAP_END.strip()}"]
+    wanted = before + begin + "\n" + map_of_rooms() + "\n" + end + after
+    if document != wanted and write:
+        with open(os.path.join(root, MAP), "w", encoding="utf-8") as file:
+            file.write(wanted)
+    elif document != wanted:
+        problems.append(f"{MAP}: the map of rooms is not the table (tools/check_includes.py --write-map mends it)")
+    return problems
+
+
 def main():
-    root = sys.argv[1] if len(sys.argv) > 1 else os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    write = "--write-map" in sys.argv[1:]
+    arguments = [argument for argument in sys.argv[1:] if argument != "--write-map"]
+    root = arguments[0] if arguments else os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     files = list(source_files(root))
     if not any(path.startswith("src/") for path in files):
         print(f"{root}: no sources under src/ to check")
         return 1
     problems = [problem for path in files for problem in check_file(root, path)]
+    if os.path.isdir(os.path.join(root, "docs")):
+        problems += check_map(root, files, write)
     print("\n".join(problems + [f"{len(files)} files checked, {len(problems)} violations"]))
     return 1 if problems else 0
 

@@ -7,17 +7,22 @@ import sys
 import tempfile
 import unittest
 
-CHECKER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "check_includes.py")
+HERE = os.path.dirname(os.path.abspath(__file__))
+CHECKER = os.path.join(HERE, "check_includes.py")
+sys.path.insert(0, HERE)
+import check_includes  # noqa: E402
 
 
-def run_on(files):
+def run_on(files, *runs):
+    """(exit code, output) of the last of some runs over one tree, each a list of options."""
     with tempfile.TemporaryDirectory() as root:
         for path, text in files.items():
             full = os.path.join(root, path)
             os.makedirs(os.path.dirname(full), exist_ok=True)
             with open(full, "w", encoding="utf-8") as file:
                 file.write(text)
-        done = subprocess.run([sys.executable, CHECKER, root], capture_output=True, text=True, check=False)
+        for options in runs or ([],):
+            done = subprocess.run([sys.executable, CHECKER, *options, root], capture_output=True, text=True, check=False)
         return done.returncode, done.stdout
 
 
@@ -32,7 +37,8 @@ class CheckIncludes(unittest.TestCase):
         self.assertIn(expected, out)
 
     def test_every_edge_of_the_map_is_accepted(self):
-        self.accepts("src/quant/a.cc", '#include "quant/a.h"\n#include "base/f16.h"\n#include "tierkv/status.h"\n#include <xxhash.h>\n')
+        self.accepts("src/quant/a.cc",
+                     '#include "quant/a.h"\n#include "base/f16.h"\n#include "tierkv/status.h"\n#include <xxhash.h>\n')
         self.accepts("src/attn/a.cc", '#include "quant/a.h"\n#include "base/f16.h"\n')
         self.accepts("src/tiers/a.cc", '#include "attn/a.h"\n#include "plan/a.h"\n')
         self.accepts("src/cache/a.cc", '#include "policy/a.h"\n#include "attn/a.h"\n#include <toml++/toml.h>\n')
@@ -71,6 +77,39 @@ class CheckIncludes(unittest.TestCase):
     def test_length_is_limited(self):
         self.accepts("bench/a.cc", "\n" * 800)
         self.refuses("bench/a.cc", "\n" * 801, "801 lines, at most 800")
+
+    def whole_tree(self, map_text="", **more):
+        """Every room of the table, and a document with `map_text` between the marks."""
+        files = {f"src/{room}/a.cc": "" for room in check_includes.ROOMS}
+        files[check_includes.MAP] = "before\n" + check_includes.MAP_BEGIN + map_text + check_includes.MAP_END + "after\n"
+        return {**files, **more}
+
+    def test_the_map_must_be_the_table(self):
+        code, out = run_on(self.whole_tree("\n" + check_includes.map_of_rooms() + "\n"))
+        self.assertEqual(code, 0, out)
+        code, out = run_on(self.whole_tree("\n" + check_includes.map_of_rooms().replace("src/base/", "src/cellar/") + "\n"))
+        self.assertEqual(code, 1, out)
+        self.assertIn("the map of rooms is not the table", out)
+        code, out = run_on({**self.whole_tree(), check_includes.MAP: "no marks\n"})
+        self.assertEqual(code, 1, out)
+        self.assertIn("has no lines <!-- rooms", out)
+        code, out = run_on({**{f"src/{room}/a.cc": "" for room in check_includes.ROOMS}, "docs/a.md": ""})
+        self.assertEqual(code, 1, out)
+        self.assertIn("missing, the map of rooms belongs there", out)
+
+    def test_write_map_mends_the_document(self):
+        code, out = run_on(self.whole_tree("old\n"), ["--write-map"], [])
+        self.assertEqual(code, 0, out)
+
+    def test_rooms_and_folders_are_the_same(self):
+        files = self.whole_tree("\n" + check_includes.map_of_rooms() + "\n")
+        code, out = run_on({**files, "src/attic/a.cc": ""})
+        self.assertEqual(code, 1, out)
+        self.assertIn("src/attic: a folder that is not in", out)
+        del files["src/base/a.cc"]
+        code, out = run_on(files)
+        self.assertEqual(code, 1, out)
+        self.assertIn("src/base: a room in tools/check_includes.py without a folder", out)
 
     def test_an_empty_tree_is_an_error(self):
         code, _ = run_on({"docs/a.md": ""})

@@ -3,9 +3,9 @@
 
     check_snippets.py [--write] [ROOT]
 
-In docs/*.md and README.md, a line "<!-- snippet FILE NAME -->" stands before a fenced block. The block must be the lines of FILE between
-the marks [NAME] and [/NAME] (each in a comment on a line of its own), indented to the left; without NAME it is the whole file. --write
-puts the text there. Prints one line for each block that differs; exit code 0: none, 1: some, 2: something is missing.
+In README.md and below docs/, a line "<!-- snippet FILE NAME -->" stands before a fenced block. The block must be the lines of FILE
+between the marks [NAME] and [/NAME] (each in a comment on a line of its own), indented to the left; without NAME it is the whole
+file. --write puts the text there. Prints one line for each block that differs; exit code 0: none, 1: some, 2: something is missing.
 """
 
 import re
@@ -42,7 +42,7 @@ def region(text, name, file):
 def check(root, write):
     """Names of the blocks that differed."""
     different = []
-    for document in sorted([*root.glob("docs/*.md"), root / "README.md"]):
+    for document in sorted([*root.glob("docs/**/*.md"), root / "README.md"]):
         if not document.exists():
             continue
         text = document.read_text()
@@ -73,7 +73,7 @@ def main(arguments):
         print(f"check_snippets: {problem}", file=sys.stderr)
         return 2
     for name in different:
-        print(f"{name} {'was brought up to date' if write else 'is not the text of the file (tools/check_snippets.py --write mends it)'}")
+        print(name, "was brought up to date" if write else "is not the text of the file (tools/check_snippets.py --write mends it)")
     return 1 if different and not write else 0
 
 

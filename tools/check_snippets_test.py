@@ -9,7 +9,8 @@ from pathlib import Path
 
 TOOL = Path(__file__).parent / "check_snippets.py"
 SOURCE = "int f() {\n  // [one]\n  int a = 1;\n    // [two]\n    a += 2;\n    // [/two]\n  // [/one]\n}\n"
-DOCUMENT = "# T\n\n<!-- snippet f.cc one -->\n```cpp\nint a = 1;\n  a += 2;\n```\n\n<!-- snippet f.cc two -->\n```cpp\na += 2;\n```\n"
+DOCUMENT = "# T\n\n<!-- snippet f.cc one -->\n```cpp\nint a = 1;\n  a += 2;\n```\n\n"
+DOCUMENT += "<!-- snippet f.cc two -->\n```cpp\na += 2;\n```\n"
 
 
 class SnippetsTest(unittest.TestCase):
@@ -33,7 +34,8 @@ class SnippetsTest(unittest.TestCase):
         self.assertEqual((self.root / "docs" / "t.md").read_text(), DOCUMENT)
 
     def test_missing_parts_and_files_are_named(self):
-        for wrong in (DOCUMENT.replace(" two", " three"), DOCUMENT.replace("f.cc one", "g.cc one"), DOCUMENT.replace("```cpp\nint", "int")):
+        for wrong in (DOCUMENT.replace(" two", " three"), DOCUMENT.replace("f.cc one", "g.cc one"),
+                      DOCUMENT.replace("```cpp\nint", "int")):
             self.assertEqual(self.run_tool(wrong), 2)
 
 

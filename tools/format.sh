@@ -1,14 +1,22 @@
 #!/usr/bin/env bash
-# clang-format over all C and C++ of the repository: rewrites it, or with --check only says what differs.
+# clang-format over all C and C++ of the repository: rewrites it, or with --check only says what differs, and exits with 1.
+# Other versions format otherwise and would rewrite the tree, so it is this one or none (tools/install_deps.sh --lint installs it).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-formatter=$(command -v clang-format || compgen -c clang-format- | grep -E '^clang-format-[0-9]+$' | sort -V | tail -1 || true)
+version=14
+formatter=
+for candidate in "clang-format-$version" clang-format; do
+  if command -v "$candidate" >/dev/null && [[ $("$candidate" --version) == *"version $version."* ]]; then
+    formatter=$candidate
+    break
+  fi
+done
 if [[ -z $formatter ]]; then
-  echo "clang-format is not installed: the format is not checked"
-  exit 0
+  echo "clang-format $version is not installed: tools/install_deps.sh --lint" >&2
+  exit 1
 fi
-mapfile -t files < <(git ls-files -co --exclude-standard -- '*.h' '*.cc' '*.c' '*.cu' '*.cuh')
+mapfile -t files < <(git ls-files -co --exclude-standard -- '*.h' '*.hpp' '*.cc' '*.cpp' '*.c' '*.cu' '*.cuh')
 if [[ ${1:-} == --check ]]; then
   "$formatter" --dry-run --Werror "${files[@]}"
   echo "${#files[@]} files are formatted"

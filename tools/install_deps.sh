@@ -3,6 +3,8 @@
 #   tools/install_deps.sh          what `make build` and `make test` need
 #   tools/install_deps.sh --fuzz   clang and libFuzzer as well
 #   tools/install_deps.sh --neon   the cross compiler for AArch64, and qemu to run what it makes
+#   tools/install_deps.sh --lint   clang-format, in the version that tools/format.sh asks for
+#   tools/install_deps.sh --ccache ccache, which every build uses when it is there
 set -euo pipefail
 
 missing=()
@@ -25,6 +27,13 @@ elif [[ ${1:-} == --neon ]]; then
   need_program aarch64-linux-gnu-g++ g++-aarch64-linux-gnu
   need_program qemu-aarch64 qemu-user
   [[ -e /usr/src/googletest/CMakeLists.txt ]] || missing+=(googletest)
+elif [[ ${1:-} == --lint ]]; then
+  need_program clang-format-14 clang-format-14
+elif [[ ${1:-} == --ccache ]]; then
+  need_program ccache ccache
+elif [[ -n ${1:-} ]]; then
+  echo "tools/install_deps.sh: unknown option $1" >&2
+  exit 1
 else
   need_program g++ g++
   need_program cmake cmake

@@ -42,7 +42,8 @@ def legend(entries):
     for i, (name, colour, dashed) in enumerate(entries):
         y = TOP + 10 + 18 * i
         dash = ' stroke-dasharray="5 3"' if dashed else ""
-        out += line(RIGHT + 12, y, RIGHT + 34, y, f'stroke="{colour}" stroke-width="3"{dash}') + text(RIGHT + 40, y + 4, name, "start")
+        out += line(RIGHT + 12, y, RIGHT + 34, y, f'stroke="{colour}" stroke-width="3"{dash}')
+        out += text(RIGHT + 40, y + 4, name, "start")
     return out
 
 
@@ -107,7 +108,8 @@ def bars(title, x_label, y_label, groups, series, marks=()):
             if vs[g] is None:
                 continue
             x, y = LEFT + room * (g + 0.1) + width * s, height(vs[g])
-            body += f'<rect x="{x:.1f}" y="{y:.1f}" width="{width * 0.92:.1f}" height="{BOTTOM - y:.1f}" fill="{COLOURS[s % len(COLOURS)]}"/>\n'
+            body += f'<rect x="{x:.1f}" y="{y:.1f}" width="{width * 0.92:.1f}" height="{BOTTOM - y:.1f}" '
+            body += f'fill="{COLOURS[s % len(COLOURS)]}"/>\n'
             body += text(x + width * 0.46, y - 3, f"{vs[g]:.3g}", more='font-size="9"')
     entries = [(name, COLOURS[i % len(COLOURS)], False) for i, (name, _) in enumerate(series)]
     for name, value in marks:

@@ -68,7 +68,8 @@ class Command(unittest.TestCase):
         if not session.exists():
             self.good("snapshot", "save", session, "-p", "that river", "-m", self.model(), "-q")
         return (
-            ["chat"], ["generate", "hi"], ["plan"], ["ppl", "-f", text], ["recall", "--haystack", text], ["bench", "-f", text], ["demo"],
+            ["chat"], ["generate", "hi"], ["plan"], ["ppl", "-f", text], ["recall", "--haystack", text], ["bench", "-f", text],
+            ["demo"],
             ["snapshot", "save", "new.tkv", "-f", text], ["snapshot", "load", session],
         )  # fmt: skip
 
@@ -371,7 +372,8 @@ class BadInputTest(Command):
         self.assertNotIn("new.tkv", self.files())
 
     def test_models_that_the_cache_does_not_serve(self):
-        for kind, why in {"bloom": "ALiBi", "mamba": "recurrent", "lfm2": "hybrid", "deepseek2": "MLA", "odd-head": "head_dim is 24"}.items():
+        for kind, why in {"bloom": "ALiBi", "mamba": "recurrent", "lfm2": "hybrid", "deepseek2": "MLA",
+                          "odd-head": "head_dim is 24"}.items():
             for command in self.commands_with_a_model():
                 with self.subTest(f"{command} {kind}"):
                     loads = command[:2] == ["snapshot", "load"]
@@ -454,8 +456,10 @@ class BadInputTest(Command):
                 value = json.loads(done.stdout)
                 self.assertEqual((done.returncode, value["exit_code"]), (2, 2))
                 self.assertEqual(done.stderr, f"tierkv: {value['error']}\n")
-        for command in (["report", "nowhere.json", "--json"], ["snapshot", "verify", "nowhere.tkv", "--json"], ["fetch", "nothing", "--json"],
-                        ["fetch", "smollm2", "--offline", "--json"], ["generate", "--nonsense", "--json"], ["plan", "--json", "--ctx", "x"]):  # fmt: skip
+        for command in (["report", "nowhere.json", "--json"], ["snapshot", "verify", "nowhere.tkv", "--json"],
+                        ["fetch", "nothing", "--json"],
+                        ["fetch", "smollm2", "--offline", "--json"], ["generate", "--nonsense", "--json"],
+                        ["plan", "--json", "--ctx", "x"]):  # fmt: skip
             done = self.run_cli(*command)
             self.assertEqual((done.returncode, json.loads(done.stdout)["exit_code"]), (2, 2), command)
 
@@ -481,7 +485,8 @@ class CalibrateTest(Command):
         self.text.write_text("".join(letters))
 
     def calibrate(self, *arguments):
-        return ["calibrate", "-m", self.model(), "-f", self.text, "--tokens", 2400, "--window", 1200, "--sample", 1024, "--every", 32, "-q", *arguments]
+        return ["calibrate", "-m", self.model(), "-f", self.text, "--tokens", 2400, "--window", 1200, "--sample", 1024, "--every",
+                32, "-q", *arguments]
 
     def test_writes_a_file_and_says_what_is_in_it(self):
         value = self.good_json(*self.calibrate("-o", "m.tkc"))
@@ -727,7 +732,8 @@ class RealModelTest(Command):
         self.text.write_text(words * 64)
         results = []
         for kv in ("fp16", "balanced"):
-            (result,) = self.good_json("generate", "-f", self.text, "-m", self.MODEL, "-n", 2, "--ignore-end", "--kv", kv, "-q")["results"]
+            (result,) = self.good_json("generate", "-f", self.text, "-m", self.MODEL, "-n", 2, "--ignore-end", "--kv", kv,
+                                       "-q")["results"]
             results.append(result)
         fp16, balanced = results
         self.assertGreater(fp16["length"], 1500)

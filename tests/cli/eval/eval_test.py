@@ -53,9 +53,11 @@ class Evaluation(unittest.TestCase):
     def test_ppl_reports_every_field_for_every_setting(self):
         rows = self.ppl("--ctx", 256, "--tokens", 700, "--kv", "balanced,hot=32,warm=64", "--kv", "int8", "--stock", "f16,q8_0")
         self.assertEqual([(r["kv"], r["stock"]) for r in rows],
-                         [("fp16", False), ("balanced,hot=32,warm=64", False), ("int8", False), ("f16", True), ("q8_0", True)])  # fmt: skip
+                         [("fp16", False), ("balanced,hot=32,warm=64", False), ("int8", False), ("f16", True),
+                          ("q8_0", True)])  # fmt: skip
         for row in rows:
-            for key in ("ppl", "delta", "delta_se", "kld", "top1", "bits_archive", "bits_total", "resident_bytes", "tokens", "seconds"):
+            for key in ("ppl", "delta", "delta_se", "kld", "top1", "bits_archive", "bits_total", "resident_bytes", "tokens",
+                        "seconds"):
                 self.assertIsInstance(row[key], (int, float), f"{row['kv']} {key}")
             self.assertEqual(row["tokens"], 2 * (256 - 64) + 188 - 64)  # three windows, a quarter of 256 skipped in each
             self.assertAlmostEqual(row["delta"], row["ppl"] - rows[0]["ppl"], delta=1e-6 * row["ppl"])
@@ -115,7 +117,8 @@ class Evaluation(unittest.TestCase):
         return json.loads(done.stdout)
 
     def test_recall_counts_every_cell(self):
-        rows = self.recall("--ctx", "1024,1200", "--depths", "90,10", "--trials", 2, "--keys", 2, "--kv", "fp16", "--kv", "int8", "--stock", "f16")
+        rows = self.recall("--ctx", "1024,1200", "--depths", "90,10", "--trials", 2, "--keys", 2, "--kv", "fp16", "--kv", "int8",
+                           "--stock", "f16")
         cells = [(r["kv"], r["stock"], r["task"], r["ctx"], r["depth"]) for r in rows]
         self.assertEqual(len(cells), 3 * 2 * 2 * 2)
         self.assertEqual(len(set(cells)), len(cells))
@@ -136,12 +139,14 @@ class Evaluation(unittest.TestCase):
 
     def test_recall_serves_sliding_windows_and_other_texts(self):
         self.text.write_text(prose(40))  # repeated to fill the context
-        rows = self.recall("--task", "lines", "--ctx", 900, "--depths", "50", "--keys", 1, "--trials", 1, "--haystack", self.text, "--kv", "balanced",
+        rows = self.recall("--task", "lines", "--ctx", 900, "--depths", "50", "--keys", 1, "--trials", 1, "--haystack", self.text,
+                           "--kv", "balanced",
                            "--stock", "f16", kind="gemma3")  # fmt: skip
         self.assertEqual([r["total"] for r in rows], [1, 1])
 
     def test_recall_draws(self):
-        self.run_tierkv("recall", *self.model(), "--task", "passkey", "--ctx", 512, "--depths", "50", "--trials", 1, "--kv", "fp16", "--plot", "heat.svg")
+        self.run_tierkv("recall", *self.model(), "--task", "passkey", "--ctx", 512, "--depths", "50", "--trials", 1, "--kv", "fp16",
+                        "--plot", "heat.svg")
         xml.dom.minidom.parse(str(self.folder / "heat.svg"))
 
     def test_recall_refuses_what_it_cannot_do(self):
@@ -154,7 +159,8 @@ class Evaluation(unittest.TestCase):
     # --- bench
 
     def test_bench_measures_every_setting_at_every_depth(self):
-        done = self.run_tierkv("bench", *self.model(), "--depths", "0,100,300", "-n", 4, "--kv", "balanced", "--stock", "q8_0", "--json")
+        done = self.run_tierkv("bench", *self.model(), "--depths", "0,100,300", "-n", 4, "--kv", "balanced", "--stock", "q8_0",
+                               "--json")
         rows = json.loads(done.stdout)
         self.assertEqual(len(rows), 3 * 3)
         for row in rows:
@@ -168,7 +174,8 @@ class Evaluation(unittest.TestCase):
         self.assertTrue(all(0 < r["host_share"] < 1 for r in rows if not r["stock"]))
 
     def test_bench_stays_within_the_context(self):
-        done = self.run_tierkv("bench", *self.model(), "--depths", "4096", "-n", 4, "-b", 1024, "--kv", "fp16", "--stock", "none", "--json")
+        done = self.run_tierkv("bench", *self.model(), "--depths", "4096", "-n", 4, "-b", 1024, "--kv", "fp16", "--stock", "none",
+                               "--json")
         self.assertEqual({r["depth"] for r in json.loads(done.stdout)}, {4096 - 6})
         self.refused("bench", *self.model(), "--depths", "5000", says=["4,096"])
 
@@ -177,12 +184,14 @@ class Evaluation(unittest.TestCase):
     def results(self):
         base = {"model": "M & <m>", "stock": False}
         return {
-            "ppl.json": [{**base, "kv": kv, "ppl": 10 + d, "delta": d, "delta_se": 0.01, "kld": d / 10, "top1": 0.9, "bits_archive": b, "bits_total": b,
+            "ppl.json": [{**base, "kv": kv, "ppl": 10 + d, "delta": d, "delta_se": 0.01, "kld": d / 10, "top1": 0.9,
+                          "bits_archive": b, "bits_total": b,
                           "resident_bytes": 1000, "tokens": 100, "seconds": 1}
                          for kv, d, b in (("fp16", 0, 16), ("balanced", 0.2, 3), ("compact", 0.9, 2.2))],
             "recall.json": [{**base, "task": "passkey", "kv": "balanced", "ctx": c, "depth": d, "correct": 1, "total": 2}
                             for c in (1024, 2048) for d in (5, 95)],
-            "bench.json": [{**base, "kv": kv, "depth": d, "p50_ms": 3 + d / 100, "p99_ms": 9, "decode_tokens_per_second": 200, "ttft_seconds": d / 50,
+            "bench.json": [{**base, "kv": kv, "depth": d, "p50_ms": 3 + d / 100, "p99_ms": 9, "decode_tokens_per_second": 200,
+                            "ttft_seconds": d / 50,
                             "decode_ratio": 0.8, "prefill_tokens_per_second": 50}
                            for kv in ("fp16", "balanced") for d in (0, 1024)],
         }  # fmt: skip
@@ -201,7 +210,8 @@ class Evaluation(unittest.TestCase):
         for outside in ("http://", "https://", "<script", "src="):
             self.assertNotIn(outside, page.replace("http://www.w3.org/2000/svg", ""))
         names = sorted(p.name for p in (self.folder / "plots").iterdir())
-        self.assertEqual(names, ["decode-ratio.svg", "decode.svg", "divergence.svg", "first-token.svg", "latency.svg", "pareto.svg", "recall.svg"])
+        self.assertEqual(names, ["decode-ratio.svg", "decode.svg", "divergence.svg", "first-token.svg", "latency.svg", "pareto.svg",
+                                 "recall.svg"])
         for plot in (self.folder / "plots").iterdir():
             xml.dom.minidom.parse(str(plot))
 
@@ -214,7 +224,8 @@ class Evaluation(unittest.TestCase):
         self.assertIn("3.5000", (self.folder / "r.html").read_text())
 
     def test_report_of_real_results(self):
-        self.run_tierkv("ppl", *self.model(), "-f", self.text, "--ctx", 128, "--tokens", 256, "--stock", "q4_0", "--json", "ppl.json")
+        self.run_tierkv("ppl", *self.model(), "-f", self.text, "--ctx", 128, "--tokens", 256, "--stock", "q4_0", "--json",
+                        "ppl.json")
         self.run_tierkv("bench", *self.model(), "--depths", "0,64", "-n", 2, "--stock", "none", "--json", "bench.json")
         self.run_tierkv("report", "ppl.json", "bench.json", "-o", "r.html")
         self.assertIn("stock q4_0", (self.folder / "r.html").read_text())
@@ -227,8 +238,10 @@ class Evaluation(unittest.TestCase):
         self.refused("report", "bad.json", "-o", "r.html", says=["bad.json", "line 2", "ends too early"])
         bad.write_text("")
         self.refused("report", "bad.json", "-o", "r.html", says=["bad.json", "line 1"])
-        for content, says in (("[]", "no results"), ('[{"kv": "x"}]', "entry 1"), ('[{"kv": "x", "ppl": "high"}]', '"ppl"'), ("[3]", "not an object"),
-                              ('[{"kv": "x", "ctx": 1, "depth": 2, "correct": 3, "total": 2}]', "3 of 2"), ('[{"ppl": 3}]', '"kv"')):  # fmt: skip
+        for content, says in (("[]", "no results"), ('[{"kv": "x"}]', "entry 1"), ('[{"kv": "x", "ppl": "high"}]', '"ppl"'),
+                              ("[3]", "not an object"),
+                              ('[{"kv": "x", "ctx": 1, "depth": 2, "correct": 3, "total": 2}]', "3 of 2"),
+                              ('[{"ppl": 3}]', '"kv"')):  # fmt: skip
             bad.write_text(content)
             self.refused("report", "bad.json", "-o", "r.html", says=["bad.json", says])
         self.refused("report", "missing.json", says=["missing.json"])
