@@ -1,8 +1,6 @@
 // common.cc — options, errors, Ctrl-C, files, JSON.
 #include "common.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -18,6 +16,7 @@
 #include <thread>
 
 #include "tierkv/config.h"
+#include "tierkv/file.h"
 
 namespace tierkv::cli {
 namespace {
@@ -120,6 +119,7 @@ void check_writable(const std::string& path) {
   const std::string folder = file.has_parent_path() ? file.parent_path().string() : ".";
   std::error_code ignored;
   if (std::filesystem::is_directory(file, ignored)) bad_input("cannot write " + path + ": it is a folder");
+  if (std::filesystem::is_other(file, ignored)) bad_input("cannot write " + path + ": it is not a regular file");
   if (!std::filesystem::is_directory(folder, ignored)) bad_input("cannot write " + path + ": there is no folder " + folder);
   if (access(folder.c_str(), W_OK) != 0) bad_input("cannot write " + path + ": " + std::strerror(errno));
 }
@@ -214,41 +214,14 @@ std::string read_file(const std::string& path) {
 }
 
 void write_file(const std::string& path, const std::function<void(const Sink&)>& write) {
-  std::string partial = path + ".partial-XXXXXX";
-  const int descriptor = mkstemp(partial.data());
-  if (descriptor < 0) bad_input("cannot write " + path + ": " + std::strerror(errno));
-  auto stop = [&](int problem) {
-    close(descriptor);
-    unlink(partial.c_str());
-    bad_input("cannot write " + path + ": " + std::strerror(problem) + " (nothing was kept)");
-  };
-  try {
+  const Status status = replace_file(path, [&](const ByteSink& out) {
+    Status first;
     write([&](const void* data, size_t size) {
-      const char* at = static_cast<const char*>(data);
-      while (size > 0) {
-        const ssize_t written = ::write(descriptor, at, size);
-        if (written < 0 && errno == EINTR) continue;
-        if (written < 0) throw errno;
-        at += written;
-        size -= static_cast<size_t>(written);
-      }
+      if (first.ok()) first = out({static_cast<const std::byte*>(data), size});
     });
-  } catch (int problem) {
-    stop(problem);
-  } catch (...) {
-    close(descriptor);
-    unlink(partial.c_str());
-    throw;
-  }
-  const mode_t mask = umask(0);
-  umask(mask);
-  (void)!fchmod(descriptor, 0666 & ~mask);
-  if (fsync(descriptor) != 0 && errno != EINVAL && errno != EROFS) stop(errno);
-  if (close(descriptor) != 0 || rename(partial.c_str(), path.c_str()) != 0) {
-    const int problem = errno;
-    unlink(partial.c_str());
-    bad_input("cannot write " + path + ": " + std::strerror(problem) + " (nothing was kept)");
-  }
+    return first;
+  });
+  if (!status.ok()) bad_input(status.message() + " (nothing was kept)");
 }
 
 std::string find_shared(const std::string& relative) {

@@ -3,7 +3,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <new>
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -67,23 +66,27 @@ void* Arena::allocate(size_t bytes, MemoryTag tag, Use use) noexcept {
   std::lock_guard lock(mutex_);
   // What relief gave back may still be mapped; it stays relief's.
   if (limit_ != 0 && use == Use::normal && used_locked() + need > limit_ - std::min(limit_, headroom_)) return nullptr;
+  if (!reserve_nodes()) return nullptr;
   const int pool = pool_of(tag);
-  try {
-    void* p = take(need, pool);
-    if (!p && grow(need, pool, use)) p = take(need, pool);
-    if (!p) p = take(need, 1 - pool);
-    if (!p) {
-      trim_locked();  // an empty region of the wrong size may stand between us and the limit
-      if (grow(need, pool, use)) p = take(need, pool);
-    }
-    if (p) {
-      allocated_[static_cast<int>(tag)] += need;
-      TIERKV_UNPOISON(p, need);
-    }
-    return p;
-  } catch (const std::bad_alloc&) {
-    return nullptr;  // the books' own nodes
+  void* p = take(need, pool);
+  if (!p && grow(need, pool, use)) p = take(need, pool);
+  if (!p) p = take(need, 1 - pool);
+  if (!p) {
+    trim_locked();  // an empty region of the wrong size may stand between us and the limit
+    if (grow(need, pool, use)) p = take(need, pool);
   }
+  if (!p) return nullptr;
+  ++live_;
+  allocated_[static_cast<int>(tag)] += need;
+  TIERKV_UNPOISON(p, need);
+  return p;
+}
+
+// Free pieces never touch, so a region has at most one more of them than pieces handed out; each is in two trees. One piece and one
+// region more than there are: what an allocation adds.
+bool Arena::reserve_nodes() noexcept {
+  const size_t regions = regions_.size() + 1;
+  return nodes_.reserve(2 * (live_ + 1 + regions) + regions);
 }
 
 void Arena::release(void* p, size_t bytes, MemoryTag tag) noexcept {
@@ -91,6 +94,7 @@ void Arena::release(void* p, size_t bytes, MemoryTag tag) noexcept {
   const size_t size = rounded(std::max<size_t>(bytes, 1));
   std::lock_guard lock(mutex_);
   allocated_[static_cast<int>(tag)] -= size;
+  --live_;
   TIERKV_POISON(p, size);
   give(reinterpret_cast<Address>(p), size);
 }
@@ -246,13 +250,13 @@ void Arena::trim_locked() noexcept {
 
 Arena::Address Arena::region_of(Address at) const { return std::prev(regions_.upper_bound(at))->first; }
 
-void Arena::add_free(Address at, size_t bytes) {
+void Arena::add_free(Address at, size_t bytes) noexcept {
   free_by_address_.emplace(at, bytes);
   const Region& region = regions_.at(region_of(at));
   free_by_size_[region.pool].insert({bytes, region.order, at});
 }
 
-void Arena::drop_free(Address at, size_t bytes) {
+void Arena::drop_free(Address at, size_t bytes) noexcept {
   free_by_address_.erase(at);
   const Region& region = regions_.at(region_of(at));
   free_by_size_[region.pool].erase({bytes, region.order, at});

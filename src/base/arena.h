@@ -11,6 +11,9 @@
 // Pools:    archive blocks, which stay, lie in regions apart from what comes and goes (tails, warm blocks, lists): in the holes of
 //           warm blocks, which are all of one size, they left gaps that fit nothing, 5 % of a cache of 8K tokens. Near the limit
 //           each pool serves the other.
+// Books:    trees of what is free, in nodes that allocate() reserves: with n pieces handed out there are at most n free ones more
+//           than regions, so that everything that frees can be written down in nodes that are there. Nothing that frees needs
+//           memory.
 // Limit:    mapped() never exceeds it. A part of it, the headroom, only serves Use::relief: the work that frees memory (merging
 //           half-dead blocks) must still be able to allocate when everything else no longer may.
 // Threads:  safe; one mutex.
@@ -19,9 +22,13 @@
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <set>
+#include <utility>
+
+#include "base/node_pool.h"
 
 namespace tierkv {
 
@@ -38,7 +45,7 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  // 64-byte aligned, contents undefined. Null when the limit or the system says no.
+  // 64-byte aligned, contents undefined. Null when the limit or the system says no; nothing has changed then but what was mapped.
   void* allocate(size_t bytes, MemoryTag tag, Use use = Use::normal) noexcept;
   // `bytes` and `tag` as allocated.
   void release(void* p, size_t bytes, MemoryTag tag) noexcept;
@@ -60,6 +67,7 @@ class Arena {
   bool grow_open(size_t bytes, int pool, size_t left) noexcept;
   bool map_region(size_t bytes, int pool, size_t left) noexcept;
   bool take_spare(size_t bytes, int pool) noexcept;
+  bool reserve_nodes() noexcept;
   bool empty(Address region) const;
   void give(Address at, size_t bytes) noexcept;
   void shrink_open(Address base, Address at, size_t bytes) noexcept;
@@ -67,8 +75,9 @@ class Arena {
   void trim_locked() noexcept;
   size_t used_locked() const;
   Address region_of(Address at) const;
-  void add_free(Address at, size_t bytes);
-  void drop_free(Address at, size_t bytes);
+  // Within the nodes that are reserved.
+  void add_free(Address at, size_t bytes) noexcept;
+  void drop_free(Address at, size_t bytes) noexcept;
 
   const size_t limit_;
   const size_t headroom_;
@@ -85,11 +94,17 @@ class Arena {
     Address at = 0;
     auto operator<=>(const FreeExtent&) const = default;
   };
-  std::map<Address, Region> regions_;  // by base
-  std::map<Address, size_t> free_by_address_;
-  std::set<FreeExtent> free_by_size_[kPools];  // best fit first; ties go to the oldest region
-  Address open_[kPools] = {};                  // the region that grows, or 0
-  Address spare_ = 0;                          // the empty region that is kept, if it still is empty
+  using Regions = std::map<Address, Region, std::less<Address>, NodeAllocator<std::pair<const Address, Region>>>;
+  using ByAddress = std::map<Address, size_t, std::less<Address>, NodeAllocator<std::pair<const Address, size_t>>>;
+  using BySize = std::set<FreeExtent, std::less<FreeExtent>, NodeAllocator<FreeExtent>>;
+  NodePool nodes_;                                     // outlives the trees
+  Regions regions_{Regions::allocator_type(&nodes_)};  // by base
+  ByAddress free_by_address_{ByAddress::allocator_type(&nodes_)};
+  // Best fit first; ties go to the oldest region.
+  BySize free_by_size_[kPools] = {BySize(BySize::allocator_type(&nodes_)), BySize(BySize::allocator_type(&nodes_))};
+  size_t live_ = 0;            // pieces handed out
+  Address open_[kPools] = {};  // the region that grows, or 0
+  Address spare_ = 0;          // the empty region that is kept, if it still is empty
   uint64_t next_order_ = 0;
   size_t mapped_ = 0;
   size_t peak_ = 0;

@@ -2,10 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 #include <thread>
 #include <vector>
+
+#include "base/failing_memory.h"
 
 namespace tierkv {
 namespace {
@@ -63,6 +66,75 @@ TEST(Arena, BooksBalanceUnderRandomUse) {
     for (const Piece& piece : held) arena.release(piece.p, piece.bytes, piece.tag);
     arena.trim();
     EXPECT_EQ(arena.mapped(), 0u) << "everything coalesced back into whole regions";
+  }
+}
+
+// One random history, whatever the arena answers to it.
+struct History {
+  explicit History(uint64_t seed) : rng(seed) {}
+  std::mt19937_64 rng;
+  std::vector<Piece> held;
+  void step(Arena& arena) {
+    if (held.empty() || rng() % 100 < (held.size() < 400 ? 60u : 45u)) {
+      const size_t bytes = rng() % 50 == 0 ? rng() % (600 << 10) : 1 + rng() % 20000;
+      const auto tag = static_cast<MemoryTag>(rng() % 5);
+      if (auto* p = static_cast<unsigned char*>(arena.allocate(bytes, tag))) held.push_back({p, bytes, tag, 0});
+    } else {
+      const size_t i = rng() % held.size();
+      arena.release(held[i].p, held[i].bytes, held[i].tag);
+      held[i] = held.back();
+      held.pop_back();
+    }
+  }
+  void release_all(Arena& arena) {
+    for (const Piece& piece : held) arena.release(piece.p, piece.bytes, piece.tag);
+    held.clear();
+  }
+};
+
+// What fits where decides the memory figures that are published: the cut is the one they were measured with.
+TEST(Arena, CutsAsItAlwaysDid) {
+  const std::pair<size_t, uint64_t> known[] = {{0, 0x5e064dba4d1f5e3full}, {4 * kMiB, 0x5722d27f9b51dddcull}};
+  for (const auto& [limit, wanted] : known) {
+    Arena arena(limit);
+    History history(11 + limit);
+    uint64_t hash = 1469598103934665603ull;
+    for (int step = 0; step < 30000; ++step) {
+      history.step(arena);
+      for (const uint64_t x : {uint64_t{arena.mapped()}, uint64_t{history.held.size()}}) hash = (hash ^ x) * 1099511628211ull;
+    }
+    EXPECT_EQ(hash, wanted) << "limit " << limit;
+    history.release_all(arena);
+  }
+}
+
+// Every request to the system in turn, and all of them: the arena says no, its books stay right, and freeing goes on.
+TEST(Arena, ARefusalOfTheSystemIsAnAnswer) {
+  using testing::FailingMemory;
+  for (const auto mode : {FailingMemory::Mode::once, FailingMemory::Mode::from_then_on}) {
+    long refusals = 0;
+    for (long nth = 1;; ++nth) {
+      Arena arena;
+      History history(3);
+      history.held.reserve(4000);
+      bool balanced = true;
+      FailingMemory::arm(nth, mode);
+      for (int step = 0; step < 3000; ++step) {
+        history.step(arena);
+        balanced &= arena.mapped() == used(arena) + arena.free_bytes();
+      }
+      const bool refused = FailingMemory::disarm();
+      refusals += refused;
+      ASSERT_TRUE(balanced) << "request " << nth;
+      FailingMemory::arm(1, FailingMemory::Mode::from_then_on);
+      history.release_all(arena);
+      arena.trim();
+      const bool asked = FailingMemory::disarm();
+      ASSERT_FALSE(asked) << "freeing asked the system for memory";
+      ASSERT_EQ(arena.mapped(), 0u) << "request " << nth;
+      if (!refused) break;
+    }
+    EXPECT_GT(refusals, 5);
   }
 }
 

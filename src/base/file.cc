@@ -1,3 +1,4 @@
+// file.cc — reading files, whole or in part.
 #include "base/file.h"
 
 #include <fcntl.h>
@@ -5,81 +6,49 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
-#include <cstdlib>
 #include <system_error>
-#include <utility>
 
+#include "base/descriptor.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 
 namespace tierkv {
-namespace {
 
 Status system_error(const char* what, const std::string& path, int code) {
   return error(code == ENOENT ? StatusCode::not_found : StatusCode::io_error, "cannot ", what, " ", quote(path), ": ",
                std::generic_category().message(code));
 }
 
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-  // 0 or errno: a write error may show only here.
-  int close() {
-    const int fd = std::exchange(fd_, -1);
-    return ::close(fd) == 0 || errno == EINTR ? 0 : errno;
-  }
-
- private:
-  int fd_;
-};
-
-int write_all(int fd, std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    const ssize_t n = ::write(fd, bytes.data(), std::min<size_t>(bytes.size(), size_t{1} << 30));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return errno;
-    bytes = bytes.subspan(static_cast<size_t>(n));
-  }
-  return 0;
+const char* kind_of_file(unsigned mode) {
+  if (S_ISDIR(mode)) return "a directory";
+  if (S_ISFIFO(mode)) return "a FIFO";
+  if (S_ISSOCK(mode)) return "a socket";
+  if (S_ISCHR(mode) || S_ISBLK(mode)) return "a device";
+  return "something else";
 }
 
-// Where the bytes of `path` really live, so that a link's target is replaced and not the link.
-std::string resolved(const std::string& path) {
-  char* real = ::realpath(path.c_str(), nullptr);
-  if (real == nullptr) return path;
-  std::string out(real);
-  std::free(real);
-  return out;
-}
+namespace {
 
-std::string directory_of(const std::string& path) {
-  const size_t slash = path.rfind('/');
-  if (slash == std::string::npos) return ".";
-  return slash == 0 ? "/" : path.substr(0, slash);
-}
+enum class Kinds { regular, any };
 
-int sync_directory(const std::string& directory) {
-  Descriptor fd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (fd.get() < 0) return errno;
-  // Some file systems cannot sync a directory and say so with EINVAL; the rename is then as durable as they make it.
-  return ::fsync(fd.get()) == 0 || errno == EINVAL ? 0 : errno;
+// Open for reading. A FIFO that may not be read is not waited for either.
+Result<Descriptor> open_file(const std::string& path, Kinds kinds, struct stat& info) {
+  if (path.find('\0') != std::string::npos) return error(StatusCode::invalid_argument, "a file's name cannot hold a zero byte");
+  Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | (kinds == Kinds::regular ? O_NONBLOCK : 0)));
+  if (fd.get() < 0) return system_error("open", path, errno);
+  if (::fstat(fd.get(), &info) != 0) return system_error("inspect", path, errno);
+  if (S_ISDIR(info.st_mode)) return system_error("read", path, EISDIR);
+  if (kinds == Kinds::regular && !S_ISREG(info.st_mode)) {
+    return error(StatusCode::io_error, "cannot read ", quote(path), ": it is ", kind_of_file(info.st_mode), ", not a regular file");
+  }
+  return fd;
 }
 
 template <class Bytes>
-Result<Bytes> read_whole(const std::string& path, uint64_t max_size) {
-  Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (fd.get() < 0) return system_error("open", path, errno);
+Result<Bytes> read_whole(const std::string& path, uint64_t max_size, Kinds kinds) {
   struct stat info {};
-  if (::fstat(fd.get(), &info) != 0) return system_error("inspect", path, errno);
-  if (S_ISDIR(info.st_mode)) return system_error("read", path, EISDIR);
+  TIERKV_ASSIGN_OR_RETURN(const Descriptor fd, open_file(path, kinds, info));
   const auto too_large = [&] {
     return error(StatusCode::out_of_range, quote(path), " is larger than the ", max_size, " bytes allowed for it");
   };
@@ -105,44 +74,17 @@ Result<Bytes> read_whole(const std::string& path, uint64_t max_size) {
 
 }  // namespace
 
-Status write_file_atomic(const std::string& path, std::span<const std::byte> bytes) {
-  if (path.empty()) return error(StatusCode::invalid_argument, "cannot write a file without a name");
-  static std::atomic<uint64_t> counter{0};
-  const std::string target = resolved(path);
-  const std::string temporary = target + ".tmp." + std::to_string(::getpid()) + "." + std::to_string(counter.fetch_add(1));
-
-  struct stat old {};
-  const bool existed = ::stat(target.c_str(), &old) == 0;
-  if (existed && S_ISDIR(old.st_mode)) return system_error("write", path, EISDIR);
-  Descriptor fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, existed ? 0600 : 0666));
-  if (fd.get() < 0) return system_error("create a temporary file beside", path, errno);
-  const auto fail = [&](const char* what, int code) {
-    ::unlink(temporary.c_str());
-    return system_error(what, path, code);
-  };
-  if (existed && ::fchmod(fd.get(), old.st_mode & 07777) != 0) return fail("set the permissions of", errno);
-  if (const int code = write_all(fd.get(), bytes)) return fail("write", code);
-  if (::fsync(fd.get()) != 0) return fail("flush", errno);
-  if (const int code = fd.close()) return fail("close", code);
-  if (::rename(temporary.c_str(), target.c_str()) != 0) return fail("replace", errno);
-  if (const int code = sync_directory(directory_of(target))) return system_error("flush the directory of", path, code);
-  return {};
-}
-
-Status write_file_atomic(const std::string& path, std::string_view text) {
-  return write_file_atomic(path, std::as_bytes(std::span(text.data(), text.size())));
-}
-
 Result<std::vector<std::byte>> read_file(const std::string& path, uint64_t max_size) {
-  return read_whole<std::vector<std::byte>>(path, max_size);
+  return read_whole<std::vector<std::byte>>(path, max_size, Kinds::regular);
+}
+
+Result<std::string> read_text_file(const std::string& path, uint64_t max_size) {
+  return read_whole<std::string>(path, max_size, Kinds::any);
 }
 
 Result<std::vector<std::byte>> read_file_part(const std::string& path, uint64_t offset, uint64_t size) {
-  Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (fd.get() < 0) return system_error("open", path, errno);
   struct stat info {};
-  if (::fstat(fd.get(), &info) != 0) return system_error("inspect", path, errno);
-  if (S_ISDIR(info.st_mode)) return system_error("read", path, EISDIR);
+  TIERKV_ASSIGN_OR_RETURN(const Descriptor fd, open_file(path, Kinds::regular, info));
   const auto end = static_cast<uint64_t>(info.st_size);
   std::vector<std::byte> out(static_cast<size_t>(std::min(size, end - std::min(offset, end))));
   for (size_t used = 0; used < out.size();) {
@@ -155,7 +97,5 @@ Result<std::vector<std::byte>> read_file_part(const std::string& path, uint64_t 
   }
   return out;
 }
-
-Result<std::string> read_text_file(const std::string& path, uint64_t max_size) { return read_whole<std::string>(path, max_size); }
 
 }  // namespace tierkv

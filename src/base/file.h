@@ -1,9 +1,8 @@
 // file.h — whole files in and out, with errors that name the file and what the system said.
 //
-// write_file_atomic: writes a temporary file beside `path`, fsyncs it, renames it over `path` and fsyncs the directory, so that a
-// crash at any point leaves the old file or the new one, never a mixture. A failure removes the temporary file and leaves the old
-// one. A file that exists keeps its permission bits; a new one gets 0666 less the umask. A symbolic link is followed, not replaced.
-// Threads: safe; of two writers to one path the last rename wins, whole.
+// write_file_atomic: replace_file() of tierkv/file.h for bytes that are there already.
+// read_file: regular files alone. A snapshot from a FIFO would be waited for, and one from /dev/zero would never end.
+// read_text_file: FIFOs too, as a shell makes them of `<(...)`: it waits for their writer and stops at max_size.
 #pragma once
 
 #include <cstddef>

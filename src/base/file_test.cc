@@ -1,13 +1,25 @@
 #include "base/file.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
+#include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <stdexcept>
 #include <thread>
+
+#include "tierkv/file.h"
 
 namespace tierkv {
 namespace {
@@ -68,6 +80,113 @@ TEST_F(File, KeepsPermissionsAndFollowsLinks) {
   struct stat info {};
   ASSERT_EQ(::stat(at("a").c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0640u);
+}
+
+TEST_F(File, ALinkToNothingYetGetsItsFile) {
+  fs::create_directory(dir_ / "d");
+  fs::create_symlink("d/new", dir_ / "link");
+  fs::create_symlink("link", dir_ / "link2");
+  ASSERT_TRUE(write_file_atomic(at("link2"), "text").ok());
+  EXPECT_TRUE(fs::is_symlink(dir_ / "link") && fs::is_symlink(dir_ / "link2"));
+  EXPECT_EQ(read_text_file(at("d/new"), 100).value(), "text");
+  fs::create_symlink("circle", dir_ / "circle");
+  EXPECT_EQ(write_file_atomic(at("circle"), "text").code(), StatusCode::io_error);
+}
+
+TEST_F(File, WhatIsNoFileStaysWhatItIs) {
+  ASSERT_EQ(::mkfifo(at("fifo").c_str(), 0600), 0);
+  const int listener = ::socket(AF_UNIX, SOCK_STREAM, 0);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::strncpy(address.sun_path, at("socket").c_str(), sizeof address.sun_path - 1);
+  ASSERT_EQ(::bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  std::vector<std::string> names = {"fifo", "socket"};
+  if (::mknod(at("null").c_str(), S_IFCHR | 0600, makedev(1, 3)) == 0) names.push_back("null");
+  for (const std::string& name : names) {
+    fs::create_symlink(name, dir_ / (name + "_link"));
+    struct stat before {
+    }, after{};
+    ASSERT_EQ(::lstat(at(name.c_str()).c_str(), &before), 0);
+    for (const std::string& path : {name, name + "_link"}) {
+      const Status status = write_file_atomic(at(path.c_str()), "text");
+      EXPECT_EQ(status.code(), StatusCode::io_error) << path;
+      EXPECT_NE(status.message().find("not a regular file"), std::string::npos) << status.message();
+      EXPECT_EQ(read_file(at(path.c_str()), 100).status().code(), StatusCode::io_error) << path;  // and does not wait
+      EXPECT_EQ(read_file_part(at(path.c_str()), 0, 100).status().code(), StatusCode::io_error) << path;
+    }
+    ASSERT_EQ(::lstat(at(name.c_str()).c_str(), &after), 0);
+    EXPECT_EQ(before.st_mode, after.st_mode);
+    EXPECT_EQ(before.st_ino, after.st_ino);
+  }
+  ::close(listener);
+  EXPECT_EQ(entries(), 2 * names.size());
+}
+
+TEST_F(File, DevicesThatNeverEndAreRefusedOrBounded) {
+  EXPECT_EQ(read_file("/dev/zero", 1 << 20).status().code(), StatusCode::io_error);
+  EXPECT_EQ(read_text_file("/dev/zero", 1 << 20).status().code(), StatusCode::out_of_range);
+}
+
+TEST_F(File, KeepsTheOwner) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can give files away";
+  ASSERT_TRUE(write_file_atomic(at("a"), "one").ok());
+  ASSERT_EQ(::chown(at("a").c_str(), 12345, 23456), 0);
+  ASSERT_EQ(::chmod(at("a").c_str(), 04750), 0);
+  ASSERT_TRUE(write_file_atomic(at("a"), "two").ok());
+  struct stat info {};
+  ASSERT_EQ(::stat(at("a").c_str(), &info), 0);
+  EXPECT_EQ(info.st_uid, 12345u);
+  EXPECT_EQ(info.st_gid, 23456u);
+  EXPECT_EQ(info.st_mode & 07777, 04750u);
+}
+
+TEST_F(File, AWriterThatGivesUpLeavesNothing) {
+  ASSERT_TRUE(write_file_atomic(at("a"), "old").ok());
+  const Status refused = replace_file(at("a"), [](const ByteSink& sink) -> Status {
+    const Status written = sink(std::as_bytes(std::span("half of it")));
+    return written.ok() ? Status(StatusCode::data_loss, "mine") : written;
+  });
+  EXPECT_EQ(refused.message(), "mine");
+  const auto throwing = [](const ByteSink&) -> Status { throw std::runtime_error("no"); };
+  EXPECT_THROW((void)replace_file(at("a"), throwing).ok(), std::runtime_error);
+  EXPECT_EQ(read_text_file(at("a"), 100).value(), "old");
+  EXPECT_EQ(entries(), 1u);
+}
+
+TEST_F(File, LeftoversOfTheDeadAreRemovedByTheNextWriterAndThoseOfTheLivingStay) {
+  std::fflush(nullptr);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    (void)replace_file(at("a"), [](const ByteSink& sink) {
+      (void)sink(std::as_bytes(std::span("half of it"))).ok();
+      ::raise(SIGKILL);
+      return Status();
+    }).ok();
+    ::_exit(1);
+  }
+  int how = 0;
+  ASSERT_EQ(::waitpid(child, &how, 0), child);
+  ASSERT_TRUE(WIFSIGNALED(how));
+  EXPECT_EQ(entries(), 1u) << "the dead writer's";
+  ASSERT_TRUE(write_file_atomic(at("b"), "text").ok());
+  EXPECT_EQ(entries(), 2u) << "b's writer leaves a's alone";
+
+  const auto inside = [&](const ByteSink& sink) {
+    EXPECT_EQ(entries(), 2u) << "b and mine";
+    EXPECT_TRUE(write_file_atomic(at("a"), "another").ok());
+    EXPECT_EQ(entries(), 3u) << "a, b and mine, which is still being written";
+    return sink(std::as_bytes(std::span("whole", 5)));
+  };
+  ASSERT_TRUE(replace_file(at("a"), inside).ok());
+  EXPECT_EQ(entries(), 2u);
+  EXPECT_EQ(read_text_file(at("a"), 100).value(), "whole");
+
+  for (const char* name : {"a.tmp.0123456789abcdef", "a.tmp.0123456789abcdeg", "a.tmp.12.3", "xa.tmp.0123456789abcdef"}) {
+    std::ofstream(at(name)) << "x";
+  }
+  ASSERT_TRUE(write_file_atomic(at("a"), "more").ok());
+  EXPECT_FALSE(fs::exists(dir_ / "a.tmp.0123456789abcdef"));
+  EXPECT_EQ(entries(), 5u) << "other names are other people's";
 }
 
 TEST_F(File, MissingTooLargeAndDirectoriesAreRefused) {

@@ -1,11 +1,23 @@
 #include "base/thread_pool.h"
 
+#include <new>
+#include <stdexcept>
+#include <system_error>
+#include <utility>
+
 #include "base/relax.h"
 
 namespace tierkv {
 
 ThreadPool::ThreadPool(uint32_t threads) {
-  for (uint32_t i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+  // Workers that run already must not see an exception end this constructor: they would use a pool that is gone.
+  try {
+    if (threads > 1) workers_.reserve(threads - 1);
+    for (uint32_t i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+  } catch (const std::system_error&) {  // the system has no more threads
+  } catch (const std::bad_alloc&) {
+  } catch (const std::length_error&) {
+  }
 }
 
 ThreadPool::~ThreadPool() {
@@ -30,21 +42,25 @@ void spin_until(const Ready& ready) {
 
 }  // namespace
 
-void ThreadPool::run(uint32_t n, const std::function<void(uint32_t)>& body) {
+void ThreadPool::run_loop(uint32_t n, Task task) {
   if (workers_.empty() || n <= 1) {
-    for (uint32_t i = 0; i < n; ++i) body(i);
+    for (uint32_t i = 0; i < n; ++i) task(i);
     return;
   }
-  Loop loop{&body, n};
+  Loop loop{task, n};
   std::unique_lock lock(mutex_);
-  loops_.push_back(&loop);
-  waiting_loops_ = loops_.size();
+  enqueue(loop);
   ready_.notify_all();
   while (loop.next < loop.count) {
     const uint32_t i = take(loop);
     lock.unlock();
-    body(i);
-    lock.lock();
+    try {
+      task(i);
+      lock.lock();
+    } catch (...) {
+      lock.lock();
+      fail(loop);
+    }
     ++loop.done;
   }
   lock.unlock();
@@ -52,30 +68,57 @@ void ThreadPool::run(uint32_t n, const std::function<void(uint32_t)>& body) {
   spin_until(all_done);
   lock.lock();
   finished_.wait(lock, all_done);
+  if (loop.problem) std::rethrow_exception(std::move(loop.problem));
+}
+
+void ThreadPool::enqueue(Loop& loop) {
+  Loop** end = &first_;
+  while (*end) end = &(*end)->behind;
+  *end = &loop;
+  ++waiting_loops_;
+}
+
+void ThreadPool::dequeue(Loop& loop) {
+  Loop** at = &first_;
+  while (*at != &loop) at = &(*at)->behind;
+  *at = loop.behind;
+  --waiting_loops_;
 }
 
 uint32_t ThreadPool::take(Loop& loop) {
   const uint32_t i = loop.next++;
-  if (loop.next == loop.count) std::erase(loops_, &loop);
-  waiting_loops_ = loops_.size();
+  if (loop.next == loop.count) dequeue(loop);
   return i;
+}
+
+void ThreadPool::fail(Loop& loop) {
+  if (!loop.problem) loop.problem = std::current_exception();
+  if (loop.next == loop.count) return;
+  dequeue(loop);
+  loop.done += loop.count - loop.next;
+  loop.next = loop.count;
 }
 
 void ThreadPool::work() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    if (!stop_ && loops_.empty()) {
+    if (!stop_ && !first_) {
       lock.unlock();
       spin_until([this] { return waiting_loops_ > 0; });
       lock.lock();
     }
-    ready_.wait(lock, [this] { return stop_ || !loops_.empty(); });
+    ready_.wait(lock, [this] { return stop_ || first_; });
     if (stop_) return;
-    Loop& loop = *loops_.front();
+    Loop& loop = *first_;
     const uint32_t i = take(loop);
     lock.unlock();
-    (*loop.body)(i);
-    lock.lock();
+    try {
+      loop.task(i);
+      lock.lock();
+    } catch (...) {
+      lock.lock();
+      fail(loop);
+    }
     // Under the lock: the loop is gone as soon as its owner sees that all is done, and the owner needs the lock for that.
     if (++loop.done == loop.count) finished_.notify_all();
   }

@@ -1,0 +1,107 @@
+// failing_memory.h — for tests: a process whose memory runs out at a chosen request.
+//
+//   FailingMemory::arm(n, FailingMemory::Mode::once);  // the n-th request from here on, counted from 1, is refused
+//   ... the call under test ...
+//   const bool refused = FailingMemory::disarm();      // false: it made fewer than n requests
+//
+// Counts malloc, calloc, realloc, the aligned ones, and mmap, of all threads; under a sanitizer, whose malloc it must not replace,
+// operator new and mmap. Defines those functions: included by one file of a test program, and by nothing else.
+#pragma once
+
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstddef>
+#include <cstdlib>
+#include <new>
+
+namespace tierkv::testing {
+
+class FailingMemory {
+ public:
+  enum class Mode { once, from_then_on };
+
+  static void arm(long nth, Mode mode) {
+    mode_ = mode;
+    left_ = nth;
+    refused_ = false;
+    armed_ = true;
+  }
+  static bool disarm() {
+    armed_ = false;
+    return refused_;
+  }
+  // Whether the request that is being made is to be refused.
+  static bool refuses() {
+    if (!armed_) return false;
+    const long left = --left_;
+    if (left > 0 || (left < 0 && mode_ == Mode::once)) return false;
+    refused_ = true;
+    return true;
+  }
+
+ private:
+  static inline std::atomic<bool> armed_{false}, refused_{false};
+  static inline std::atomic<long> left_{0};
+  static inline Mode mode_ = Mode::once;
+};
+
+}  // namespace tierkv::testing
+
+extern "C" void* mmap(void* at, size_t size, int protection, int flags, int fd, off_t offset) noexcept {
+  if (tierkv::testing::FailingMemory::refuses()) {
+    errno = ENOMEM;
+    return MAP_FAILED;
+  }
+  const long p = ::syscall(SYS_mmap, at, size, protection, flags, fd, offset);
+  return p == -1 ? MAP_FAILED : reinterpret_cast<void*>(p);
+}
+
+#if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+
+extern "C" {
+void* __libc_malloc(size_t size);
+void* __libc_calloc(size_t count, size_t size);
+void* __libc_realloc(void* p, size_t size);
+void* __libc_memalign(size_t alignment, size_t size);
+
+void* malloc(size_t size) noexcept {
+  if (tierkv::testing::FailingMemory::refuses()) return errno = ENOMEM, nullptr;
+  return __libc_malloc(size);
+}
+void* calloc(size_t count, size_t size) noexcept {
+  if (tierkv::testing::FailingMemory::refuses()) return errno = ENOMEM, nullptr;
+  return __libc_calloc(count, size);
+}
+void* realloc(void* p, size_t size) noexcept {
+  if (tierkv::testing::FailingMemory::refuses()) return errno = ENOMEM, nullptr;
+  return __libc_realloc(p, size);
+}
+void* aligned_alloc(size_t alignment, size_t size) noexcept {
+  if (tierkv::testing::FailingMemory::refuses()) return errno = ENOMEM, nullptr;
+  return __libc_memalign(alignment, size);
+}
+int posix_memalign(void** out, size_t alignment, size_t size) noexcept {
+  if (tierkv::testing::FailingMemory::refuses()) return ENOMEM;
+  *out = __libc_memalign(alignment, size);
+  return *out ? 0 : ENOMEM;
+}
+}
+
+#else
+
+void* operator new(size_t size) {
+  void* p = tierkv::testing::FailingMemory::refuses() ? nullptr : std::malloc(size ? size : 1);
+  if (!p) throw std::bad_alloc();
+  return p;
+}
+void* operator new[](size_t size) { return operator new(size); }
+void operator delete(void* p) noexcept { std::free(p); }
+void operator delete[](void* p) noexcept { std::free(p); }
+void operator delete(void* p, size_t) noexcept { std::free(p); }
+void operator delete[](void* p, size_t) noexcept { std::free(p); }
+
+#endif
