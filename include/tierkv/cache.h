@@ -30,8 +30,12 @@ using SeqId = uint64_t;
 
 enum class DType : uint8_t { f32 = 0, f16 = 1, bf16 = 2 };
 
+// Whose memory a pointer points into.
+enum class MemoryPlace : uint8_t { host = 0, device = 1 };
+
 // Rows of the caller's: element (token t, head h, channel c) is data[t*token_stride + h*head_stride + c].
-// Strides are in elements; channels are contiguous.
+// Strides are in elements; channels are contiguous. A cache reads host memory; other rows are refused with `unsupported`, by the
+// call that is given them, unless its backend can read them.
 struct RowsView {
   const void* data = nullptr;
   DType type = DType::f32;
@@ -40,6 +44,8 @@ struct RowsView {
   uint32_t head_dim = 0;
   ptrdiff_t token_stride = 0;
   ptrdiff_t head_stride = 0;
+  MemoryPlace place = MemoryPlace::host;
+  void* ready = nullptr;  // for a device: the work (its stream or event) after which the rows are valid; null: they are now
 
   // The plain layout [tokens][heads][head_dim].
   static RowsView dense(const void* data, DType type, uint32_t tokens, uint32_t heads, uint32_t head_dim) {
@@ -62,6 +68,16 @@ struct AttentionOptions {
   bool observe = true;                 // let the eviction policy learn from this call
   MassReport* mass = nullptr;          // filled when given
   const Executor* executor = nullptr;  // threads of the caller's to share the work; null: the cache's own (CacheConfig::threads)
+};
+
+// One sequence's part in an attention call over many.
+struct AttentionItem {
+  SeqId seq = 0;
+  RowsView queries;
+  float* out = nullptr;         // [tokens][query heads][head_dim], f32
+  int64_t first_position = -1;  // as AttentionOptions::first_position
+  MassReport* mass = nullptr;   // as AttentionOptions::mass
+  Status status;                // written by the call
 };
 
 // The hot rows of one KV head, zero-copy: 16-bit floats of CacheConfig::hot_type, row-major, oldest first.

@@ -172,22 +172,36 @@ float join_sink(const float* sink, float& top, float& sum) {
   return shrink;
 }
 
-// One row of output from its sums; top and sum then count the sink too.
-void normalise(const float* sums, const float* sink, float& top, float& sum, size_t d, float* out) {
+// One row of output from its sums; top and sum then count the sink too. False: something is not finite. The row is then zeros, and
+// its sum too, so that it has no mass.
+bool normalise(const float* sums, const float* sink, float& top, float& sum, size_t d, float* out) {
+  bool finite = top == kHidden || std::isfinite(top);
   const float scale = join_sink(sink, top, sum);
   const float norm = sum > 0.0f ? scale / sum : 0.0f;
-  for (size_t c = 0; c < d; ++c) out[c] = sums[c] * norm;
+  finite &= std::isfinite(sum);
+  bool fits = true;  // one pass without early exit, so that it vectorises
+  for (size_t c = 0; c < d; ++c) {
+    out[c] = sums[c] * norm;
+    fits &= std::fabs(out[c]) <= std::numeric_limits<float>::max();
+  }
+  if (finite && fits) return true;
+  std::fill(out, out + d, 0.0f);
+  sum = 0.0f;
+  return false;
 }
 
 const float* sink_of(const QueryTile& tile, uint32_t row) {
   return tile.sink_logits ? tile.sink_logits + row % tile.group : nullptr;
 }
 
-void finish(Pass& p, float* out) {
+bool finish(Pass& p, float* out) {
   Scratch& s = p.s;
   const size_t d = p.params.head_dim;
   const float* sums = plain_sums(p);
-  for (uint32_t i = 0; i < p.rows; ++i) normalise(sums + i * d, sink_of(p.tile, i), s.row_max[i], s.row_sum[i], d, out + i * d);
+  bool finite = true;
+  for (uint32_t i = 0; i < p.rows; ++i)
+    finite &= normalise(sums + i * d, sink_of(p.tile, i), s.row_max[i], s.row_sum[i], d, out + i * d);
+  return finite;
 }
 
 // Now that every row's maximum and sum are known, the kept raw scores become mass.
@@ -207,9 +221,9 @@ void report(Pass& p, MassObserver& observer) {
           if (raw[t] != kHidden) s.mass[t] += std::exp(raw[t] - s.row_max[i]) * norm;
         }
       }
-      observer.add(q, v, s.mass.data(), n);
+      observer.add(p.tile.first + q, v, s.mass.data(), n);
     }
-    observer.end_query(q);
+    observer.end_query(p.tile.first + q);
   }
 }
 
@@ -238,14 +252,15 @@ void run_views(Pass& p, bool keep) {
 
 }  // namespace
 
-void attend(std::span<const BlockView> views, const QueryTile& tile, const AttendParams& params, float* out, Scratch& scratch,
+bool attend(std::span<const BlockView> views, const QueryTile& tile, const AttendParams& params, float* out, Scratch& scratch,
             MassObserver* observer) {
-  if (tile.queries == 0) return;
+  if (tile.queries == 0) return true;
   Pass p{views, tile, params, scratch, tile.queries * tile.group, {}, 0, 0};
   prepare(p);
   run_views(p, observer != nullptr);
-  finish(p, out);
+  const bool finite = finish(p, out);
   if (observer) report(p, *observer);
+  return finite;
 }
 
 void attend_partial(std::span<const BlockView> views, const QueryTile& tile, const AttendParams& params, Partial& partial,
@@ -259,9 +274,10 @@ void attend_partial(std::span<const BlockView> views, const QueryTile& tile, con
   partial.out.assign(sums, sums + static_cast<size_t>(p.rows) * params.head_dim);
 }
 
-void merge(std::span<const Partial> partials, const QueryTile& tile, const AttendParams& params, float* out) {
+bool merge(std::span<const Partial> partials, const QueryTile& tile, const AttendParams& params, float* out) {
   const size_t d = params.head_dim;
   std::vector<float> sums(d);
+  bool finite = true;
   for (uint32_t i = 0; i < tile.queries * tile.group; ++i) {
     float top = kHidden, total = 0.0f;
     for (const Partial& part : partials) top = std::max(top, part.max[i]);
@@ -272,8 +288,9 @@ void merge(std::span<const Partial> partials, const QueryTile& tile, const Atten
       total += weight * part.sum[i];
       for (size_t c = 0; c < d; ++c) sums[c] += weight * part.out[i * d + c];
     }
-    normalise(sums.data(), sink_of(tile, i), top, total, d, out + i * d);
+    finite &= normalise(sums.data(), sink_of(tile, i), top, total, d, out + i * d);
   }
+  return finite;
 }
 
 }  // namespace tierkv::attn

@@ -7,6 +7,8 @@
 //
 // Numbers:  scores and sums in f32; the error against a double-precision softmax over the decoded rows is tested below 1e-4
 //           relative in plain C++, 1e-3 with the kernels, 3e-2 where they may be coarse.
+// Overflow: attend() and merge() are false when scores or sums of a row left the range of floats; the row is zeros then, and no
+//           observer hears of its mass.
 // Threads:  attend() is a pure function of its arguments and its Scratch; run it on as many threads as there are scratches.
 #pragma once
 
@@ -51,6 +53,7 @@ struct QueryTile {
   uint32_t group = 1;
   const uint32_t* positions = nullptr;  // one per query
   const float* sink_logits = nullptr;   // one per row of a group, or null
+  uint32_t first = 0;                   // what an observer calls the first query
 };
 
 // Hears, after a tile is done and query by query, how much softmax mass the query (all heads of the group together) gave each row
@@ -75,11 +78,11 @@ struct Partial {
 };
 void attend_partial(std::span<const BlockView> views, const QueryTile& tile, const AttendParams& params, Partial& partial,
                     Scratch& scratch);
-void merge(std::span<const Partial> partials, const QueryTile& tile, const AttendParams& params, float* out);
+bool merge(std::span<const Partial> partials, const QueryTile& tile, const AttendParams& params, float* out);
 
 // out: queries*group x head_dim. A row that sees no key at all gets zeros.
 // With an observer keep tiles small: all their scores are kept until the sums are known.
-void attend(std::span<const BlockView> views, const QueryTile& tile, const AttendParams& params, float* out, Scratch& scratch,
+bool attend(std::span<const BlockView> views, const QueryTile& tile, const AttendParams& params, float* out, Scratch& scratch,
             MassObserver* observer = nullptr);
 
 }  // namespace tierkv::attn

@@ -170,6 +170,8 @@ Status AdaptiveKVCache::append(SeqId seq, uint32_t layer, const RowsView& keys, 
   if (keys.tokens != values.tokens) {
     return error(StatusCode::invalid_argument, "keys have ", keys.tokens, " tokens and values ", values.tokens);
   }
+  TIERKV_RETURN_IF_ERROR(impl_->env.backend->accepts(keys, "keys"));
+  TIERKV_RETURN_IF_ERROR(impl_->env.backend->accepts(values, "values"));
   TIERKV_RETURN_IF_ERROR(cache::check_finite(keys, "keys", impl_->env.hot_bf16));
   TIERKV_RETURN_IF_ERROR(cache::check_finite(values, "values", impl_->env.hot_bf16));
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));

@@ -1,9 +1,10 @@
-// attend.cc — queries in, one exact softmax over every tier of a sequence, outputs out.
+// attend.cc — queries of one sequence or of many in, one exact softmax over every tier of each, outputs out: checks, locks and views
+// here, the work itself in the backend (attn/backend.h).
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
-#include "attn/attention.h"
+#include "attn/backend.h"
+#include "base/guarded.h"
 #include "base/status_macros.h"
 #include "cache/impl.h"
 #include "cache/observe.h"
@@ -12,139 +13,36 @@
 namespace tierkv {
 
 using cache::StreamObserver;
-using tiers::HeadStream;
 using tiers::LayerState;
 using tiers::Sequence;
 using tiers::StreamViews;
 
 namespace {
 
-struct Call {
-  const RowsView& queries;
-  float* out;
-  const AttentionOptions& options;
-  attn::AttendParams params;
-  uint32_t group;
-  std::vector<uint32_t> positions;  // of each query
-  std::vector<StreamViews> views;   // of each KV head
-};
-
-// Per thread: nothing in it outlives a call.
-struct TileScratch {
-  attn::Scratch attn;
-  std::vector<float> rows, out;
-};
-
-// Rows of a view list that one task takes when few queries look at many tokens: the cut depends on the tokens alone, so that
-// results do not depend on the number of threads.
-constexpr uint32_t kSplitRows = 1024;
-
-constexpr uint32_t kSplitQueryRows = 16;
-
 // From this many rows on the time they take counts for more than the last digits of the products (quant::Workspace::coarse).
 constexpr uint32_t kCoarseRows = 8192;
 
-// Rows of queries a task takes at a time. A block is unpacked once for all of them.
-constexpr uint32_t kTileRows = 48;
-
-TileScratch& tile_scratch() {
-  thread_local TileScratch scratch;
-  return scratch;
-}
-
-attn::QueryTile describe_tile(const Call& call, uint32_t head, uint32_t first, uint32_t count, const float* rows) {
-  return {rows, count, call.group, call.positions.data() + first,
-          call.options.sink_logits ? call.options.sink_logits + head * call.group : nullptr};
-}
-
-// Queries first..first+count-1 of one KV head as a tile, its rows widened into the scratch.
-attn::QueryTile load_tile(const Call& call, uint32_t head, uint32_t first, uint32_t count, TileScratch& scratch) {
-  const uint32_t d = call.params.head_dim;
-  const size_t rows = static_cast<size_t>(count) * call.group;
-  scratch.rows.resize(rows * d);
-  scratch.out.resize(rows * d);
-  for (uint32_t q = 0; q < count; ++q) {
-    for (uint32_t g = 0; g < call.group; ++g) {
-      cache::widen_row(call.queries, first + q, head * call.group + g,
-                       scratch.rows.data() + (static_cast<size_t>(q) * call.group + g) * d);
-    }
-  }
-  return describe_tile(call, head, first, count, scratch.rows.data());
-}
-
-void store_tile(const Call& call, uint32_t head, uint32_t first, uint32_t count, const float* out) {
-  const uint32_t d = call.params.head_dim;
-  for (uint32_t q = 0; q < count; ++q) {
-    float* to = call.out + (static_cast<size_t>(first + q) * call.queries.heads + static_cast<size_t>(head) * call.group) * d;
-    std::memcpy(to, out + static_cast<size_t>(q) * call.group * d, static_cast<size_t>(call.group) * d * sizeof(float));
-  }
-}
-
-void run_tile(const Call& call, uint32_t head, uint32_t first, uint32_t count, StreamObserver* observer) {
-  TileScratch& scratch = tile_scratch();
-  const attn::QueryTile tile = load_tile(call, head, first, count, scratch);
-  if (observer) observer->start_tile(tile.positions);
-  attn::attend(call.views[head].views, tile, call.params, scratch.out.data(), scratch.attn, observer);
-  store_tile(call, head, first, count, scratch.out.data());
-}
-
-// One KV head's views in runs of about kSplitRows rows.
-struct SplitTask {
-  uint32_t head;
-  size_t first_view, views;
+// What one item holds while the backend works on it.
+struct Held {
+  AttentionItem* item = nullptr;
+  std::shared_ptr<Sequence> sequence;
+  std::unique_lock<std::mutex> lock;
+  std::vector<uint32_t> positions;  // of each query
+  std::vector<StreamViews> views;   // of each KV head
+  std::vector<StreamObserver> observers;
 };
-std::vector<SplitTask> split_views(const Call& call) {
-  std::vector<SplitTask> tasks;
-  for (uint32_t h = 0; h < call.views.size(); ++h) {
-    const auto& views = call.views[h].views;
-    size_t first = 0;
-    uint32_t rows = 0;
-    for (size_t v = 0; v < views.size(); ++v) {
-      rows += views[v].rows;
-      if (rows >= kSplitRows || v + 1 == views.size()) {
-        tasks.push_back({h, first, v + 1 - first});
-        first = v + 1;
-        rows = 0;
-      }
-    }
-  }
-  return tasks;
-}
 
-// Few queries: every task takes a run of tokens of one KV head, and the runs of a head are merged.
-template <class Run>
-void run_split(const Call& call, const Run& run) {
-  const std::vector<SplitTask> tasks = split_views(call);
-  std::vector<attn::Partial> partials(tasks.size());
-  run(static_cast<uint32_t>(tasks.size()), [&](uint32_t i) {
-    TileScratch& scratch = tile_scratch();
-    const SplitTask& task = tasks[i];
-    const attn::QueryTile tile = load_tile(call, task.head, 0, call.queries.tokens, scratch);
-    const std::span<const attn::BlockView> views(call.views[task.head].views);
-    attn::attend_partial(views.subspan(task.first_view, task.views), tile, call.params, partials[i], scratch.attn);
-  });
-  TileScratch& scratch = tile_scratch();
-  scratch.out.resize(static_cast<size_t>(call.queries.tokens) * call.group * call.params.head_dim);
-  for (uint32_t h = 0; h < call.views.size(); ++h) {
-    const auto mine = [&](const SplitTask& t) { return t.head == h; };
-    const auto first = std::find_if(tasks.begin(), tasks.end(), mine);
-    const auto count = static_cast<size_t>(std::count_if(first, tasks.end(), mine));
-    const attn::QueryTile tile = describe_tile(call, h, 0, call.queries.tokens, nullptr);  // a merge looks at no query
-    attn::merge(std::span(partials).subspan(static_cast<size_t>(first - tasks.begin()), count), tile, call.params,
-                scratch.out.data());
-    store_tile(call, h, 0, call.queries.tokens, scratch.out.data());
-  }
-}
-
-Status query_positions(const AttentionOptions& options, uint32_t length, uint32_t count, std::vector<uint32_t>& out) {
-  if (options.first_position < 0 && count > length) {
+Status query_positions(const AttentionItem& item, uint32_t length, std::vector<uint32_t>& out) {
+  const uint32_t count = item.queries.tokens;
+  if (item.first_position < 0 && count > length) {
     return error(StatusCode::out_of_range, count, " queries for a sequence of ", length, " tokens; give first_position");
   }
-  const int64_t first = options.first_position < 0 ? static_cast<int64_t>(length) - count : options.first_position;
+  const int64_t first = item.first_position < 0 ? static_cast<int64_t>(length) - count : item.first_position;
   if (first > static_cast<int64_t>(tiers::kDeadPosition) - count) {
     return error(StatusCode::out_of_range, "first_position ", first, " is out of range: positions end at ",
                  tiers::kDeadPosition - 1);
   }
+  out.reserve(count);
   for (uint32_t i = 0; i < count; ++i) out.push_back(static_cast<uint32_t>(first) + i);
   return {};
 }
@@ -161,72 +59,172 @@ Status check_options(const AttentionOptions& o, uint32_t query_heads) {
   return {};
 }
 
+// One call over the items of one layer.
+class Attending {
+ public:
+  Attending(AdaptiveKVCache::Impl& impl, uint32_t layer, const AttentionOptions& options)
+      : impl_(impl), config_(impl.config), layer_(layer), options_(options) {}
+
+  Status check() {
+    TIERKV_RETURN_IF_ERROR(impl_.check_layer(layer_));
+    TIERKV_RETURN_IF_ERROR(check_options(options_, config_.query_heads()));
+    params_.head_dim = config_.head_dim;
+    params_.scale = options_.scale > 0.0f ? options_.scale : 1.0f / std::sqrt(static_cast<float>(config_.head_dim));
+    params_.softcap = options_.softcap;
+    params_.causal = options_.causal;
+    params_.window = impl_.plan(layer_).window;
+    learn_ = options_.observe && impl_.evicts(layer_) && impl_.env.signals;
+    return {};
+  }
+
+  // The first item that failed says what is returned.
+  Status run(std::span<AttentionItem> items) {
+    held_.reserve(items.size());
+    works_.reserve(items.size());
+    for (AttentionItem& item : items) {
+      item.status = check_item(item);
+      if (item.status.ok() && item.queries.tokens != 0) held_.push_back({&item, {}, {}, {}, {}, {}});
+    }
+    TIERKV_RETURN_IF_ERROR(lock_all());
+    size_t kept = 0;
+    for (size_t i = 0; i < held_.size(); ++i) {
+      AttentionItem& item = *held_[i].item;
+      item.status = collect(held_[i]);
+      if (!item.status.ok()) continue;
+      if (kept != i) std::swap(held_[kept], held_[i]);
+      ++kept;
+    }
+    held_.resize(kept);
+    for (Held& held : held_) observe(held);
+    attend();
+    for (size_t i = 0; i < held_.size(); ++i) finish(held_[i], works_[i]);
+    for (const AttentionItem& item : items) TIERKV_RETURN_IF_ERROR(item.status);
+    return {};
+  }
+
+ private:
+  Status check_item(const AttentionItem& item) const {
+    TIERKV_RETURN_IF_ERROR(cache::check_shape(item.queries, "queries", config_.query_heads(), config_.head_dim));
+    TIERKV_RETURN_IF_ERROR(impl_.env.backend->accepts(item.queries, "queries"));
+    TIERKV_RETURN_IF_ERROR(cache::check_queries(item.queries, params_.scale));
+    if (item.queries.tokens != 0 && !item.out)
+      return error(StatusCode::invalid_argument, "attention needs a place for its output");
+    return {};
+  }
+
+  // Every call that holds several sequences takes their locks in the order of ids, so that no two can wait for each other.
+  Status lock_all() {
+    std::sort(held_.begin(), held_.end(), [](const Held& a, const Held& b) { return a.item->seq < b.item->seq; });
+    for (size_t i = 1; i < held_.size(); ++i) {
+      if (held_[i].item->seq == held_[i - 1].item->seq)
+        return error(StatusCode::invalid_argument, "sequence ", held_[i].item->seq, " is in the batch twice");
+    }
+    for (Held& held : held_) {
+      auto found = impl_.find(held.item->seq);
+      if (!found.ok()) {
+        held.item->status = found.status();
+        continue;
+      }
+      held.sequence = std::move(found).value();
+      held.lock = std::unique_lock(held.sequence->mutex);
+    }
+    return {};
+  }
+
+  Status collect(Held& held) {
+    if (!held.sequence) return held.item->status;
+    TIERKV_RETURN_IF_ERROR(impl_.check_awake(held.item->seq, *held.sequence));
+    TIERKV_RETURN_IF_ERROR(query_positions(*held.item, held.sequence->layer(layer_).length, held.positions));
+    held.views.resize(config_.num_kv_heads);
+    for (uint32_t h = 0; h < config_.num_kv_heads; ++h) {
+      tiers::collect_views(impl_.env, held.sequence->heads(layer_)[h], *impl_.hot_codec, held.views[h]);
+    }
+    return {};
+  }
+
+  // Somebody wants to know where the mass went: the policy, or the caller.
+  void observe(Held& held) {
+    MassReport* mass = held.item->mass;
+    if (!learn_ && !mass) return;
+    const LayerState& state = held.sequence->layer(layer_);
+    if (mass) {
+      mass->blocks.clear();
+      mass->tokens.assign(mass->want_tokens ? static_cast<size_t>(config_.num_kv_heads) * state.length : 0, 0.0f);
+    }
+    const cache::ObserveSettings settings{learn_ ? impl_.env.signals : 0, impl_.signal_slot, config_.eviction.observation,
+                                          state.window_queries, config_.query_heads() / config_.num_kv_heads};
+    held.observers.reserve(config_.num_kv_heads);
+    for (uint32_t h = 0; h < config_.num_kv_heads; ++h) {
+      held.observers.emplace_back(settings, held.sequence->heads(layer_)[h], held.views[h], held.positions.data(), mass,
+                                  state.length);
+    }
+  }
+
+  // Rows that a query can look at, of the head that has most: what a window hides or a policy gave up costs nothing and counts for
+  // nothing.
+  uint32_t visible_rows(const Held& held) const {
+    uint32_t most = 0;
+    for (const StreamViews& head : held.views) {
+      uint32_t rows = 0;
+      for (const attn::BlockView& view : head.views) rows += view.rows;
+      most = std::max(most, rows);
+    }
+    return params_.window ? std::min(most, params_.window) : most;
+  }
+
+  void attend() {
+    for (Held& held : held_) {
+      attn::AttendWork& work = works_.emplace_back();
+      work.heads.reserve(held.views.size());
+      for (const StreamViews& head : held.views) work.heads.emplace_back(head.views);
+      for (StreamObserver& observer : held.observers) work.observers.push_back(&observer);
+      work.queries = held.item->queries;
+      work.positions = held.positions.data();
+      work.out = held.item->out;
+      work.sink_logits = options_.sink_logits;
+      work.params = params_;
+      work.params.coarse = visible_rows(held) >= kCoarseRows;
+    }
+    impl_.env.backend->attend(works_, options_.executor ? *options_.executor : impl_.pool_executor);
+  }
+
+  void finish(Held& held, attn::AttendWork& work) {
+    held.item->status = std::move(work.status);
+    if (!held.item->status.ok()) return;
+    LayerState& state = held.sequence->layer(layer_);
+    if (MassReport* mass = held.item->mass) {
+      for (StreamObserver& observer : held.observers) {
+        const std::vector<BlockMass> blocks = observer.take_blocks();
+        mass->blocks.insert(mass->blocks.end(), blocks.begin(), blocks.end());
+      }
+    }
+    if (learn_) state.window_queries = (state.window_queries + held.item->queries.tokens) % config_.eviction.observation;
+    if (options_.observe) state.unobserved = 0;
+  }
+
+  AdaptiveKVCache::Impl& impl_;
+  const CacheConfig& config_;
+  const uint32_t layer_;
+  const AttentionOptions& options_;
+  attn::AttendParams params_;
+  bool learn_ = false;
+  std::vector<Held> held_;
+  std::vector<attn::AttendWork> works_;
+};
+
+Status attend(AdaptiveKVCache::Impl& impl, uint32_t layer, std::span<AttentionItem> items, const AttentionOptions& options) {
+  return guarded("attend", [&]() -> Status {
+    Attending call(impl, layer, options);
+    TIERKV_RETURN_IF_ERROR(call.check());
+    return call.run(items);
+  });
+}
+
 }  // namespace
 
 Status AdaptiveKVCache::attention(SeqId seq, uint32_t layer, const RowsView& queries, float* out, const AttentionOptions& options) {
-  const CacheConfig& c = impl_->config;
-  TIERKV_RETURN_IF_ERROR(impl_->check_layer(layer));
-  TIERKV_RETURN_IF_ERROR(cache::check_shape(queries, "queries", c.query_heads(), c.head_dim));
-  TIERKV_RETURN_IF_ERROR(cache::check_finite(queries, "queries", /*bf16=*/true));
-  TIERKV_RETURN_IF_ERROR(check_options(options, c.query_heads()));
-  if (queries.tokens == 0) return {};
-  if (!out) return error(StatusCode::invalid_argument, "attention needs a place for its output");
-  TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
-  std::lock_guard lock(sequence->mutex);
-  TIERKV_RETURN_IF_ERROR(impl_->check_awake(seq, *sequence));
-  LayerState& state = sequence->layer(layer);
-
-  Call call{queries, out, options, {}, c.query_heads() / c.num_kv_heads, {}, {}};
-  TIERKV_RETURN_IF_ERROR(query_positions(options, state.length, queries.tokens, call.positions));
-  call.params.head_dim = c.head_dim;
-  call.params.scale = options.scale > 0.0f ? options.scale : 1.0f / std::sqrt(static_cast<float>(c.head_dim));
-  call.params.softcap = options.softcap;
-  call.params.causal = options.causal;
-  call.params.window = impl_->plan(layer).window;
-  call.views.resize(c.num_kv_heads);
-  for (uint32_t h = 0; h < c.num_kv_heads; ++h) {
-    tiers::collect_views(impl_->env, sequence->heads(layer)[h], *impl_->hot_codec, call.views[h]);
-  }
-  call.params.coarse = state.length >= kCoarseRows;
-
-  const auto run = [&](uint32_t count, const std::function<void(uint32_t)>& task) {
-    options.executor ? (*options.executor)(count, task) : impl_->pool.run(count, task);
-  };
-  const bool learn = options.observe && impl_->evicts(layer) && impl_->env.signals;
-  if (!learn && !options.mass && queries.tokens * call.group <= kSplitQueryRows) {
-    run_split(call, run);
-  } else if (!learn && !options.mass) {
-    const uint32_t per_tile = std::max(1u, kTileRows / call.group);
-    const uint32_t tiles = (queries.tokens + per_tile - 1) / per_tile;
-    run(c.num_kv_heads * tiles, [&](uint32_t i) {
-      const uint32_t first = i / c.num_kv_heads * per_tile;
-      run_tile(call, i % c.num_kv_heads, first, std::min(per_tile, queries.tokens - first), nullptr);
-    });
-  } else {
-    const uint32_t length = state.length;
-    if (options.mass) {
-      options.mass->blocks.clear();
-      options.mass->tokens.assign(options.mass->want_tokens ? static_cast<size_t>(c.num_kv_heads) * length : 0, 0.0f);
-    }
-    cache::ObserveSettings settings{learn ? impl_->env.signals : 0, impl_->signal_slot, c.eviction.observation,
-                                    state.window_queries, call.group};
-    std::vector<std::vector<BlockMass>> blocks(c.num_kv_heads);
-    const uint32_t per_tile = std::max(1u, 8u / call.group);
-    // Statistics of a stream change query by query, so a KV head is one task.
-    run(c.num_kv_heads, [&](uint32_t h) {
-      StreamObserver observer(settings, sequence->heads(layer)[h], call.views[h], options.mass, length);
-      for (uint32_t first = 0; first < queries.tokens; first += per_tile) {
-        run_tile(call, h, first, std::min(per_tile, queries.tokens - first), &observer);
-      }
-      blocks[h] = observer.take_blocks();
-    });
-    if (options.mass) {
-      for (auto& of_head : blocks) options.mass->blocks.insert(options.mass->blocks.end(), of_head.begin(), of_head.end());
-    }
-    if (learn) state.window_queries = (state.window_queries + queries.tokens) % c.eviction.observation;
-  }
-  if (options.observe) state.unobserved = 0;
-  return {};
+  AttentionItem item{seq, queries, out, options.first_position, options.mass, {}};
+  return attend(*impl_, layer, {&item, 1}, options);
 }
 
 }  // namespace tierkv

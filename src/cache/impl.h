@@ -41,6 +41,7 @@ struct AdaptiveKVCache::Impl {
   std::unique_ptr<Arena> arena;  // outlives the sequences below
   tiers::StreamEnv env;
   ThreadPool pool;
+  const Executor pool_executor = [this](uint32_t count, const std::function<void(uint32_t)>& task) { pool.run(count, task); };
   std::unique_ptr<policy::EvictionPolicy> policy;  // null: none
   int signal_slot[policy::kNumSignals] = {-1, -1, -1, -1, -1};
   const quant::CodecEntry* hot_codec = nullptr;  // the tail's 16-bit rows

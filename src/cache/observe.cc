@@ -5,9 +5,10 @@
 namespace tierkv::cache {
 
 StreamObserver::StreamObserver(const ObserveSettings& settings, const HeadStream& stream, const StreamViews& views,
-                               MassReport* report, uint32_t length)
+                               const uint32_t* positions, MassReport* report, uint32_t length)
     : settings_(settings),
       views_(views),
+      positions_(positions),
       report_(report),
       report_base_(static_cast<size_t>(stream.head) * length),
       window_queries_(settings.window_queries) {

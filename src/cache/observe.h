@@ -26,12 +26,10 @@ struct ObserveSettings {
 
 class StreamObserver final : public attn::MassObserver {
  public:
-  // `report` may be null. Its tokens, when wanted, are already sized.
-  StreamObserver(const ObserveSettings& settings, const HeadStream& stream, const StreamViews& views, MassReport* report,
-                 uint32_t length);
+  // `positions` are the call's queries'. `report` may be null. Its tokens, when wanted, are already sized.
+  StreamObserver(const ObserveSettings& settings, const HeadStream& stream, const StreamViews& views, const uint32_t* positions,
+                 MassReport* report, uint32_t length);
 
-  // The tile that starts at the call's query `first` with these positions comes next.
-  void start_tile(const uint32_t* positions) { positions_ = positions; }
   void add(uint32_t query, uint32_t view, const float* mass, uint32_t rows) override;
   void end_query(uint32_t query) override;
 
@@ -45,11 +43,11 @@ class StreamObserver final : public attn::MassObserver {
 
   const ObserveSettings settings_;
   const StreamViews& views_;
+  const uint32_t* const positions_;
   MassReport* report_;
   const size_t report_base_;
   std::vector<BlockMass> blocks_;
   std::vector<uint32_t> live_;  // positions, for counting what a query could see
-  const uint32_t* positions_ = nullptr;
   uint32_t window_queries_;
   bool query_open_ = false;
 };

@@ -48,9 +48,8 @@ class ObserveTest : public ::testing::Test {
 };
 
 TEST_F(ObserveTest, LanesSumWhatTheyPromise) {
-  StreamObserver observer(settings(3), stream, views, nullptr, kTokens);
   const uint32_t positions[] = {7, 8, 9, 9};
-  observer.start_tile(positions);
+  StreamObserver observer(settings(3), stream, views, positions, nullptr, kTokens);
   std::vector<float> mass(kTokens, 0.0f);
   for (uint32_t q = 0; q < 4; ++q) {
     std::fill(mass.begin(), mass.end(), 0.0f);
@@ -71,9 +70,8 @@ TEST_F(ObserveTest, LanesSumWhatTheyPromise) {
 }
 
 TEST_F(ObserveTest, LowCountAsksOnlyTokensTheQuerySaw) {
-  StreamObserver observer(settings(100), stream, views, nullptr, kTokens);
   const uint32_t positions[] = {4};
-  observer.start_tile(positions);
+  StreamObserver observer(settings(100), stream, views, positions, nullptr, kTokens);
   std::vector<float> mass(kTokens, 0.0f);
   mass[2] = 2.0f;  // all the mass of a group of two
   observer.add(0, 0, mass.data(), kTokens);
@@ -85,8 +83,7 @@ TEST_F(ObserveTest, AWindowGoesOnAcrossCalls) {
   const uint32_t positions[] = {9};
   std::vector<float> mass(kTokens, 0.2f);
   for (uint32_t call = 0; call < 4; ++call) {
-    StreamObserver observer(settings(4, call), stream, views, nullptr, kTokens);
-    observer.start_tile(positions);
+    StreamObserver observer(settings(4, call), stream, views, positions, nullptr, kTokens);
     observer.add(0, 0, mass.data(), kTokens);
     observer.end_query(0);
     EXPECT_NEAR(stat(0, policy::kMassWindow), call == 3 ? 0.0f : 0.2f * static_cast<float>(call + 1), 1e-6) << call;
@@ -100,9 +97,8 @@ TEST_F(ObserveTest, ReportsBlocksAndTokensOfItsHead) {
   report.tokens.assign(2 * kTokens, 0.0f);
   ObserveSettings nothing = settings(4);
   nothing.signals = 0;
-  StreamObserver observer(nothing, stream, views, &report, kTokens);
   const uint32_t positions[] = {9, 9};
-  observer.start_tile(positions);
+  StreamObserver observer(nothing, stream, views, positions, &report, kTokens);
   std::vector<float> mass(kTokens, 0.1f);
   for (uint32_t q = 0; q < 2; ++q) {
     observer.add(q, 0, mass.data(), kTokens);

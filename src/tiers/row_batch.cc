@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/f16.h"
+#include "base/per_thread.h"
 #include "quant/isa.h"
 
 namespace tierkv::tiers {
@@ -35,9 +36,11 @@ Block* encode_block(const StreamEnv& env, const RowBatch& batch, const CodecEntr
   if (!block) return nullptr;
   // Padding between and after the parts is written once, so that nothing undefined is ever read or saved.
   std::memset(block->key_data(), 0, block->data_bytes());
-  const bool ok = codec.key->encode(batch.keys.data(), ctx, {block->key_data(), codec.key->bytes()}).ok() &&
-                  codec.value->encode(batch.values.data(), ctx, {block->value_data(), codec.value->bytes()}).ok();
-  if (!ok) {
+  const attn::EncodeWork sides[] = {
+      {codec.key.get(), batch.keys.data(), ctx, {block->key_data(), codec.key->bytes()}},
+      {codec.value.get(), batch.values.data(), ctx, {block->value_data(), codec.value->bytes()}},
+  };
+  if (!env.backend->encode(sides).ok()) {
     refused = true;
     Block::release(*env.arena, block);
     return nullptr;
@@ -86,8 +89,11 @@ void RowBatch::add_live_rows(const StreamEnv& env, const BlockRef& ref, uint32_t
     }
     uint32_t run = row;
     while (run < ref.rows && ref.alive(run)) ++run;
-    ref.block->codec->key->decode(ref.block->keys(), ctx, row, run - row, keys.data() + at * d);
-    ref.block->codec->value->decode(ref.block->values(), ctx, row, run - row, values.data() + at * d);
+    const attn::DecodeWork sides[] = {
+        {ref.block->codec->key.get(), ref.block->keys(), ctx, row, run - row, keys.data() + at * d},
+        {ref.block->codec->value.get(), ref.block->values(), ctx, row, run - row, values.data() + at * d},
+    };
+    env.backend->decode(sides);
     for (uint32_t i = row; i < run; ++i) {
       positions.push_back(ref.position(i));
       if (env.signals) stats.insert(stats.end(), ref.stats + i * env.signals, ref.stats + (i + 1) * env.signals);
@@ -111,7 +117,7 @@ void RowBatch::add_rows(const StreamEnv& env, const RowBatch& from, uint32_t fir
 }
 
 RowBatch& scratch_batch() {
-  thread_local RowBatch batch;
+  RowBatch& batch = per_thread<RowBatch>();
   batch.clear();
   return batch;
 }

@@ -274,8 +274,12 @@ bool read_row(const StreamEnv& env, const HeadStream& s, uint32_t position, floa
     const quant::BlockContext ctx{s.layer, s.head, ref.first_position, ref.positions};
     for (uint32_t row = 0; row < ref.rows; ++row) {
       if (ref.position(row) != position) continue;
-      if (key) ref.block->codec->key->decode(ref.block->keys(), ctx, row, 1, key);
-      if (value) ref.block->codec->value->decode(ref.block->values(), ctx, row, 1, value);
+      const attn::DecodeWork sides[] = {
+          {ref.block->codec->key.get(), ref.block->keys(), ctx, row, 1, key},
+          {ref.block->codec->value.get(), ref.block->values(), ctx, row, 1, value},
+      };
+      if (key) env.backend->decode({&sides[0], 1});
+      if (value) env.backend->decode({&sides[1], 1});
       return true;
     }
   }

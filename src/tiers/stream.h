@@ -12,7 +12,7 @@
 #include <span>
 #include <vector>
 
-#include "attn/attention.h"
+#include "attn/cpu_backend.h"
 #include "base/arena_vector.h"
 #include "plan/layer_plan.h"
 #include "tiers/block.h"
@@ -28,6 +28,7 @@ struct StreamEnv {
   uint32_t head_dim = 0;
   uint32_t signals = 0;   // eviction statistics per token
   bool hot_bf16 = false;  // the tail's rows are bf16, not fp16
+  const attn::Backend* backend = &attn::cpu_backend();
 };
 
 struct HeadStream {

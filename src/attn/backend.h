@@ -1,0 +1,70 @@
+// backend.h — who encodes and decodes blocks, attends over them and merges: the processor today (cpu_backend.h), a device later.
+//
+// A backend takes whole pieces of work. A piece of attention is one layer: the views of all its KV heads, of one sequence or of
+// many, with their queries and outputs. How it is cut up for threads, or launched, is the backend's own affair; the cut and the
+// order of sums depend on lengths alone, so that results do not depend on the number of threads nor on what else is in the piece.
+//
+// Memory:   accepts() says which rows of a caller's a backend can read. Views are of blocks that the backend can read.
+// Errors:   a piece that fails has its own status and leaves the others alone. Its outputs are undefined then.
+// Threads:  every method is const and may run on many threads at once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "attn/attention.h"
+#include "quant/codec.h"
+#include "tierkv/cache.h"
+
+namespace tierkv::attn {
+
+// One side of one block to be made of codec->shape().tokens rows, exactly codec->bytes() bytes.
+struct EncodeWork {
+  const quant::Codec* codec = nullptr;
+  const float* rows = nullptr;
+  quant::BlockContext ctx;
+  std::span<std::byte> out;
+};
+
+// Rows first..first+count-1 of one side of one block.
+struct DecodeWork {
+  const quant::Codec* codec = nullptr;
+  std::span<const std::byte> in;
+  quant::BlockContext ctx;
+  uint32_t first = 0;
+  uint32_t count = 0;
+  float* out = nullptr;  // [count][head_dim]
+};
+
+// One sequence's part in the attention of a layer. Query head h looks at KV head h / (query heads / KV heads).
+struct AttendWork {
+  std::vector<std::span<const BlockView>> heads;  // views of each KV head, oldest first
+  RowsView queries;
+  const uint32_t* positions = nullptr;   // one per query
+  float* out = nullptr;                  // [queries][query heads][head_dim]
+  const float* sink_logits = nullptr;    // one per query head, or null
+  std::vector<MassObserver*> observers;  // one per KV head, or none. A head's queries come in order, from one thread.
+  AttendParams params;
+  // resource_exhausted: no memory for scratch. invalid_argument: scores or sums overflowed 32-bit floats; observers heard nothing
+  // of the rows that did.
+  Status status;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  // unsupported: these rows are in memory that the backend cannot read. `what` names them.
+  virtual Status accepts(const RowsView& rows, const char* what) const = 0;
+
+  // Stops at the first that its codec refuses; outputs are undefined then.
+  virtual Status encode(std::span<const EncodeWork> blocks) const = 0;
+  virtual void decode(std::span<const DecodeWork> blocks) const = 0;
+
+  // `run` shares tasks out. Throws std::bad_alloc before any work is done, not after.
+  virtual void attend(std::span<AttendWork> works, const Executor& run) const = 0;
+};
+
+}  // namespace tierkv::attn

@@ -1,0 +1,266 @@
+#include "attn/cpu_backend.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <new>
+
+#include "attn/rows.h"
+#include "base/per_thread.h"
+#include "base/status_macros.h"
+
+namespace tierkv::attn {
+namespace {
+
+// Rows of a view list that one task takes when few queries look at many tokens.
+constexpr uint32_t kSplitRows = 1024;
+// What "few" is: rows of queries of one KV head.
+constexpr uint32_t kSplitQueryRows = 16;
+// Rows of queries a task takes at a time otherwise. A block is unpacked once for all of them.
+constexpr uint32_t kTileRows = 48;
+// The same when somebody observes: scores of a tile are kept until its sums are known.
+constexpr uint32_t kObservedRows = 8;
+
+// Nothing in it outlives a task.
+struct TileScratch {
+  Scratch attn;
+  Partial partial;
+  std::vector<float> rows, out;
+};
+
+enum class Kind : uint8_t { part, tile, observed };
+enum Failure : uint8_t { kNone, kMemory, kOverflow };
+
+struct Task {
+  Kind kind;
+  uint32_t work;
+  uint32_t head;
+  uint32_t first, count;  // part: views; tile: queries
+  uint32_t partial;       // part: where its state goes
+  uint32_t join;          // part: index of its head's Join; kAlone: it is the head's only one
+};
+constexpr uint32_t kAlone = 0xFFFFFFFFu;
+
+// The parts of one KV head that are merged by the last to finish.
+struct Join {
+  uint32_t first_partial = 0, partials = 0;
+  std::atomic<uint32_t> left{0};
+};
+
+uint32_t group_of(const AttendWork& work) { return work.queries.heads / static_cast<uint32_t>(work.heads.size()); }
+
+QueryTile describe_tile(const AttendWork& work, uint32_t head, uint32_t first, uint32_t count, const float* rows) {
+  const uint32_t group = group_of(work);
+  return {rows, count, group, work.positions + first, work.sink_logits ? work.sink_logits + head * group : nullptr, first};
+}
+
+// Queries first..first+count-1 of one KV head as a tile, its rows widened into the scratch.
+QueryTile load_tile(const AttendWork& work, uint32_t head, uint32_t first, uint32_t count, TileScratch& scratch) {
+  const uint32_t d = work.params.head_dim, group = group_of(work);
+  const size_t rows = static_cast<size_t>(count) * group;
+  scratch.rows.resize(rows * d);
+  scratch.out.resize(rows * d);
+  for (uint32_t q = 0; q < count; ++q) {
+    for (uint32_t g = 0; g < group; ++g) {
+      widen_row(work.queries, first + q, head * group + g, scratch.rows.data() + (static_cast<size_t>(q) * group + g) * d);
+    }
+  }
+  return describe_tile(work, head, first, count, scratch.rows.data());
+}
+
+void store_tile(const AttendWork& work, uint32_t head, uint32_t first, uint32_t count, const float* out) {
+  const size_t d = work.params.head_dim, group = group_of(work);
+  for (uint32_t q = 0; q < count; ++q) {
+    float* to = work.out + (static_cast<size_t>(first + q) * work.queries.heads + head * group) * d;
+    std::memcpy(to, out + q * group * d, group * d * sizeof(float));
+  }
+}
+
+// One call of attend(): its tasks, and what they share.
+class Piece {
+ public:
+  explicit Piece(std::span<AttendWork> works) : works_(works), failures_(works.size()) {
+    for (uint32_t w = 0; w < works.size(); ++w) {
+      const AttendWork& work = works_[w];
+      if (work.queries.tokens == 0) continue;
+      if (!work.observers.empty()) {
+        for (uint32_t h = 0; h < work.heads.size(); ++h) tasks_.push_back({Kind::observed, w, h, 0, 0, 0, kAlone});
+      } else if (work.queries.tokens * group_of(work) <= kSplitQueryRows) {
+        for (uint32_t h = 0; h < work.heads.size(); ++h) cut_views(w, h);
+      } else {
+        cut_queries(w);
+      }
+    }
+    partials_.resize(num_partials_);
+    // Counters cannot move, so they come when their number is known.
+    joins_ = std::make_unique<Join[]>(num_joins_);
+    for (const Task& task : tasks_) {
+      if (task.kind != Kind::part || task.join == kAlone) continue;
+      Join& join = joins_[task.join];
+      if (join.partials++ == 0) join.first_partial = task.partial;
+      join.left.store(join.partials, std::memory_order_relaxed);
+    }
+  }
+
+  uint32_t tasks() const { return static_cast<uint32_t>(tasks_.size()); }
+
+  void run(uint32_t index) noexcept {
+    const Task& task = tasks_[index];
+    try {
+      run_task(task);
+    } catch (const std::bad_alloc&) {
+      fail(task.work, kMemory);
+    }
+    if (task.kind == Kind::part && task.join != kAlone) finish_part(task);
+  }
+
+  void report() {
+    for (size_t w = 0; w < works_.size(); ++w) {
+      const uint8_t failure = failures_[w].load(std::memory_order_relaxed);
+      if (failure == kMemory) works_[w].status = status(StatusCode::resource_exhausted, "the system refused memory for attention");
+      if (failure == kOverflow) {
+        works_[w].status =
+            status(StatusCode::invalid_argument, "attention overflows 32-bit floats: queries, keys or values are too large");
+      }
+    }
+  }
+
+ private:
+  // Saying that memory was refused must not need memory: without any, the sentence is short enough to need none.
+  static Status status(StatusCode code, const char* message) noexcept {
+    try {
+      return Status(code, message);
+    } catch (const std::bad_alloc&) {
+      return Status(code, "out of memory");
+    }
+  }
+
+  // Runs of about kSplitRows rows.
+  void cut_views(uint32_t w, uint32_t h) {
+    const auto& views = works_[w].heads[h];
+    const size_t first_task = tasks_.size();
+    uint32_t first = 0, rows = 0;
+    for (uint32_t v = 0; v < views.size(); ++v) {
+      rows += views[v].rows;
+      if (rows < kSplitRows && v + 1 < views.size()) continue;
+      tasks_.push_back({Kind::part, w, h, first, v + 1 - first, 0, kAlone});
+      first = v + 1;
+      rows = 0;
+    }
+    if (views.empty()) tasks_.push_back({Kind::part, w, h, 0, 0, 0, kAlone});  // outputs of nothing are zeros
+    if (tasks_.size() - first_task == 1) return;
+    for (size_t t = first_task; t < tasks_.size(); ++t) {
+      tasks_[t].partial = num_partials_++;
+      tasks_[t].join = num_joins_;
+    }
+    ++num_joins_;
+  }
+
+  void cut_queries(uint32_t w) {
+    const AttendWork& work = works_[w];
+    const uint32_t per_tile = std::max(1u, kTileRows / group_of(work));
+    for (uint32_t first = 0; first < work.queries.tokens; first += per_tile) {
+      const uint32_t count = std::min(per_tile, work.queries.tokens - first);
+      for (uint32_t h = 0; h < work.heads.size(); ++h) tasks_.push_back({Kind::tile, w, h, first, count, 0, kAlone});
+    }
+  }
+
+  void run_task(const Task& task) {
+    TileScratch& scratch = per_thread<TileScratch>();
+    const AttendWork& work = works_[task.work];
+    if (task.kind == Kind::tile) return run_tile(task, task.first, task.count, nullptr, scratch);
+    if (task.kind == Kind::observed) {
+      const uint32_t per_tile = std::max(1u, kObservedRows / group_of(work));
+      for (uint32_t first = 0; first < work.queries.tokens; first += per_tile) {
+        run_tile(task, first, std::min(per_tile, work.queries.tokens - first), work.observers[task.head], scratch);
+      }
+      return;
+    }
+    const QueryTile tile = load_tile(work, task.head, 0, work.queries.tokens, scratch);
+    const auto views = work.heads[task.head].subspan(task.first, task.count);
+    Partial& partial = task.join == kAlone ? scratch.partial : partials_[task.partial];
+    attend_partial(views, tile, work.params, partial, scratch.attn);
+    if (task.join == kAlone) merge_head(task, {&partial, 1}, scratch);
+  }
+
+  void run_tile(const Task& task, uint32_t first, uint32_t count, MassObserver* observer, TileScratch& scratch) {
+    const AttendWork& work = works_[task.work];
+    const QueryTile tile = load_tile(work, task.head, first, count, scratch);
+    if (!attn::attend(work.heads[task.head], tile, work.params, scratch.out.data(), scratch.attn, observer)) {
+      fail(task.work, kOverflow);
+    }
+    store_tile(work, task.head, first, count, scratch.out.data());
+  }
+
+  void merge_head(const Task& task, std::span<const Partial> partials, TileScratch& scratch) {
+    const AttendWork& work = works_[task.work];
+    const uint32_t queries = work.queries.tokens;
+    const QueryTile tile = describe_tile(work, task.head, 0, queries, nullptr);  // a merge looks at no query
+    if (!merge(partials, tile, work.params, scratch.out.data())) fail(task.work, kOverflow);
+    store_tile(work, task.head, 0, queries, scratch.out.data());
+  }
+
+  void finish_part(const Task& task) noexcept {
+    Join& join = joins_[task.join];
+    if (join.left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+    if (failures_[task.work].load(std::memory_order_relaxed) == kMemory) return;  // a part may be missing
+    try {
+      TileScratch& scratch = per_thread<TileScratch>();
+      const AttendWork& work = works_[task.work];
+      scratch.out.resize(static_cast<size_t>(work.queries.tokens) * group_of(work) * work.params.head_dim);
+      merge_head(task, std::span<const Partial>(partials_).subspan(join.first_partial, join.partials), scratch);
+    } catch (const std::bad_alloc&) {
+      fail(task.work, kMemory);
+    }
+  }
+
+  // Want of memory counts for more than an overflow: parts may be missing.
+  void fail(uint32_t work, Failure failure) noexcept {
+    if (failure == kMemory) {
+      failures_[work].store(kMemory, std::memory_order_relaxed);
+    } else {
+      uint8_t none = kNone;
+      failures_[work].compare_exchange_strong(none, failure, std::memory_order_relaxed);
+    }
+  }
+
+  std::span<AttendWork> works_;
+  std::vector<Task> tasks_;
+  std::vector<Partial> partials_;
+  std::unique_ptr<Join[]> joins_;
+  std::vector<std::atomic<uint8_t>> failures_;
+  uint32_t num_partials_ = 0, num_joins_ = 0;
+};
+
+class CpuBackend final : public Backend {
+ public:
+  Status accepts(const RowsView& rows, const char* what) const override {
+    if (rows.place == MemoryPlace::host) return {};
+    return error(StatusCode::unsupported, what, " are in a device's memory, and this cache works in host memory");
+  }
+
+  Status encode(std::span<const EncodeWork> blocks) const override {
+    for (const EncodeWork& block : blocks) TIERKV_RETURN_IF_ERROR(block.codec->encode(block.rows, block.ctx, block.out));
+    return {};
+  }
+
+  void decode(std::span<const DecodeWork> blocks) const override {
+    for (const DecodeWork& block : blocks) block.codec->decode(block.in, block.ctx, block.first, block.count, block.out);
+  }
+
+  void attend(std::span<AttendWork> works, const Executor& run) const override {
+    Piece piece(works);
+    run(piece.tasks(), [&](uint32_t index) { piece.run(index); });
+    piece.report();
+  }
+};
+
+}  // namespace
+
+const Backend& cpu_backend() {
+  static const CpuBackend backend;
+  return backend;
+}
+
+}  // namespace tierkv::attn
