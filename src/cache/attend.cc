@@ -182,10 +182,10 @@ Status AdaptiveKVCache::attention(SeqId seq, uint32_t layer, const RowsView& que
   call.params.scale = options.scale > 0.0f ? options.scale : 1.0f / std::sqrt(static_cast<float>(c.head_dim));
   call.params.softcap = options.softcap;
   call.params.causal = options.causal;
-  call.params.window = impl_->plan(layer).window;
+  call.params.window = impl_->planner->shape(layer).window;
   call.views.resize(c.num_kv_heads);
   for (uint32_t h = 0; h < c.num_kv_heads; ++h) {
-    tiers::collect_views(impl_->env, sequence->heads(layer)[h], *impl_->hot_codec, call.views[h]);
+    tiers::collect_views(impl_->env, sequence->heads(layer)[h], impl_->planner->hot_codec(), call.views[h]);
   }
   call.params.coarse = state.length >= kCoarseRows;
 
