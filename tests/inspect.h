@@ -63,7 +63,7 @@ inline void digest_sequence(const AdaptiveKVCache::Impl& impl, const tiers::Sequ
     d.add(state.length);
     d.add(state.unobserved);
     d.add(state.window_queries);
-    const plan::LayerPlan& plan = impl.plans[l];
+    const plan::LayerShape& plan = impl.planner->shape(l);
     const uint32_t reach = plan.window ? plan.window - 1 + plan.slack : state.length;
     for (const tiers::HeadStream& s : sequence.heads(l)) digest_stream(impl, s, state.length > reach ? state.length - reach : 0, d);
   }

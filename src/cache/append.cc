@@ -23,7 +23,8 @@ struct Appending {
   uint32_t layer;
   const RowsView& keys;
   const RowsView& values;
-  LayerPlan plan;
+  std::shared_ptr<const plan::Plans> plans;  // the same ones for the whole call
+  LayerPlan plan;                            // as it begins
   bool evicting;
 };
 
@@ -79,7 +80,7 @@ static Status append_step(AdaptiveKVCache::Impl& impl, Appending& a, uint32_t fi
   state.unobserved += count;
   // From here on the tokens are in. Whatever cannot settle for want of memory stays in a better tier and is tried again.
   bool settled = true;
-  const LayerPlan plan = a.plan.at_length(state.length);
+  const LayerPlan plan = a.plans->layer(a.layer, state.length);
   for (HeadStream& s : a.seq.heads(a.layer)) settled &= tiers::settle(impl.env, s, plan);
   if (!settled && impl.policy) (void)impl.relieve(a.seq);
   return {};
@@ -122,8 +123,9 @@ class Backup {
 }  // namespace
 
 Status AdaptiveKVCache::Impl::append(Sequence& seq, uint32_t layer, const RowsView& keys, const RowsView& values) {
-  Appending a{seq, layer, keys, values, plan(layer), evicts(layer)};
   LayerState& state = seq.layer(layer);
+  const auto plans = planner->now();
+  Appending a{seq, layer, keys, values, plans, plans->layer(layer, state.length), evicts(layer)};
   const uint32_t n = keys.tokens;
   if (n == 0) return {};
   const uint64_t length = static_cast<uint64_t>(state.length) + n;

@@ -72,7 +72,7 @@ class Attending {
     params_.scale = options_.scale > 0.0f ? options_.scale : 1.0f / std::sqrt(static_cast<float>(config_.head_dim));
     params_.softcap = options_.softcap;
     params_.causal = options_.causal;
-    params_.window = impl_.plan(layer_).window;
+    params_.window = impl_.planner->shape(layer_).window;
     learn_ = options_.observe && impl_.evicts(layer_) && impl_.env.signals;
     return {};
   }
@@ -137,7 +137,7 @@ class Attending {
     TIERKV_RETURN_IF_ERROR(query_positions(*held.item, held.sequence->layer(layer_).length, held.positions));
     held.views.resize(config_.num_kv_heads);
     for (uint32_t h = 0; h < config_.num_kv_heads; ++h) {
-      tiers::collect_views(impl_.env, held.sequence->heads(layer_)[h], *impl_.hot_codec, held.views[h]);
+      tiers::collect_views(impl_.env, held.sequence->heads(layer_)[h], impl_.planner->hot_codec(), held.views[h]);
     }
     return {};
   }

@@ -14,33 +14,13 @@ using tiers::Sequence;
 
 namespace {
 
-// The largest block this configuration can make, its lists included: what relief work needs twice over.
-size_t largest_block(const std::vector<LayerPlan>& plans, uint32_t heads, uint32_t signals) {
-  size_t most = 0;
-  for (const LayerPlan& p : plans) {
-    std::vector<const quant::CodecEntry*> entries = {p.warm_codec, p.raw_warm, p.raw_archive};
-    const auto add = [&](const quant::CodecEntry* codec, const quant::CodecEntry* const* own) {
-      entries.push_back(codec);
-      if (own) entries.insert(entries.end(), own, own + heads);
-    };
-    add(p.archive_codec, p.archive_heads);
-    for (size_t i = 0; p.choice && i < quant::kAdaptiveSteps; ++i) add(p.choice->steps[i].codec, p.choice->steps[i].heads);
-    for (const quant::CodecEntry* entry : entries) {
-      if (!entry) continue;
-      most = std::max(most, Arena::rounded(tiers::Block::total_bytes(*entry)) +
-                                entry->tokens * (sizeof(uint32_t) + signals * sizeof(float)) + 256);
-    }
-  }
-  return most;
-}
-
-Status check_calibration(const calib::Calibration& calibration, const CacheConfig& config) {
-  calib::ModelId here;
-  here.layers = config.num_layers;
-  here.heads = config.query_heads();
-  here.kv_heads = config.num_kv_heads;
-  here.head_dim = config.head_dim;
-  return calibration.check_model(here);
+// What relief work needs twice over, the lists of a block included.
+size_t largest_block(const AdaptiveKVCache::Impl& impl) {
+  const auto bytes = [&](const quant::CodecEntry& entry) {
+    return Arena::rounded(tiers::Block::total_bytes(entry)) + entry.tokens * (sizeof(uint32_t) + impl.env.signals * sizeof(float)) +
+           256;
+  };
+  return impl.planner->now()->largest_block(bytes, impl.config.num_kv_heads);
 }
 
 }  // namespace
@@ -55,10 +35,7 @@ Result<std::unique_ptr<AdaptiveKVCache>> AdaptiveKVCache::create(const CacheConf
     TIERKV_ASSIGN_OR_RETURN(calibration, load_calibration(config.calibration));
   }
   auto impl = std::make_unique<Impl>(config);
-  if (calibration) {
-    TIERKV_RETURN_IF_ERROR(check_calibration(*calibration, config));
-    impl->codecs.set_calibration(std::move(calibration));
-  }
+  TIERKV_ASSIGN_OR_RETURN(impl->planner, plan::Planner::create(config, impl->codecs, std::move(calibration), attn::kMaxViewRows));
   impl->env.head_dim = config.head_dim;
   impl->env.hot_bf16 = config.hot_type == "bf16";
   TIERKV_ASSIGN_OR_RETURN(impl->policy, policy::make_policy(config.eviction));
@@ -67,8 +44,7 @@ Result<std::unique_ptr<AdaptiveKVCache>> AdaptiveKVCache::create(const CacheConf
       if (impl->policy->signals() >> signal & 1u) impl->signal_slot[signal] = static_cast<int>(impl->env.signals++);
     }
   }
-  TIERKV_RETURN_IF_ERROR(impl->resolve_plans());
-  const size_t block = largest_block(impl->plans, config.num_kv_heads, impl->env.signals);
+  const size_t block = largest_block(*impl);
   const size_t headroom = impl->policy ? 2 * block : 0;
   if (config.byte_budget && config.byte_budget < headroom + block) {
     return error(StatusCode::invalid_argument, "byte_budget = ", config.byte_budget,
@@ -79,130 +55,16 @@ Result<std::unique_ptr<AdaptiveKVCache>> AdaptiveKVCache::create(const CacheConf
   return std::unique_ptr<AdaptiveKVCache>(new AdaptiveKVCache(std::move(impl)));
 }
 
-Status AdaptiveKVCache::Impl::resolve_plans() {
-  const quant::CodecSpec raw{static_cast<uint16_t>(env.hot_bf16 ? 2 : 1), 0, 0, 0, 0};  // registry rows bf16 and fp16
-  const quant::CodecPair raw_pair{raw, raw};
-  TIERKV_ASSIGN_OR_RETURN(hot_codec, codecs.get(raw_pair, attn::kMaxViewRows));
-  const auto held = codecs.hold_tables();
-  for (uint32_t l = 0; l < config.num_layers; ++l) {
-    const LayerConfig tiers = config.layer(l);
-    LayerPlan p;
-    p.hot = tiers.hot;
-    p.warm = tiers.warm;
-    p.window = tiers.window;
-    p.slack = tiers.window ? config.window_slack : 0;
-    p.sinks = tiers.window ? 0 : tiers.sinks;  // a windowed layer's queries cannot see the first tokens anyway
-    p.ring = tiers.window && tiers.hot >= tiers.window;
-    TIERKV_ASSIGN_OR_RETURN(const quant::CodecPair warm, quant::parse_codec_pair(tiers.warm_codec));
-    archive_pairs.emplace_back();
-    if (tiers.warm) {
-      TIERKV_ASSIGN_OR_RETURN(p.warm_codec, codecs.get(warm, config.warm_block));
-    }
-    if (tiers.warm != kAll) {
-      TIERKV_RETURN_IF_ERROR(configure_archive(l, p, archive_pairs.back()));
-    }
-    if (p.sinks) {
-      TIERKV_ASSIGN_OR_RETURN(p.sink_codec, codecs.get(raw_pair, p.sinks));
-    }
-    TIERKV_ASSIGN_OR_RETURN(p.raw_warm, codecs.get(raw_pair, config.warm_block));
-    TIERKV_ASSIGN_OR_RETURN(p.raw_archive, codecs.get(raw_pair, config.archive_block));
-    plans.push_back(p);
-  }
-  return {};
-}
-
-Status AdaptiveKVCache::Impl::configure_archive(uint32_t layer, LayerPlan& p, quant::CodecPair& pair) {
-  const std::string name = config.layer(layer).archive_codec;
-  if (name == quant::kAdaptive) return set_adaptive(layer, p, pair);
-  const bool calibrated = codecs.calibration() && codecs.calibration()->has_klt();
-  TIERKV_ASSIGN_OR_RETURN(pair, quant::parse_codec_pair(quant::resolve_auto(name, calibrated)));
-  return set_archive(layer, pair, p);
-}
-
-Status AdaptiveKVCache::Impl::set_adaptive(uint32_t layer, LayerPlan& p, quant::CodecPair& first) {
-  plan::LengthChoice& choice = choices.emplace_back();
-  for (size_t i = 0; i < quant::kAdaptiveSteps; ++i) {
-    const quant::AdaptiveStep& step = quant::adaptive_steps()[i];
-    TIERKV_ASSIGN_OR_RETURN(quant::CodecPair pair, quant::parse_codec_pair(step.codec));
-    Status status = set_archive(layer, pair, p);
-    if (status.code() == StatusCode::failed_precondition) {  // no calibration, or one without these tables
-      TIERKV_ASSIGN_OR_RETURN(pair, quant::parse_codec_pair(step.plain));
-      status = set_archive(layer, pair, p);
-    }
-    TIERKV_RETURN_IF_ERROR(status);
-    choice.steps[i] = {step.below, p.archive_codec, p.archive_heads};
-    if (i == 0) first = pair;
-  }
-  p.choice = &choice;
-  p = p.at_length(0);
-  return {};
-}
-
-Status AdaptiveKVCache::Impl::set_archive(uint32_t layer, const quant::CodecPair& pair, LayerPlan& p) {
-  p.choice = nullptr;
-  p.archive_heads = nullptr;
-  if (!quant::needs_tables(pair)) {
-    TIERKV_ASSIGN_OR_RETURN(p.archive_codec, codecs.get(pair, config.archive_block));
-    return {};
-  }
-  std::vector<const quant::CodecEntry*>& heads = head_codecs.emplace_back();
-  for (uint32_t h = 0; h < config.num_kv_heads; ++h) {
-    auto entry = codecs.get(pair, config.archive_block, layer, h);
-    if (!entry.ok() && codecs.calibration() && entry.status().code() == StatusCode::failed_precondition &&
-        config.layer(layer).window != 0) {
-      // A windowed layer whose keys never are far from their queries: calibration has nothing to say about it.
-      entry = codecs.uncalibrated(config.archive_block);
-    }
-    if (!entry.ok()) return entry.status();
-    heads.push_back(*entry);
-  }
-  p.archive_heads = heads.data();
-  p.archive_codec = heads[0];
-  return {};
-}
-
-Status AdaptiveKVCache::set_calibration(CalibrationPtr calibration) {
-  if (!calibration) return error(StatusCode::invalid_argument, "set_calibration() needs a calibration");
-  TIERKV_RETURN_IF_ERROR(check_calibration(*calibration, impl_->config));
-  std::lock_guard lock(impl_->threshold_mutex);
-  const CalibrationPtr before = impl_->codecs.calibration();
-  impl_->codecs.set_calibration(std::move(calibration));
-  const auto held = impl_->codecs.hold_tables();
-  std::vector<LayerPlan> next = impl_->plans;
-  std::vector<quant::CodecPair> pairs = impl_->archive_pairs;
-  for (uint32_t l = 0; l < next.size(); ++l) {
-    if (!next[l].archive_codec) continue;
-    if (const Status status = impl_->configure_archive(l, next[l], pairs[l]); !status.ok()) {
-      impl_->codecs.set_calibration(before);
-      return status;
-    }
-  }
-  impl_->plans = std::move(next);
-  impl_->archive_pairs = std::move(pairs);
-  return {};
-}
-
 CalibrationPtr AdaptiveKVCache::calibration() const { return impl_->codecs.calibration(); }
 
 std::string AdaptiveKVCache::archive_codec(uint32_t layer) const {
-  const LayerPlan p = layer < impl_->config.num_layers ? impl_->plan(layer) : LayerPlan();
-  if (!p.archive_codec) return std::string();
-  std::string name = quant::to_string(p.archive_codec->pair);
-  for (size_t i = 1; p.choice && i < quant::kAdaptiveSteps; ++i) {
-    name +=
-        ", from " + std::to_string(p.choice->steps[i - 1].below) + " tokens on " + quant::to_string(p.choice->steps[i].codec->pair);
-  }
-  return name;
+  return layer < impl_->config.num_layers ? impl_->planner->now()->archive_codec(layer) : std::string();
 }
 
-LayerPlan AdaptiveKVCache::Impl::plan(uint32_t layer) const {
-  std::lock_guard lock(threshold_mutex);
-  return plans[layer];
-}
-
-std::vector<LayerPlan> AdaptiveKVCache::Impl::all_plans() const {
-  std::lock_guard lock(threshold_mutex);
-  return plans;
+std::vector<LayerPlan> AdaptiveKVCache::Impl::plans_of(const Sequence& sequence) const {
+  std::vector<uint32_t> lengths;
+  for (uint32_t l = 0; l < sequence.num_layers(); ++l) lengths.push_back(sequence.layer(l).length);
+  return planner->all(lengths);
 }
 
 Status AdaptiveKVCache::Impl::check_layer(uint32_t layer) const {
@@ -240,7 +102,7 @@ Result<SeqId> AdaptiveKVCache::add_sequence() {
   auto sequence = Sequence::create(impl_->env, impl_->config.num_layers, impl_->config.num_kv_heads);
   if (sequence) {
     for (uint32_t l = 0; l < sequence->num_layers(); ++l) {
-      const bool ring = impl_->plan(l).ring;
+      const bool ring = impl_->planner->shape(l).ring;
       for (HeadStream& s : sequence->heads(l)) s.tail.configure(impl_->env.head_dim, impl_->env.signals, ring);
     }
   }
@@ -381,8 +243,8 @@ Status AdaptiveKVCache::truncate(SeqId seq, uint32_t length) {
     return error(StatusCode::out_of_range, "cannot truncate to ", length, ": the sequence has ", longest, " tokens");
   // Everything that can refuse comes first, so that all layers shorten or none does.
   for (uint32_t l = 0; l < sequence->num_layers(); ++l) {
-    const LayerPlan p = impl_->plan(l);
     const uint32_t now = sequence->layer(l).length;
+    const LayerPlan p = impl_->planner->layer(l, now);
     for (HeadStream& s : sequence->heads(l)) {
       const uint32_t needed = p.window && length >= p.window ? length - p.window + 1 : 0;
       if (p.window && length > 0 && length < now && tiers::oldest_position(s, now) > needed) {
@@ -397,7 +259,7 @@ Status AdaptiveKVCache::truncate(SeqId seq, uint32_t length) {
   }
   for (uint32_t l = 0; l < sequence->num_layers(); ++l) {
     if (sequence->layer(l).length <= length) continue;
-    const LayerPlan p = impl_->plan(l);
+    const LayerPlan p = impl_->planner->layer(l, length);
     for (HeadStream& s : sequence->heads(l)) tiers::truncate(impl_->env, s, p, length);
     sequence->layer(l).unobserved -= std::min(sequence->layer(l).unobserved, sequence->layer(l).length - length);
     sequence->layer(l).length = length;
@@ -413,7 +275,7 @@ Status AdaptiveKVCache::flush() {
     std::lock_guard lock(sequence.mutex);
     if (sequence.parked) continue;  // nothing is due until it wakes
     for (uint32_t l = 0; l < sequence.num_layers(); ++l) {
-      const LayerPlan p = impl_->plan(l).at_length(sequence.layer(l).length);
+      const LayerPlan p = impl_->planner->layer(l, sequence.layer(l).length);
       for (HeadStream& s : sequence.heads(l)) {
         if (!tiers::settle(impl_->env, s, p)) {
           return error(StatusCode::resource_exhausted, "byte_budget leaves no room to settle layer ", l, " of sequence ", id);

@@ -3,6 +3,7 @@
 
 #include "base/status_macros.h"
 #include "cache/impl.h"
+#include "policy/select.h"
 
 namespace tierkv {
 
@@ -46,22 +47,20 @@ uint32_t longest(std::span<const HeadStream> heads) {
 
 uint32_t AdaptiveKVCache::Impl::layer_limit(uint32_t layer) const {
   if (config.max_seq_len == 0) return 0;
-  return std::max(policy->layer_budget(layer, config.num_layers, config.max_seq_len), plan(layer).sinks + 2);
+  return std::max(policy->layer_budget(layer, config.num_layers, config.max_seq_len), planner->shape(layer).sinks + 2);
 }
 
 // The newest token and the sinks always stay.
 AdaptiveKVCache::Impl::Evicted AdaptiveKVCache::Impl::evict_layer(Sequence& seq, uint32_t layer, uint32_t budget) {
   const LayerState& state = seq.layer(layer);
-  const LayerPlan p = plan(layer).at_length(state.length);
+  const LayerPlan p = planner->layer(layer, state.length);
   budget = std::max(budget, p.sinks + 1);
   Question q;
   q.input.layer = layer;
   q.input.num_layers = config.num_layers;
   q.input.budget = budget;
   q.input.protect_first = p.sinks;
-  // Tokens that no query has looked at yet have no statistics: they are protected like recent ones, as far as the budget allows.
-  const uint32_t room = budget - p.sinks;
-  q.input.protect_recent = std::clamp(std::max(config.eviction.protect_recent, state.unobserved), 1u, std::max(1u, room * 3 / 4));
+  q.input.protect_recent = policy::recent_to_protect(config.eviction.protect_recent, state.unobserved, budget, p.sinks);
   q.input.window_queries = state.window_queries;
 
   Evicted done;
@@ -141,7 +140,7 @@ Status AdaptiveKVCache::evict(SeqId seq, uint32_t tokens) {
   for (uint32_t l = 0; l < sequence->num_layers(); ++l) {
     if (!impl_->evicts(l)) continue;
     const uint32_t budget = impl_->policy->layer_budget(l, sequence->num_layers(), tokens);
-    const uint32_t least = impl_->plan(l).sinks + 1;
+    const uint32_t least = impl_->planner->shape(l).sinks + 1;
     if (longest(sequence->heads(l)) <= std::max(budget, least)) continue;
     if (!impl_->evict_layer(*sequence, l, budget).all) {
       return error(StatusCode::resource_exhausted, "no memory left for eviction's own lists in layer ", l);

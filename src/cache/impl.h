@@ -3,16 +3,16 @@
 //   append.cc     rows in, graduation, room
 //   attend.cc     views out, attention, observation
 //   evict.cc      budgets and policies
-//   adapt.cc      thresholds that follow quality
+//   adapt.cc      calibrations, quality feedback and thresholds, all of which the planner takes
 //   memory.cc     resident bytes
 //   snapshot.cc   save, load, freeze, unfreeze
 //   park.cc       park, wake
 //
-// Locks, outermost first: a sequence's mutex; the map's mutex, the thresholds' mutex and the arena's are leaves and never held
-// while another is taken (the sequence map is read, a shared_ptr copied out, and the map let go).
+// Locks, outermost first: a sequence's mutex, or that of the planner's writers (never both); the map's mutex, the planner's leaf,
+// the codec set's and the arena's are leaves and never held while another is taken or a file is read (the sequence map is read, a
+// shared_ptr copied out, and the map let go).
 #pragma once
 
-#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -20,7 +20,7 @@
 
 #include "base/arena.h"
 #include "base/thread_pool.h"
-#include "plan/thresholds.h"
+#include "plan/planner.h"
 #include "policy/policy.h"
 #include "quant/codec_set.h"
 #include "tierkv/cache.h"
@@ -34,28 +34,21 @@ struct DeepPart;
 }  // namespace snapshot
 
 struct AdaptiveKVCache::Impl {
-  explicit Impl(const CacheConfig& c) : config(c), codecs(c.head_dim), pool(c.threads), quality(c.quality_target) {}
+  explicit Impl(const CacheConfig& c) : config(c), codecs(c.head_dim), pool(c.threads) {}
 
   CacheConfig config;
   quant::CodecSet codecs;
-  std::unique_ptr<Arena> arena;  // outlives the sequences below
+  std::unique_ptr<plan::Planner> planner;  // set by create()
+  std::unique_ptr<Arena> arena;            // outlives the sequences below
   tiers::StreamEnv env;
   ThreadPool pool;
   const Executor pool_executor = [this](uint32_t count, const std::function<void(uint32_t)>& task) { pool.run(count, task); };
   std::unique_ptr<policy::EvictionPolicy> policy;  // null: none
   int signal_slot[policy::kNumSignals] = {-1, -1, -1, -1, -1};
-  const quant::CodecEntry* hot_codec = nullptr;  // the tail's 16-bit rows
 
   mutable std::mutex map_mutex;
   std::map<SeqId, std::shared_ptr<tiers::Sequence>> sequences;
   SeqId next_id = 1;
-
-  mutable std::mutex threshold_mutex;
-  std::vector<plan::LayerPlan> plans;                             // one per layer; hot, warm and archive codec follow adaptation
-  std::vector<quant::CodecPair> archive_pairs;                    // as configured, "auto" resolved
-  std::deque<std::vector<const quant::CodecEntry*>> head_codecs;  // what LayerPlan::archive_heads point into; entries stay
-  std::deque<plan::LengthChoice> choices;                         // what LayerPlan::choice points to; they stay too
-  plan::QualityTracker quality;
 
   // --- helpers
   Result<std::shared_ptr<tiers::Sequence>> find(SeqId seq) const;
@@ -63,16 +56,8 @@ struct AdaptiveKVCache::Impl {
   Status check_layer(uint32_t layer) const;
   // failed_precondition when it is parked. REQUIRES: its lock is held.
   Status check_awake(SeqId seq, const tiers::Sequence& sequence) const;
-  plan::LayerPlan plan(uint32_t layer) const;
-  std::vector<plan::LayerPlan> all_plans() const;
-  Status resolve_plans();
-  // What the configuration names as a layer's archive, "auto" and "adaptive" resolved with the calibration there is now.
-  Status configure_archive(uint32_t layer, plan::LayerPlan& plan, quant::CodecPair& pair);
-  Status set_adaptive(uint32_t layer, plan::LayerPlan& plan, quant::CodecPair& first);
-  // The archive's codecs of one layer. Heads that a calibration has no tables for get the uncalibrated codec.
-  Status set_archive(uint32_t layer, const quant::CodecPair& pair, plan::LayerPlan& plan);
-  Status apply_thresholds(const std::vector<LayerThresholds>& wanted);
-  std::vector<LayerThresholds> current_thresholds() const;
+  // Of every layer at its length. REQUIRES: the sequence's lock is held.
+  std::vector<plan::LayerPlan> plans_of(const tiers::Sequence& sequence) const;
 
   // park.cc
   // Deep archives are read and written with the tables of one calibration. failed_precondition: it is null, or has none.
@@ -86,7 +71,7 @@ struct AdaptiveKVCache::Impl {
   // append.cc
   Status append(tiers::Sequence& seq, uint32_t layer, const RowsView& keys, const RowsView& values);
   // evict.cc; all with the sequence's lock held
-  bool evicts(uint32_t layer) const { return policy && plan(layer).window == 0; }
+  bool evicts(uint32_t layer) const { return policy && planner->shape(layer).window == 0; }
   // Live tokens a layer may hold under max_seq_len; 0: any number.
   uint32_t layer_limit(uint32_t layer) const;
   struct Evicted {

@@ -125,8 +125,8 @@ Status AdaptiveKVCache::park(SeqId seq, const DeepOptions& options, DeepReport* 
   TIERKV_ASSIGN_OR_RETURN(const DeepCalibration calibration, impl_->deep_calibration(impl_->codecs.calibration()));
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
   return guarded("park a sequence", [&]() -> Status {
-    const std::vector<LayerPlan> plans = impl_->all_plans();
     std::lock_guard lock(sequence->mutex);
+    const std::vector<LayerPlan> plans = impl_->plans_of(*sequence);
     TIERKV_RETURN_IF_ERROR(impl_->check_awake(seq, *sequence));
     for (uint32_t l = 1; l < sequence->num_layers(); ++l) {
       if (sequence->layer(l).length == sequence->layer(0).length) continue;
@@ -155,8 +155,7 @@ Status AdaptiveKVCache::Impl::wake(Sequence& sequence) {
   TIERKV_ASSIGN_OR_RETURN(const DeepCalibration calibration, deep_calibration(parked.calibration));
   std::vector<std::byte> bytes = parked.bytes.read();
   TIERKV_ASSIGN_OR_RETURN(const deep::ArchiveInfo info, deep::inspect(bytes));
-  std::vector<LayerPlan> plans = all_plans();
-  for (uint32_t l = 0; l < plans.size(); ++l) plans[l] = plans[l].at_length(sequence.layer(l).length);
+  const std::vector<LayerPlan> plans = plans_of(sequence);
   const snapshot::DeepTarget target{plans, parked.warm_from};
   // Refused before the arena is touched where that can be seen. The packed bytes make room for the last of the blocks.
   const uint64_t needed = snapshot::deep_block_bytes(info, *calibration.tables, target), held = parked.bytes.held();

@@ -65,9 +65,10 @@ Result<std::shared_ptr<tiers::Sequence>> thaw(AdaptiveKVCache::Impl& impl, std::
   TIERKV_ASSIGN_OR_RETURN(SnapshotHeader header, snapshot::read_header(bytes));
   TIERKV_RETURN_IF_ERROR(check_model(header, impl));
   TIERKV_ASSIGN_OR_RETURN(Snapshot snapshot, snapshot::read_body(bytes, std::move(header), impl.codecs.calibration()));
-  std::vector<LayerPlan> plans = impl.all_plans();
+  std::vector<uint32_t> lengths;
+  for (const snapshot::SnapshotLayer& layer : snapshot.layers) lengths.push_back(layer.length);
+  const std::vector<LayerPlan> plans = impl.planner->all(lengths);
   TIERKV_RETURN_IF_ERROR(check_layers(snapshot, plans, impl));
-  for (size_t l = 0; l < plans.size(); ++l) plans[l] = plans[l].at_length(snapshot.layers[l].length);
   for (snapshot::SnapshotLayer& layer : snapshot.layers) layer.window_queries %= impl.config.eviction.observation;
   // Refused before the arena is touched where that can be seen, so that not even its peak moves.
   uint64_t needed = snapshot::needed_bytes(impl.env, snapshot);
@@ -111,9 +112,9 @@ Result<std::vector<std::byte>> write_parked(const AdaptiveKVCache::Impl& impl, c
 Result<std::vector<std::byte>> AdaptiveKVCache::freeze(SeqId seq) const {
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
   return guarded("write a snapshot", [&]() -> Result<std::vector<std::byte>> {
-    const std::vector<LayerPlan> plans = impl_->all_plans();
     const snapshot::SnapshotShape shape{signal_mask(*impl_), impl_->env.hot_bf16, impl_->config.model};
     std::lock_guard lock(sequence->mutex);
+    const std::vector<LayerPlan> plans = impl_->plans_of(*sequence);
     if (sequence->parked) return write_parked(*impl_, *sequence, plans, shape);
     return snapshot::write_snapshot(impl_->env, *sequence, plans, shape);
   });
@@ -123,9 +124,9 @@ Result<std::vector<std::byte>> AdaptiveKVCache::freeze(SeqId seq, const DeepOpti
   TIERKV_ASSIGN_OR_RETURN(const snapshot::DeepCalibration calibration, impl_->deep_calibration(impl_->codecs.calibration()));
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
   return guarded("write a snapshot", [&]() -> Result<std::vector<std::byte>> {
-    const std::vector<LayerPlan> plans = impl_->all_plans();
     const snapshot::SnapshotShape shape{signal_mask(*impl_), impl_->env.hot_bf16, impl_->config.model};
     std::lock_guard lock(sequence->mutex);
+    const std::vector<LayerPlan> plans = impl_->plans_of(*sequence);
     if (sequence->parked) {
       if (report) *report = sequence->parked->report;
       return write_parked(*impl_, *sequence, plans, shape);

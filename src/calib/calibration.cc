@@ -262,8 +262,13 @@ Result<std::shared_ptr<const Tables>> Calibration::read(Kind kind, const std::sh
   if (solved) return solved;
   const Place& place = places_[kind];
   if (!place.bytes) return error(StatusCode::failed_precondition, "the calibration of ", model.name, " has no ", missing);
-  std::lock_guard lock(mutex_);
-  if (auto held = held_[kind].lock()) return std::static_pointer_cast<const Tables>(held);
+  const auto known = [&]() -> std::shared_ptr<const Tables> {  // REQUIRES: mutex_ held
+    return std::static_pointer_cast<const Tables>(held_[kind].lock());
+  };
+  {
+    std::lock_guard lock(mutex_);
+    if (auto held = known()) return held;
+  }
   std::vector<std::byte> part;
   if (from_file_) {
     TIERKV_ASSIGN_OR_RETURN(part, read_file_part(name_, place.at, place.bytes));
@@ -273,6 +278,8 @@ Result<std::shared_ptr<const Tables>> Calibration::read(Kind kind, const std::sh
     return damaged(name_, std::string("the section of ") + kSections[kind].what + " changed since it was loaded");
   }
   TIERKV_ASSIGN_OR_RETURN(auto tables, get_tables<Tables>(section, name_, kSections[kind].what, model));
+  std::lock_guard lock(mutex_);
+  if (auto held = known()) return held;  // another thread read them meanwhile
   held_[kind] = tables;
   if (const auto keeper = keeper_.lock()) keeper->push_back(tables);
   return tables;

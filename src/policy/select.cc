@@ -15,6 +15,12 @@ size_t count_below(std::span<const uint32_t> positions, uint32_t limit) {
 
 }  // namespace
 
+uint32_t recent_to_protect(uint32_t wanted, uint32_t unobserved, uint32_t budget, uint32_t sinks) {
+  const uint32_t room = budget - std::min(budget, sinks);
+  const uint32_t most = std::max(1u, static_cast<uint32_t>(uint64_t{room} * 3 / 4));
+  return std::clamp(std::max(std::min(wanted, budget / 2), unobserved), 1u, most);
+}
+
 size_t sink_count(const ChoiceInput& in) { return count_below(in.positions, in.protect_first); }
 
 void keep_top(const ChoiceInput& in, std::span<const float> score, std::span<uint8_t> keep) {

@@ -14,6 +14,11 @@
 
 namespace tierkv::policy {
 
+// The newest tokens that a choice must keep. `wanted` is eviction.protect_recent, at most half the budget. Tokens that no query has
+// looked at yet have no statistics to be judged by and are kept too, up to three quarters of what the sinks leave; the newest
+// always is.
+uint32_t recent_to_protect(uint32_t wanted, uint32_t unobserved, uint32_t budget, uint32_t sinks);
+
 // How many tokens at the front of the list are sinks.
 size_t sink_count(const ChoiceInput& in);
 

@@ -5,50 +5,67 @@
 #include "base/status_macros.h"
 
 namespace tierkv::quant {
+namespace {
 
-Result<const CodecEntry*> CodecSet::get(const quant::CodecPair& pair, uint32_t tokens, uint32_t layer, uint32_t head) {
-  const CodecEntry* fallback = nullptr;
-  if (quant::needs_tables(pair)) {
-    TIERKV_ASSIGN_OR_RETURN(fallback, uncalibrated(tokens));
-  }
-  std::lock_guard lock(mutex_);
-  return find_or_make(pair, tokens, layer, head, fallback);
+bool is_entry(const CodecEntry& entry, const CodecPair& pair, uint32_t tokens, uint32_t layer, uint32_t head,
+              const CalibrationPtr& calibration) {
+  if (!(entry.pair == pair) || entry.tokens != tokens) return false;
+  return !needs_tables(pair) || (entry.layer == layer && entry.head == head && entry.calibration == calibration);
 }
 
-Result<const CodecEntry*> CodecSet::uncalibrated(uint32_t tokens) {
-  TIERKV_ASSIGN_OR_RETURN(const quant::CodecPair plain, quant::parse_codec_pair("auto"));
-  return get(plain, tokens);
-}
+}  // namespace
 
-// REQUIRES: mutex_ held.
-Result<const CodecEntry*> CodecSet::find_or_make(const quant::CodecPair& pair, uint32_t tokens, uint32_t layer, uint32_t head,
-                                                 const CodecEntry* fallback) {
-  const bool own = quant::needs_tables(pair);
+const CodecEntry* CodecSet::find(const CodecPair& pair, uint32_t tokens, uint32_t layer, uint32_t head,
+                                 const CalibrationPtr& calibration) const {
   for (const CodecEntry& entry : entries_) {
-    if (!(entry.pair == pair) || entry.tokens != tokens) continue;
-    if (!own || (entry.layer == layer && entry.head == head && entry.calibration == calibration_)) return &entry;
+    if (is_entry(entry, pair, tokens, layer, head, calibration)) return &entry;
   }
-  const quant::BlockShape shape{tokens, head_dim_};
+  return nullptr;
+}
+
+Result<CodecEntry> CodecSet::make(const CodecPair& pair, uint32_t tokens, uint32_t layer, uint32_t head,
+                                  const CalibrationPtr& calibration) {
+  const BlockShape shape{tokens, head_dim_};
   CodecEntry entry;
   entry.pair = pair;
   entry.tokens = tokens;
-  if (own) {
-    entry.calibration = calibration_;
+  if (needs_tables(pair)) {
+    entry.calibration = calibration;
     entry.layer = layer;
     entry.head = head;
-    entry.fallback = fallback;
+    TIERKV_ASSIGN_OR_RETURN(entry.fallback, uncalibrated(tokens));
   }
-  const calib::HeadTables tables{calibration_, layer, head};
-  const calib::HeadTables* given = calibration_ ? &tables : nullptr;
-  TIERKV_ASSIGN_OR_RETURN(entry.key, quant::make_codec(pair.key, quant::Side::key, shape, given));
-  TIERKV_ASSIGN_OR_RETURN(entry.value, quant::make_codec(pair.value, quant::Side::value, shape, given));
-  entries_.push_back(std::move(entry));
+  const calib::HeadTables tables{calibration, layer, head};
+  const calib::HeadTables* given = calibration ? &tables : nullptr;
+  TIERKV_ASSIGN_OR_RETURN(entry.key, make_codec(pair.key, Side::key, shape, given));
+  TIERKV_ASSIGN_OR_RETURN(entry.value, make_codec(pair.value, Side::value, shape, given));
+  return entry;
+}
+
+Result<const CodecEntry*> CodecSet::get(const CodecPair& pair, uint32_t tokens, uint32_t layer, uint32_t head) {
+  CalibrationPtr tables;
+  {
+    std::lock_guard lock(mutex_);
+    tables = calibration_;
+    if (const CodecEntry* known = find(pair, tokens, layer, head, tables)) return known;
+  }
+  std::list<CodecEntry> made;
+  TIERKV_ASSIGN_OR_RETURN(CodecEntry entry, make(pair, tokens, layer, head, tables));
+  made.push_back(std::move(entry));
+  std::lock_guard lock(mutex_);
+  if (const CodecEntry* known = find(pair, tokens, layer, head, tables)) return known;
+  entries_.splice(entries_.end(), made);
   return &entries_.back();
+}
+
+Result<const CodecEntry*> CodecSet::uncalibrated(uint32_t tokens) {
+  TIERKV_ASSIGN_OR_RETURN(const CodecPair plain, parse_codec_pair("auto"));
+  return get(plain, tokens);
 }
 
 void CodecSet::set_calibration(CalibrationPtr calibration) {
   std::lock_guard lock(mutex_);
-  calibration_ = std::move(calibration);
+  calibration_.swap(calibration);  // the old one goes after the lock
 }
 
 CalibrationPtr CodecSet::calibration() const {
@@ -62,15 +79,46 @@ std::shared_ptr<const void> CodecSet::hold_tables() const {
 }
 
 size_t CodecSet::table_bytes() const {
-  std::lock_guard lock(mutex_);
   size_t total = 0;
-  std::set<CalibrationPtr> calibrations = {calibration_};
-  for (const CodecEntry& entry : entries_) {
-    total += entry.key->table_bytes() + entry.value->table_bytes();
-    calibrations.insert(entry.calibration);
+  std::set<CalibrationPtr> calibrations;
+  {
+    std::lock_guard lock(mutex_);
+    calibrations.insert(calibration_);
+    for (const CodecEntry& entry : entries_) {
+      total += entry.key->table_bytes() + entry.value->table_bytes();
+      calibrations.insert(entry.calibration);
+    }
   }
   for (const CalibrationPtr& calibration : calibrations) total += calibration ? calibration->bytes() : 0;
   return total;
+}
+
+CodecDraft::CodecDraft(CodecSet& set, CalibrationPtr calibration)
+    : set_(set), calibration_(std::move(calibration)), tables_(calibration_ ? calibration_->hold() : nullptr) {}
+
+Result<const CodecEntry*> CodecDraft::get(const CodecPair& pair, uint32_t tokens, uint32_t layer, uint32_t head) {
+  if (!needs_tables(pair)) return set_.get(pair, tokens, layer, head);
+  {
+    std::lock_guard lock(set_.mutex_);
+    if (const CodecEntry* known = set_.find(pair, tokens, layer, head, calibration_)) return known;
+  }
+  for (const CodecEntry& entry : entries_) {
+    if (is_entry(entry, pair, tokens, layer, head, calibration_)) return &entry;
+  }
+  TIERKV_ASSIGN_OR_RETURN(CodecEntry entry, set_.make(pair, tokens, layer, head, calibration_));
+  entries_.push_back(std::move(entry));
+  return &entries_.back();
+}
+
+bool CodecDraft::commit() {
+  CalibrationPtr before = calibration_;  // the set's old one goes after the lock
+  std::lock_guard lock(set_.mutex_);
+  for (const CodecEntry& entry : entries_) {
+    if (set_.find(entry.pair, entry.tokens, entry.layer, entry.head, calibration_)) return false;
+  }
+  set_.entries_.splice(set_.entries_.end(), entries_);
+  set_.calibration_.swap(before);
+  return true;
 }
 
 }  // namespace tierkv::quant

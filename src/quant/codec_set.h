@@ -1,9 +1,10 @@
 // codec_set.h — the codec objects a cache uses, made once per (keys, values, block tokens) and never moved.
 //
-// Threads: get() may be called from anywhere; entries are immutable and live as long as the set.
+// Threads: get() may be called from anywhere; entries are immutable and live as long as the set. The set's lock is a leaf: codecs
+//          are made, and tables read from a file, without it. Of two threads that make the same codec one throws its own away.
 #pragma once
 
-#include <deque>
+#include <list>
 #include <memory>
 #include <mutex>
 
@@ -42,13 +43,41 @@ class CodecSet {
   size_t table_bytes() const;
 
  private:
-  Result<const CodecEntry*> find_or_make(const quant::CodecPair& pair, uint32_t tokens, uint32_t layer, uint32_t head,
-                                         const CodecEntry* fallback);
+  friend class CodecDraft;
+  // REQUIRES: mutex_ held.
+  const CodecEntry* find(const quant::CodecPair& pair, uint32_t tokens, uint32_t layer, uint32_t head,
+                         const CalibrationPtr& calibration) const;
+  Result<CodecEntry> make(const quant::CodecPair& pair, uint32_t tokens, uint32_t layer, uint32_t head,
+                          const CalibrationPtr& calibration);
 
   const uint32_t head_dim_;
   mutable std::mutex mutex_;
   CalibrationPtr calibration_;
-  std::deque<CodecEntry> entries_;
+  std::list<CodecEntry> entries_;  // a list: drafts hand their entries over without moving them
+};
+
+// Codecs for tables that the set may never get: whoever changes the calibration or many codecs at once makes them here first, and
+// what fails half way leaves no trace in the set.
+//
+// Threads: one thread's own. REQUIRES: the set outlives it.
+class CodecDraft {
+ public:
+  // `calibration` may be null, or the set's own. While the draft lives its tables are read once and stay in memory.
+  CodecDraft(CodecSet& set, CalibrationPtr calibration);
+  const CalibrationPtr& calibration() const { return calibration_; }
+  // As CodecSet::get(). Entries with tables are the draft's until commit(); others are the set's at once, since they cost nothing.
+  Result<const CodecEntry*> get(const quant::CodecPair& pair, uint32_t tokens, uint32_t layer, uint32_t head);
+  Result<const CodecEntry*> get(const quant::CodecPair& pair, uint32_t tokens) { return get(pair, tokens, 0, 0); }
+  Result<const CodecEntry*> uncalibrated(uint32_t tokens) { return set_.uncalibrated(tokens); }
+  // The entries and the calibration become the set's, which needs no memory. False: another thread has made one of the entries
+  // meanwhile, nothing was changed; a new draft will find it.
+  [[nodiscard]] bool commit();
+
+ private:
+  CodecSet& set_;
+  CalibrationPtr calibration_;
+  std::shared_ptr<const void> tables_;
+  std::list<CodecEntry> entries_;
 };
 
 }  // namespace tierkv::quant

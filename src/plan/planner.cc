@@ -1,0 +1,218 @@
+#include "plan/planner.h"
+
+#include <algorithm>
+
+#include "base/status_macros.h"
+
+namespace tierkv::plan {
+
+using quant::CodecPair;
+
+namespace {
+
+Status check_calibration(const calib::Calibration& calibration, const CacheConfig& config) {
+  calib::ModelId here;
+  here.layers = config.num_layers;
+  here.heads = config.query_heads();
+  here.kv_heads = config.num_kv_heads;
+  here.head_dim = config.head_dim;
+  return calibration.check_model(here);
+}
+
+CodecPair raw_rows(const CacheConfig& config) {
+  const quant::CodecSpec raw{static_cast<uint16_t>(config.hot_type == "bf16" ? 2 : 1), 0, 0, 0, 0};  // registry rows bf16 and fp16
+  return {raw, raw};
+}
+
+LayerShape shape_of(const LayerConfig& tiers, uint32_t slack) {
+  LayerShape shape;
+  shape.window = tiers.window;
+  shape.slack = tiers.window ? slack : 0;
+  shape.sinks = tiers.window ? 0 : tiers.sinks;  // a windowed layer's queries cannot see the first tokens anyway
+  shape.ring = tiers.window && tiers.hot >= tiers.window;
+  return shape;
+}
+
+// Keys and values move together and keep their distance: "rot3/rot2" at one bit more is "rot4/rot3".
+CodecPair at_bits(const CodecPair& configured, uint32_t key_bits) {
+  const int more = static_cast<int>(key_bits) - quant::whole_bits(configured.key);
+  if (more == 0) return configured;
+  return {quant::with_bits(configured.key, quant::whole_bits(configured.key) + more),
+          quant::with_bits(configured.value, quant::whole_bits(configured.value) + more)};
+}
+
+}  // namespace
+
+Planner::Planner(const CacheConfig& config, quant::CodecSet& codecs)
+    : config_(config), codecs_(codecs), raw_(raw_rows(config)), plans_(std::make_shared<Plans>()), quality_(config.quality_target) {
+  for (uint32_t l = 0; l < config.num_layers; ++l) shapes_.push_back(shape_of(config.layer(l), config.window_slack));
+}
+
+Result<std::unique_ptr<Planner>> Planner::create(const CacheConfig& config, quant::CodecSet& codecs, CalibrationPtr calibration,
+                                                 uint32_t hot_rows) {
+  if (calibration) TIERKV_RETURN_IF_ERROR(check_calibration(*calibration, config));
+  std::unique_ptr<Planner> planner(new Planner(config, codecs));
+  TIERKV_ASSIGN_OR_RETURN(planner->hot_codec_, codecs.get(planner->raw_, hot_rows));
+  TIERKV_RETURN_IF_ERROR(planner->replan(std::move(calibration), planner->quality_, [&](Next& next) -> Status {
+    next.plans.layers_.resize(config.num_layers);
+    for (uint32_t l = 0; l < config.num_layers; ++l) TIERKV_RETURN_IF_ERROR(planner->plan_layer(l, next));
+    return {};
+  }));
+  return planner;
+}
+
+Status Planner::plan_layer(uint32_t layer, Next& next) const {
+  const LayerConfig tiers = config_.layer(layer);
+  LayerPlan& p = next.plans.layers_[layer].plan;
+  static_cast<LayerShape&>(p) = shapes_[layer];
+  p.hot = tiers.hot;
+  p.warm = tiers.warm;
+  TIERKV_ASSIGN_OR_RETURN(const CodecPair warm, quant::parse_codec_pair(tiers.warm_codec));
+  if (p.warm) {
+    TIERKV_ASSIGN_OR_RETURN(p.warm_codec, next.codecs.get(warm, config_.warm_block));
+  }
+  if (p.warm != kAll) TIERKV_RETURN_IF_ERROR(plan_archive(layer, next));
+  if (p.sinks) {
+    TIERKV_ASSIGN_OR_RETURN(p.sink_codec, next.codecs.get(raw_, p.sinks));
+  }
+  TIERKV_ASSIGN_OR_RETURN(p.raw_warm, next.codecs.get(raw_, config_.warm_block));
+  TIERKV_ASSIGN_OR_RETURN(p.raw_archive, next.codecs.get(raw_, config_.archive_block));
+  return {};
+}
+
+// What the configuration names as a layer's archive, "auto" and "adaptive" resolved with the calibration there is.
+Status Planner::plan_archive(uint32_t layer, Next& next) const {
+  const std::string name = config_.layer(layer).archive_codec;
+  if (name == quant::kAdaptive) return plan_by_length(layer, next);
+  const bool calibrated = next.codecs.calibration() && next.codecs.calibration()->has_klt();
+  Plans::Layer& out = next.plans.layers_[layer];
+  TIERKV_ASSIGN_OR_RETURN(out.configured, quant::parse_codec_pair(quant::resolve_auto(name, calibrated)));
+  TIERKV_ASSIGN_OR_RETURN(const Plans::Step step, archive_step(layer, out.configured, next));
+  out.archive.assign(1, step);
+  return {};
+}
+
+Status Planner::plan_by_length(uint32_t layer, Next& next) const {
+  Plans::Layer& out = next.plans.layers_[layer];
+  out.archive.clear();
+  for (const quant::AdaptiveStep& wanted : quant::adaptive_steps()) {
+    TIERKV_ASSIGN_OR_RETURN(CodecPair pair, quant::parse_codec_pair(wanted.codec));
+    auto step = archive_step(layer, pair, next);
+    if (step.status().code() == StatusCode::failed_precondition) {  // no calibration, or one without these tables
+      TIERKV_ASSIGN_OR_RETURN(pair, quant::parse_codec_pair(wanted.plain));
+      step = archive_step(layer, pair, next);
+    }
+    if (!step.ok()) return step.status();
+    step->below = wanted.below;
+    if (out.archive.empty()) out.configured = pair;
+    out.archive.push_back(*step);
+  }
+  return {};
+}
+
+Result<Plans::Step> Planner::archive_step(uint32_t layer, const CodecPair& pair, Next& next) const {
+  Plans::Step step;
+  if (!quant::needs_tables(pair)) {
+    TIERKV_ASSIGN_OR_RETURN(step.codec, next.codecs.get(pair, config_.archive_block));
+    return step;
+  }
+  HeadCodecs heads;
+  for (uint32_t h = 0; h < config_.num_kv_heads; ++h) {
+    auto entry = next.codecs.get(pair, config_.archive_block, layer, h);
+    if (entry.status().code() == StatusCode::failed_precondition && next.codecs.calibration() && shapes_[layer].window != 0) {
+      // A windowed layer whose keys never are far from their queries: calibration has nothing to say about it.
+      entry = next.codecs.uncalibrated(config_.archive_block);
+    }
+    if (!entry.ok()) return entry.status();
+    heads.push_back(*entry);
+  }
+  step.codec = heads[0];
+  step.heads = keep_list(std::move(heads), next);
+  return step;
+}
+
+const CodecEntry* const* Planner::keep_list(HeadCodecs heads, Next& next) const {
+  for (const std::list<HeadCodecs>* lists : {&lists_, static_cast<const std::list<HeadCodecs>*>(&next.lists)}) {
+    const auto known = std::find(lists->begin(), lists->end(), heads);
+    if (known != lists->end()) return known->data();
+  }
+  return next.lists.emplace_back(std::move(heads)).data();
+}
+
+Status Planner::move_layer(uint32_t layer, const LayerThresholds& wanted, Next& next) const {
+  Plans::Layer& l = next.plans.layers_[layer];
+  if (!l.plan.ring) l.plan.hot = wanted.hot;
+  if (l.plan.warm != 0 && l.plan.warm != kAll && wanted.warm != 0 && wanted.warm != kAll) l.plan.warm = wanted.warm;
+  if (l.archive.empty() || l.by_length() || wanted.archive_bits == 0 || l.configured.key.bits == 0) return {};
+  TIERKV_ASSIGN_OR_RETURN(l.archive[0], archive_step(layer, at_bits(l.configured, wanted.archive_bits), next));
+  return {};
+}
+
+// REQUIRES: writer_ held, or nobody else knows the planner yet.
+template <class Change>
+Status Planner::replan(CalibrationPtr calibration, QualityTracker quality, Change&& change) {
+  for (;;) {
+    Next next{*plans_, quant::CodecDraft(codecs_, calibration), {}};
+    TIERKV_RETURN_IF_ERROR(change(next));
+    std::shared_ptr<const Plans> plans = std::make_shared<const Plans>(std::move(next.plans));
+    if (!next.codecs.commit()) continue;  // a snapshot that is read just now made one of the codecs: plan with that one
+    lists_.splice(lists_.end(), next.lists);
+    std::lock_guard lock(leaf_);  // nothing fails from here on
+    plans_.swap(plans);
+    std::swap(quality_, quality);
+    return {};
+  }
+}
+
+std::shared_ptr<const Plans> Planner::now() const {
+  std::lock_guard lock(leaf_);
+  return plans_;
+}
+
+QualityMetrics Planner::quality_metrics() const {
+  std::lock_guard lock(leaf_);
+  return quality_.metrics();
+}
+
+Status Planner::set_calibration(CalibrationPtr calibration) {
+  if (!calibration) return error(StatusCode::invalid_argument, "set_calibration() needs a calibration");
+  TIERKV_RETURN_IF_ERROR(check_calibration(*calibration, config_));
+  std::lock_guard lock(writer_);
+  return replan(std::move(calibration), quality_, [&](Next& next) -> Status {
+    for (uint32_t l = 0; l < config_.num_layers; ++l) {
+      if (!next.plans.layers_[l].archive.empty()) TIERKV_RETURN_IF_ERROR(plan_archive(l, next));
+    }
+    return {};
+  });
+}
+
+// REQUIRES: writer_ held.
+Status Planner::apply_thresholds(std::span<const LayerThresholds> wanted, QualityTracker quality) {
+  return replan(codecs_.calibration(), std::move(quality), [&](Next& next) -> Status {
+    for (uint32_t l = 0; l < config_.num_layers; ++l) TIERKV_RETURN_IF_ERROR(move_layer(l, wanted[l], next));
+    return {};
+  });
+}
+
+Status Planner::set_thresholds(std::span<const LayerThresholds> wanted) {
+  if (wanted.size() != config_.num_layers) {
+    return error(StatusCode::invalid_argument, "thresholds for ", wanted.size(), " layers, this cache has ", config_.num_layers);
+  }
+  std::lock_guard lock(writer_);
+  QualityTracker quality = quality_;
+  quality.restart_window();
+  return apply_thresholds(wanted, std::move(quality));
+}
+
+Status Planner::add_score(double score) {
+  std::lock_guard lock(writer_);
+  QualityTracker quality = quality_;
+  std::vector<LayerThresholds> wanted = plans_->thresholds();
+  TIERKV_ASSIGN_OR_RETURN(const bool moved, quality.add(score, wanted));
+  if (moved) return apply_thresholds(wanted, std::move(quality));
+  std::lock_guard leaf(leaf_);
+  std::swap(quality_, quality);
+  return {};
+}
+
+}  // namespace tierkv::plan

@@ -1,0 +1,49 @@
+// plans.h — the plans of all layers at one moment: what a Planner hands out, and never changes.
+//
+// Lifetime: a Plans may be kept as long as one likes; the codecs and lists that its plans point to live as long as the planner.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "plan/layer_plan.h"
+#include "tierkv/stats.h"
+
+namespace tierkv::plan {
+
+class Plans {
+ public:
+  uint32_t num_layers() const { return static_cast<uint32_t>(layers_.size()); }
+  // How a layer keeps the tokens of a sequence of this length, the tokens that are just being added included.
+  // REQUIRES: layer < num_layers().
+  LayerPlan layer(uint32_t layer, uint32_t length) const;
+  // One per layer. REQUIRES: as many lengths as layers.
+  std::vector<LayerPlan> all(std::span<const uint32_t> lengths) const;
+
+  // Tier lengths and archive bits of every layer; of the shortest sequences' archive where it depends on the length.
+  std::vector<LayerThresholds> thresholds() const;
+  // The archive's codec in words: "klt1.875", or "kivi2, from 2048 tokens on squat2"; empty when the layer has no archive.
+  std::string archive_codec(uint32_t layer) const;
+  // What the largest block that any sequence can get comes to, by this measure of a codec's blocks.
+  size_t largest_block(const std::function<size_t(const CodecEntry&)>& bytes, uint32_t kv_heads) const;
+
+ private:
+  friend class Planner;
+  struct Step {                         // of the archive, by length
+    uint32_t below = UINT32_MAX;        // sequences of fewer tokens; the last step takes all
+    const CodecEntry* codec = nullptr;  // as in LayerPlan
+    const CodecEntry* const* heads = nullptr;
+  };
+  struct Layer {
+    LayerPlan plan;               // all but the archive's codecs
+    quant::CodecPair configured;  // the archive as the configuration has it, "auto" resolved
+    std::vector<Step> archive;    // empty: there is none
+    bool by_length() const { return archive.size() > 1; }
+  };
+  std::vector<Layer> layers_;
+};
+
+}  // namespace tierkv::plan
