@@ -1,8 +1,9 @@
 // tierkv-demo — a long synthetic decode through several presets side by side: what each tier holds, what it costs, what it changes.
 //
 // Every preset gets the same rows: a long prompt in one go, then single tokens, each followed by attention in every layer. The
-// outputs of the fp16 preset are the yardstick for the others. Public headers only: this is also an example of how to use the
-// library.
+// outputs of the fp16 preset are the yardstick for the others. Some outputs of every preset are compared with double precision
+// (demo_check.h): when one is further off than it may be, the demo says so and ends with 1. Public headers only: this is also an
+// example of how to use the library.
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -16,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "demo_check.h"
 #include "demo_model.h"
 #include "tierkv/cache.h"
 
@@ -47,6 +49,13 @@ struct Outcome {
   double error = 0;       // ||out - fp16 out|| / ||fp16 out|| over all steps and layers
   double prompt_seconds = 0;
   double step_ms = 0;  // one decoded token: append and attention in all layers
+  demo::Check check;
+  demo::Tolerance tolerance;
+
+  // NaN is not within anything.
+  bool right() const {
+    return check.attention <= tolerance.attention && (tolerance.preset == 0.0 || check.preset <= tolerance.preset);
+  }
 };
 
 double resident_bytes() {
@@ -144,6 +153,10 @@ Outcome decode(const std::string& preset, const Options& options, const demo::Mo
   outcome.step_ms = options.steps ? 1e3 * step_seconds / options.steps : 0;
   outcome.rss_growth = resident_bytes() - rss_before;
   outcome.memory = cache.memory_usage();
+  auto check = demo::check_attention(cache, seq, model, shape, options.tokens + options.steps);
+  stop_if(check.status());
+  outcome.check = *check;
+  outcome.tolerance = demo::tolerance_of(preset, options.tokens + options.steps);
   return outcome;
 }
 
@@ -158,9 +171,10 @@ void print_json(const Outcome& o, const Options& options) {
   }
   std::printf(
       "},\"total_bytes\":%llu,\"fp16_bytes\":%llu,\"compression\":%.4f,\"rss_growth_bytes\":%.0f,\"relative_error\":%.6g,"
-      "\"prompt_seconds\":%.4f,\"ms_per_token\":%.4f}\n",
+      "\"attention_error\":%.3g,\"error_to_model\":%.3g,\"right\":%s,\"prompt_seconds\":%.4f,\"ms_per_token\":%.4f}\n",
       static_cast<unsigned long long>(o.memory.total_bytes), static_cast<unsigned long long>(o.memory.fp16_bytes),
-      o.memory.compression(), o.rss_growth, o.error, o.prompt_seconds, o.step_ms);
+      o.memory.compression(), o.rss_growth, o.error, o.check.attention, o.check.preset, o.right() ? "true" : "false",
+      o.prompt_seconds, o.step_ms);
 }
 
 double mib(uint64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
@@ -213,7 +227,25 @@ void print_outcome(const Outcome& o, const Options& options, const Bars& bars) {
                     .c_str(),
                 static_cast<double>(tier.tokens) / streams, mib(tier.bytes()), tier.bits_per_value(options.shape.head_dim));
   }
+  std::printf(
+      "          attention is off by %.1e from double precision on the rows it holds (%.0e allowed), %u outputs looked at\n",
+      o.check.attention, o.tolerance.attention, o.check.outputs);
   std::printf("\n");
+}
+
+// Names every preset whose attention is wrong; false when there is one.
+bool all_right(const std::vector<Outcome>& outcomes) {
+  bool right = true;
+  for (const Outcome& o : outcomes) {
+    if (o.right()) continue;
+    right = false;
+    std::fprintf(
+        stderr,
+        "tierkv-demo: attention of \"%s\" is wrong: off by %g from double precision on the rows it holds (%g allowed), by %g "
+        "on the model's own (%g allowed)\n",
+        o.name.c_str(), o.check.attention, o.tolerance.attention, o.check.preset, o.tolerance.preset);
+  }
+  return right;
 }
 
 uint32_t parse_count(const char* option, const char* text, uint32_t least, uint32_t most) {
@@ -278,6 +310,7 @@ int main(int argc, char** argv) {
     std::fflush(stdout);
     outcomes.push_back(std::move(outcome));
   }
+  if (!all_right(outcomes)) return 1;
   if (options.json) return 0;
   const auto balanced = std::find_if(outcomes.begin(), outcomes.end(), [](const Outcome& o) { return o.name == "balanced"; });
   std::printf(

@@ -58,7 +58,8 @@ struct KltTables {
 
   const KltHead& head(uint32_t layer, uint32_t h) const { return heads[static_cast<size_t>(layer) * kv_heads + h]; }
   // Widths for all heads, [layer][kv head]: `bits` is the mean per key value, of which values may take what goes beyond their 2
-  // bits when `joint`. Never more than asked, and less by a few words at most.
+  // bits when `joint`. Never more than asked, and less by a few words at most; but a bit of the values counts as head_dim/32 words,
+  // rounded down, so a head_dim that is no multiple of 32 takes a little more. Blocks are laid out by this: it cannot change.
   std::vector<KltChoice> allocate(double bits, bool joint) const;
   // Multiplies the distortions of each layer's keys and values, which is all that allocate() looks at. REQUIRES: one weight per
   // layer, above 0.

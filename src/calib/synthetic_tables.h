@@ -1,6 +1,11 @@
-// synthetic_tables.h — the tables of KVQuant and SQuat of a synthetic model, for tests.
+// synthetic_tables.h — tables of models that do not exist, for tests and benchmarks: those of a synthetic model's statistics, and
+// those of rows that somebody has at hand.
 #pragma once
 
+#include <random>
+#include <span>
+
+#include "calib/klt.h"
 #include "calib/kvquant.h"
 #include "calib/squat.h"
 #include "calib/synthetic_statistics.h"
@@ -17,6 +22,72 @@ inline Result<CalibrationPtr> kvquant_and_squat(const Statistics& s, const Squat
   c->squat = std::make_shared<SquatTables>(std::move(*squat));
   if (Status status = c->finish(); !status.ok()) return status;
   return CalibrationPtr(std::move(c));
+}
+
+// A calibration with a section for every codec of the registry that needs one; without the deep archive's.
+inline Result<CalibrationPtr> all_tables(const Statistics& s) {
+  auto c = std::make_shared<Calibration>(s, Origin{"synthetic", s.tokens, "test"});
+  auto klt = solve_klt(s, nullptr);
+  if (!klt.ok()) return klt.status();
+  c->klt = std::make_shared<KltTables>(std::move(*klt));
+  auto kvquant = solve_kvquant(s, nullptr);
+  if (!kvquant.ok()) return kvquant.status();
+  c->kvquant = std::make_shared<KvquantTables>(std::move(*kvquant));
+  auto squat = solve_squat(s, nullptr, {});
+  if (!squat.ok()) return squat.status();
+  c->squat = std::make_shared<SquatTables>(std::move(*squat));
+  if (Status status = c->finish(); !status.ok()) return status;
+  return CalibrationPtr(std::move(c));
+}
+
+// Rows of one layer to learn from, [tokens][kv_heads][head_dim]; keys as attention sees them, after RoPE.
+struct SampleRows {
+  uint32_t tokens = 0, heads = 1, kv_heads = 1, head_dim = 0;
+  uint32_t first = 4;  // position of the first token
+  std::span<const float> keys, values;
+};
+
+// The RoPE of most models: channel c turns with channel c + head_dim/2.
+inline Rope usual_rope(uint32_t head_dim) {
+  Rope rope;
+  for (uint32_t p = 0; p < head_dim / 2; ++p) {
+    rope.push_back({static_cast<uint16_t>(p), static_cast<uint16_t>(p + head_dim / 2), std::pow(10000.0, -2.0 * p / head_dim)});
+  }
+  return rope;
+}
+
+// Queries look everywhere, and at a few directions more than elsewhere. `layers` of the same rows.
+inline Statistics statistics_of(const SampleRows& rows, const Rope& rope, uint32_t layers = 1) {
+  const uint32_t d = rows.head_dim;
+  Statistics s;
+  s.model = {"rows at hand", 77, layers, rows.heads, rows.kv_heads, d};
+  s.tokens = rows.tokens;
+  s.ropes.assign(layers, rope);
+  for (uint32_t i = 0; i < rows.tokens; ++i) s.positions.push_back(rows.first + i);
+  LayerSample sample;
+  for (const float x : rows.keys) sample.keys.push_back(f32_to_f16(x));
+  for (const float x : rows.values) sample.values.push_back(f32_to_f16(x));
+  sample.weight.assign(static_cast<size_t>(rows.tokens) * rows.kv_heads, 1.0f);
+  sample.influence = sample.weight;
+  s.layers.assign(layers, sample);
+  std::mt19937 random(d);
+  std::normal_distribution<double> normal;
+  for (uint32_t h = 0; h < layers * rows.kv_heads; ++h) {
+    PairSums pairs;
+    std::vector<double> metric(static_cast<size_t>(d) * d, 0.0);
+    for (uint32_t c = 0; c < d; ++c) metric[static_cast<size_t>(c) * d + c] = 1.0;
+    for (int i = 0; i < 6; ++i) {
+      std::vector<double> q(d);
+      for (double& x : q) x = 0.3 * normal(random);
+      for (uint32_t r = 0; r < d; ++r) {
+        for (uint32_t c = 0; c < d; ++c) metric[static_cast<size_t>(r) * d + c] += q[r] * q[c];
+      }
+    }
+    pairs.key_block = pairs.key_plain = pairs.value = pairs.queries = metric;
+    pairs.query_count = 6 + d;
+    s.pairs.push_back(std::move(pairs));
+  }
+  return s;
 }
 
 }  // namespace tierkv::calib

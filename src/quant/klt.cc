@@ -54,7 +54,8 @@ class KltCodec final : public Codec {
       std::byte* lane = out.data() + static_cast<size_t>(t / kTileLanes) * tile_bytes() + t % kTileLanes * sizeof(uint32_t);
       for_each_code([&](uint32_t j, uint32_t bits, size_t word, uint32_t shift) {
         const float most = static_cast<float>((1u << bits) - 1u);
-        const auto code = static_cast<uint32_t>(std::clamp(std::floor(sums[j]), 0.0f, most));
+        const float level = std::floor(sums[j]);  // not a number where rows near the end of float cancel: code 0
+        const auto code = level > 0.0f ? static_cast<uint32_t>(std::min(level, most)) : 0u;
         uint32_t packed;
         std::memcpy(&packed, lane + word * kTileLanes * sizeof packed, sizeof packed);
         packed |= code << shift;
