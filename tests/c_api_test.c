@@ -89,7 +89,7 @@ static void configuration(void) {
   tierkv_free(json);
   tierkv_free(after);
 
-  OK(tierkv_config_set_model(config, NULL, LAYERS, HEADS, KV_HEADS, 33));
+  OK(tierkv_config_set_model(config, "", LAYERS, HEADS, KV_HEADS, 33));
   REFUSED(tierkv_config_validate(config), TIERKV_INVALID_ARGUMENT, "head_dim");
   tierkv_cache* cache = NULL;
   REFUSED(tierkv_cache_create(config, &cache), TIERKV_INVALID_ARGUMENT, "head_dim");
@@ -262,10 +262,10 @@ static void adaptation_and_eviction(void) {
   tierkv_config_destroy(config);
   tierkv_thresholds before[LAYERS], after[LAYERS];
   size_t count = 0;
-  OK(tierkv_get_thresholds(cache, before, LAYERS, &count));
+  OK(tierkv_get_thresholds(cache, before, sizeof *before, LAYERS, &count));
   CHECK(count == LAYERS && before[0].hot == 64);
   for (int i = 0; i < 20; ++i) OK(tierkv_adapt_thresholds(cache, 0.5));
-  OK(tierkv_get_thresholds(cache, after, LAYERS, &count));
+  OK(tierkv_get_thresholds(cache, after, sizeof *after, LAYERS, &count));
   CHECK(after[0].hot > before[0].hot && after[1].archive_bits > before[1].archive_bits);
   tierkv_quality quality;
   quality.size = sizeof quality;
@@ -300,6 +300,7 @@ static void bad_calls(void) {
   float buffer[HEADS * DIM] = {0};
   char* text = NULL;
   void* bytes = NULL;
+  tierkv_thresholds limits;
   tierkv_memory memory = {sizeof memory, {{0, 0, 0}}, 0, 0, 0, 0, 0, 0, 0, 0};
   OK(tierkv_cache_create(config, &cache));
   OK(tierkv_seq_add(cache, &seq));
@@ -307,6 +308,7 @@ static void bad_calls(void) {
 
   REFUSED(tierkv_config_create(NULL), TIERKV_INVALID_ARGUMENT, "out");
   CHECK(tierkv_config_set_model(NULL, "x", 1, 1, 1, 64) == TIERKV_INVALID_ARGUMENT);
+  CHECK(tierkv_config_set_model(config, NULL, 1, 1, 1, 64) == TIERKV_INVALID_ARGUMENT);
   CHECK(tierkv_config_set_max_seq_len(NULL, 1) == TIERKV_INVALID_ARGUMENT);
   CHECK(tierkv_config_set_byte_budget(NULL, 1) == TIERKV_INVALID_ARGUMENT);
   CHECK(tierkv_config_set_threads(NULL, 1) == TIERKV_INVALID_ARGUMENT);
@@ -345,7 +347,8 @@ static void bad_calls(void) {
   CHECK(tierkv_quality_metrics(cache, NULL) == TIERKV_INVALID_ARGUMENT);
   CHECK(tierkv_verify(NULL, seq) == TIERKV_INVALID_ARGUMENT);
   CHECK(tierkv_adapt_thresholds(NULL, 1.0) == TIERKV_INVALID_ARGUMENT);
-  CHECK(tierkv_get_thresholds(cache, NULL, 2, &count) == TIERKV_INVALID_ARGUMENT);
+  CHECK(tierkv_get_thresholds(cache, NULL, sizeof(tierkv_thresholds), 2, &count) == TIERKV_INVALID_ARGUMENT);
+  CHECK(tierkv_get_thresholds(cache, &limits, 0, 1, &count) == TIERKV_INVALID_ARGUMENT);
   CHECK(tierkv_save_thresholds(cache, NULL) == TIERKV_INVALID_ARGUMENT);
   CHECK(tierkv_load_thresholds(cache, NULL) == TIERKV_INVALID_ARGUMENT);
   CHECK(tierkv_save(cache, seq, NULL) == TIERKV_INVALID_ARGUMENT);
@@ -364,6 +367,9 @@ static void bad_calls(void) {
   rows.type = 17;
   REFUSED(tierkv_append(cache, seq, 0, &rows, &rows), TIERKV_INVALID_ARGUMENT, "type 17");
   rows.type = TIERKV_F32;
+  rows.size = 8;
+  REFUSED(tierkv_append(cache, seq, 0, &rows, &rows), TIERKV_INVALID_ARGUMENT, "keys->size is 8");
+  rows.size = sizeof rows;
   rows.heads = KV_HEADS + 1;
   REFUSED(tierkv_append(cache, seq, 0, &rows, &rows), TIERKV_INVALID_ARGUMENT, "heads");
   rows.heads = KV_HEADS;

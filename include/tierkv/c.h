@@ -15,8 +15,11 @@
  *            another thread is in a call on it is not allowed. A tierkv_config is plain data: one thread at a time. The last error
  *            is per thread.
  *
- * Growth:    structs that the caller fills begin with `size`; the _init functions set it. A newer library takes an older, shorter
- *            struct and uses defaults for the rest, so a program keeps working without being compiled again.
+ * Growth:    structs begin with `size`, which the _init functions and tierkv_rows_dense() set, and the caller before an output. A
+ *            newer library takes an older, shorter struct, uses defaults for what it lacks and writes no further than it reaches,
+ *            so a program keeps working without being compiled again. An older library takes a longer input whose further bytes
+ *            are zero (TIERKV_UNSUPPORTED otherwise) and leaves the further bytes of an output alone. Two have no size:
+ *            tierkv_tier_memory never grows, and tierkv_thresholds comes in lists, whose call takes the size of an element.
  */
 #ifndef TIERKV_C_H
 #define TIERKV_C_H
@@ -65,7 +68,7 @@ typedef struct tierkv_config tierkv_config;
 /* The `balanced` defaults, without a model's shape. */
 tierkv_status tierkv_config_create(tierkv_config** out);
 void tierkv_config_destroy(tierkv_config* config);
-/* num_heads (query heads) 0: as many as KV heads. */
+/* `name` may be "". num_heads (query heads) 0: as many as KV heads. */
 tierkv_status tierkv_config_set_model(tierkv_config* config, const char* name, uint32_t num_layers, uint32_t num_heads,
                                       uint32_t num_kv_heads, uint32_t head_dim);
 tierkv_status tierkv_config_set_max_seq_len(tierkv_config* config, uint32_t tokens);
@@ -129,6 +132,7 @@ enum { TIERKV_F32 = 0, TIERKV_F16 = 1, TIERKV_BF16 = 2 };
 /* The caller's rows: element (token t, head h, channel c) is data[t*token_stride + h*head_stride + c], strides in elements,
  * channels contiguous. tierkv_rows_dense() makes the plain layout [tokens][heads][head_dim]. */
 typedef struct tierkv_rows {
+  size_t size; /* sizeof(tierkv_rows) of the caller */
   const void* data;
   int type;
   uint32_t tokens;
@@ -138,7 +142,19 @@ typedef struct tierkv_rows {
   int64_t head_stride;
 } tierkv_rows;
 
-tierkv_rows tierkv_rows_dense(const void* data, int type, uint32_t tokens, uint32_t heads, uint32_t head_dim);
+/* In the header, so that what it returns is as long as the caller's own struct. */
+static inline tierkv_rows tierkv_rows_dense(const void* data, int type, uint32_t tokens, uint32_t heads, uint32_t head_dim) {
+  tierkv_rows rows = {sizeof(tierkv_rows), NULL, 0, 0, 0, 0, 0, 0};
+  rows.data = data;
+  rows.type = type;
+  rows.tokens = tokens;
+  rows.heads = heads;
+  rows.head_dim = head_dim;
+  rows.token_stride = heads;
+  rows.token_stride *= head_dim;
+  rows.head_stride = head_dim;
+  return rows;
+}
 
 /* Appends the next tokens of one layer. */
 tierkv_status tierkv_append(tierkv_cache* cache, tierkv_seq seq, uint32_t layer, const tierkv_rows* keys,
@@ -186,6 +202,7 @@ tierkv_status tierkv_positions(const tierkv_cache* cache, tierkv_seq seq, uint32
 /* --- statistics */
 enum { TIERKV_SINK = 0, TIERKV_HOT = 1, TIERKV_WARM = 2, TIERKV_ARCHIVE = 3, TIERKV_NUM_TIERS = 4 };
 
+/* Four of these lie inside tierkv_memory, so it never grows: another figure of the tiers will be another array at the end there. */
 typedef struct tierkv_tier_memory {
   uint64_t tokens; /* live rows, summed over layers and KV heads */
   uint64_t payload_bytes;
@@ -214,6 +231,7 @@ typedef struct tierkv_quality {
   uint64_t adaptations;
 } tierkv_quality;
 
+/* One of a list: tierkv_get_thresholds() takes its size, and later versions may be longer. */
 typedef struct tierkv_thresholds {
   uint32_t hot;
   uint32_t warm;
@@ -228,8 +246,10 @@ tierkv_status tierkv_verify(const tierkv_cache* cache, tierkv_seq seq);
 
 /* --- adaptation: one measurement of quality, 1 is as good as FP16 */
 tierkv_status tierkv_adapt_thresholds(tierkv_cache* cache, double score);
-/* One per layer: at most `capacity` to `out` (may be null when 0), and how many there are to `count`. */
-tierkv_status tierkv_get_thresholds(const tierkv_cache* cache, tierkv_thresholds* out, size_t capacity, size_t* count);
+/* One per layer: at most `capacity` to `out` (may be null when 0), and how many there are to `count`. element_size is
+ * sizeof(tierkv_thresholds) of the caller. */
+tierkv_status tierkv_get_thresholds(const tierkv_cache* cache, tierkv_thresholds* out, size_t element_size, size_t capacity,
+                                    size_t* count);
 tierkv_status tierkv_save_thresholds(const tierkv_cache* cache, const char* path);
 tierkv_status tierkv_load_thresholds(tierkv_cache* cache, const char* path);
 

@@ -2,6 +2,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "capi/guard.h"
@@ -35,7 +36,10 @@ int apply_text(tierkv_config* config, const char* text, Apply&& apply) {
   return guarded([&]() -> Status {
     TIERKV_NOT_NULL(config);
     TIERKV_NOT_NULL(text);
-    return apply(text, config->value);
+    CacheConfig next = config->value;  // whatever happens on the way, the caller's is as it was
+    TIERKV_RETURN_IF_ERROR(apply(text, next));
+    config->value = std::move(next);
+    return {};
   });
 }
 
@@ -96,7 +100,8 @@ tierkv_status tierkv_config_set_model(tierkv_config* config, const char* name, u
                                       uint32_t num_kv_heads, uint32_t head_dim) {
   return guarded([&]() -> Status {
     TIERKV_NOT_NULL(config);
-    config->value.model = name ? name : "";
+    TIERKV_NOT_NULL(name);
+    config->value.model = name;
     config->value.num_layers = num_layers;
     config->value.num_heads = num_heads;
     config->value.num_kv_heads = num_kv_heads;
