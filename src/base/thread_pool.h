@@ -48,7 +48,7 @@ class ThreadPool {
     uint32_t count;
     uint32_t next = 0;
     std::atomic<uint32_t> done = 0;
-    std::exception_ptr problem;
+    std::exception_ptr problem = nullptr;
     Loop* behind = nullptr;
   };
   void run_loop(uint32_t n, Task task);
