@@ -21,9 +21,10 @@ ROOMS = {
     "config": ("what can be configured, from TOML, JSON and one line. Touches no token", ("base", "quant", "policy")),
     "plan": ("which codec and which tier length: configuration, calibration, thresholds", ("base", "calib", "config", "quant")),
     "attn": ("attention over block views: scores, online softmax, merge", ("base", "quant")),
-    "tiers": ("the tokens of one sequence: hot tail, blocks, graduation, demotion, eviction, views", ("base", "quant", "plan", "attn")),
-    "snapshot": ("sequences to bytes and back, plain and packed", ("base", "calib", "quant", "deep", "policy", "plan", "attn", "tiers")),
-    "cache": ("the conductor: append, attend, evict, park, save", ("base", "calib", "quant", "deep", "policy", "config", "plan", "attn", "tiers", "snapshot")),
+    "store": ("sealed blocks: headers and bytes apart, who holds them, where they are: in memory or packed. Knows no codec", ("base",)),
+    "tiers": ("the tokens of one sequence: hot tail, blocks, graduation, demotion, eviction, views", ("base", "quant", "store", "plan", "attn")),
+    "snapshot": ("sequences to bytes and back, plain and packed", ("base", "calib", "quant", "store", "deep", "policy", "plan", "attn", "tiers")),
+    "cache": ("the conductor: append, attend, evict, park, save", ("base", "calib", "quant", "store", "deep", "policy", "config", "plan", "attn", "tiers", "snapshot")),
     "capi": ("the C API (tierkv/c.h) on top of it: handles, and the wall no exception passes", ("base", "quant", "policy", "config", "cache")),
     "llama": ("the host for unmodified libllama, and calibration through it", ("base", "calib", "quant")),
 }

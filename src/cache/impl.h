@@ -5,11 +5,11 @@
 //   evict.cc      budgets and policies
 //   adapt.cc      thresholds that follow quality
 //   memory.cc     resident bytes
-//   snapshot.cc   save, load, freeze, unfreeze
+//   save.cc       save, load, freeze, unfreeze
 //   park.cc       park, wake
 //
-// Locks, outermost first: a sequence's mutex; the map's mutex, the thresholds' mutex and the arena's are leaves and never held
-// while another is taken (the sequence map is read, a shared_ptr copied out, and the map let go).
+// Locks, outermost first: a sequence's mutex; the map's mutex, the thresholds' mutex, the store's and the arena's are leaves and
+// never held while another is taken (the sequence map is read, a shared_ptr copied out, and the map let go).
 #pragma once
 
 #include <deque>
@@ -23,22 +23,19 @@
 #include "plan/thresholds.h"
 #include "policy/policy.h"
 #include "quant/codec_set.h"
+#include "store/block_store.h"
 #include "tierkv/cache.h"
 #include "tiers/sequence.h"
 
 namespace tierkv {
-
-namespace snapshot {
-struct DeepCalibration;
-struct DeepPart;
-}  // namespace snapshot
 
 struct AdaptiveKVCache::Impl {
   explicit Impl(const CacheConfig& c) : config(c), codecs(c.head_dim), pool(c.threads), quality(c.quality_target) {}
 
   CacheConfig config;
   quant::CodecSet codecs;
-  std::unique_ptr<Arena> arena;  // outlives the sequences below
+  std::unique_ptr<Arena> arena;  // outlives the store, and that the sequences below
+  std::unique_ptr<store::BlockStore> store;
   tiers::StreamEnv env;
   ThreadPool pool;
   std::unique_ptr<policy::EvictionPolicy> policy;  // null: none
@@ -74,13 +71,8 @@ struct AdaptiveKVCache::Impl {
   std::vector<LayerThresholds> current_thresholds() const;
 
   // park.cc
-  // Deep archives are read and written with the tables of one calibration. failed_precondition: it is null, or has none.
-  Result<snapshot::DeepCalibration> deep_calibration(CalibrationPtr calibration) const;
-  // The deep part of a sequence by these options, or by the configuration's where they name no target; empty with the reason in
-  // report.note when nothing can be coded. REQUIRES: its lock is held.
-  Result<snapshot::DeepPart> pack(const tiers::Sequence& sequence, std::span<const plan::LayerPlan> plans,
-                                  const snapshot::DeepCalibration& calibration, DeepOptions options, DeepReport& report) const;
-  Status wake(tiers::Sequence& sequence);
+  // These options, or the configuration's where they name no target.
+  DeepOptions deep_options(DeepOptions options) const;
 
   // append.cc
   Status append(tiers::Sequence& seq, uint32_t layer, const RowsView& keys, const RowsView& values);
