@@ -40,8 +40,8 @@ class Digest {
 inline void digest_stream(const AdaptiveKVCache::Impl& impl, const tiers::HeadStream& s, uint32_t oldest, Digest& d) {
   for (const tiers::BlockRef& ref : s.blocks) {
     if (ref.position(ref.rows - 1u) < oldest) continue;
-    d.add(ref.block->checksum);
-    d.add(static_cast<int>(ref.block->tier));
+    d.add(ref.block.checksum());
+    d.add(static_cast<int>(ref.block.tier()));
     d.add(ref.rows);
     d.add(ref.live);
     for (uint32_t row = 0; row < ref.rows; ++row) d.add(ref.position(row));

@@ -26,11 +26,10 @@ inline void Machine::check_layer(SeqId id, uint32_t layer) {
     // Tiers stay in order: sinks, archive, warm, tail.
     int last = -1;
     for (const tiers::BlockRef& block : s.blocks) {
-      const int rank = block.block->tier == Tier::sink ? 0 : block.block->tier == Tier::archive ? 1 : 2;
+      const int rank = block.block.tier() == Tier::sink ? 0 : block.block.tier() == Tier::archive ? 1 : 2;
       if (rank < last) return fail("blocks out of order in layer ", layer, ", head ", h);
       last = rank;
-      if (block.live == 0 || block.live > block.rows || block.rows > block.block->codec->tokens)
-        return fail("a block's counts are wrong");
+      if (block.live == 0 || block.live > block.rows || block.rows > block.tokens()) return fail("a block's counts are wrong");
     }
     const bool grows = tiers.hot == kAll || (tiers.window && tiers.hot >= tiers.window);
     if (!grows && !setup_.adapts && !may_run_out()) {
@@ -57,7 +56,7 @@ inline void Machine::check_rows(SeqId id, uint32_t layer, uint32_t head, uint32_
       return fail("position ", p, " is listed but not there");
     bool exact = setup_.row_tolerance == 0.0;
     for (uint32_t r = 0; r < s.tail.rows() && !exact; ++r) exact = s.tail.position(r) == p;
-    if (!s.blocks.empty() && s.blocks[0].block->tier == Tier::sink) exact |= p < s.blocks[0].rows;
+    if (!s.blocks.empty() && s.blocks[0].block.tier() == Tier::sink) exact |= p < s.blocks[0].rows;
     for (int side = 0; side < 2; ++side) {
       const float* original = (side ? ref.values[p] : ref.keys[p]).data() + static_cast<size_t>(head) * d;
       for (uint32_t c = 0; c < d; ++c) {

@@ -23,20 +23,27 @@ struct TierMemory {
 };
 
 // Blocks that several sequences share are counted once in the cache's total, and in full in each sequence's own figure.
+// total_bytes is the sum of the tiers, bookkeeping_bytes, parked_bytes and free_bytes, and never exceeds a budget. Calibrated
+// tables are beside it: they do not grow with tokens, several caches may share them, and a budget does not count them.
+// resident_bytes() is both.
 struct MemoryStats {
   TierMemory tier[kNumTiers];
-  uint64_t bookkeeping_bytes = 0;  // block tables, positions, eviction statistics, sequence records
+  uint64_t bookkeeping_bytes = 0;  // block headers and lists, positions, eviction statistics, sequence records
   uint64_t parked_tokens = 0;      // rows that park() packed, summed over layers and KV heads; in no tier until wake()
   uint64_t parked_bytes = 0;       // what they take
-  uint64_t table_bytes = 0;        // calibrated tables (whole-cache figure only; a budget does not count them: they do not grow)
   uint64_t free_bytes = 0;         // held from the operating system, ready for reuse (whole-cache figure only)
-  uint64_t total_bytes = 0;        // everything above: what the cache has in memory
+  uint64_t total_bytes = 0;        // everything above: what the tokens take
   uint64_t peak_bytes = 0;         // highest total so far (whole-cache figure only)
   uint64_t budget_bytes = 0;       // 0: no budget
   uint64_t fp16_bytes = 0;         // what the same live and parked tokens would take as plain FP16
+  uint64_t table_bytes = 0;        // calibrated tables (whole-cache figure only); not in total_bytes
+  uint64_t scratch_bytes = 0;  // rows of deep archives that calls under way decode (whole-cache figure only); not in total_bytes
+  // What the cache has in memory.
+  uint64_t resident_bytes() const { return total_bytes + table_bytes; }
   const TierMemory& operator[](Tier t) const { return tier[static_cast<int>(t)]; }
   TierMemory& operator[](Tier t) { return tier[static_cast<int>(t)]; }
-  double compression() const { return total_bytes ? static_cast<double>(fp16_bytes) / static_cast<double>(total_bytes) : 0.0; }
+  // Tables counted.
+  double compression() const { return total_bytes ? static_cast<double>(fp16_bytes) / static_cast<double>(resident_bytes()) : 0.0; }
 };
 
 // One measurement of how good the compressed cache is: 1 is as good as FP16 (say, exp(-KL) or top-1 agreement).

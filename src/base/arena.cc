@@ -3,6 +3,8 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <iterator>
+#include <new>
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -97,6 +99,13 @@ void Arena::release(void* p, size_t bytes, MemoryTag tag) noexcept {
   --live_;
   TIERKV_POISON(p, size);
   give(reinterpret_cast<Address>(p), size);
+}
+
+void Arena::retag(size_t bytes, MemoryTag from, MemoryTag to) noexcept {
+  const size_t size = rounded(std::max<size_t>(bytes, 1));
+  std::lock_guard lock(mutex_);
+  allocated_[static_cast<int>(from)] -= size;
+  allocated_[static_cast<int>(to)] += size;
 }
 
 void* Arena::take(size_t bytes, int pool) noexcept {
@@ -280,6 +289,13 @@ size_t Arena::allocated(MemoryTag tag) const {
 size_t Arena::free_bytes() const {
   std::lock_guard lock(mutex_);
   return mapped_ - used_locked();
+}
+
+Arena::Books Arena::books() const {
+  std::lock_guard lock(mutex_);
+  Books out{mapped_, peak_, mapped_ - used_locked(), {}};
+  std::copy(std::begin(allocated_), std::end(allocated_), std::begin(out.allocated));
+  return out;
 }
 
 size_t Arena::used_locked() const {

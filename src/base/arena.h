@@ -49,6 +49,8 @@ class Arena {
   void* allocate(size_t bytes, MemoryTag tag, Use use = Use::normal) noexcept;
   // `bytes` and `tag` as allocated.
   void release(void* p, size_t bytes, MemoryTag tag) noexcept;
+  // `bytes`, as allocated, count under another tag from here on; release() takes that one.
+  void retag(size_t bytes, MemoryTag from, MemoryTag to) noexcept;
   void trim() noexcept;
 
   static size_t rounded(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
@@ -57,6 +59,12 @@ class Arena {
   size_t peak() const;
   size_t allocated(MemoryTag tag) const;
   size_t free_bytes() const;
+  // All of it at one moment: mapped is the sum of allocated and free_bytes.
+  struct Books {
+    size_t mapped = 0, peak = 0, free_bytes = 0;
+    size_t allocated[static_cast<int>(MemoryTag::count)] = {};
+  };
+  Books books() const;
 
  private:
   using Address = uintptr_t;

@@ -1,5 +1,5 @@
-// attend.cc — queries of one sequence or of many in, one exact softmax over every tier of each, outputs out: checks, locks and views
-// here, the work itself in the backend (attn/backend.h).
+// attend.cc — queries of one sequence or of many in, one exact softmax over every tier of each, outputs out: checks, locks and
+// views here, the work itself in the backend (attn/backend.h).
 #include <algorithm>
 #include <cmath>
 
@@ -107,8 +107,7 @@ class Attending {
     TIERKV_RETURN_IF_ERROR(cache::check_shape(item.queries, "queries", config_.query_heads(), config_.head_dim));
     TIERKV_RETURN_IF_ERROR(impl_.env.backend->accepts(item.queries, "queries"));
     TIERKV_RETURN_IF_ERROR(cache::check_queries(item.queries, params_.scale));
-    if (item.queries.tokens != 0 && !item.out)
-      return error(StatusCode::invalid_argument, "attention needs a place for its output");
+    if (item.queries.tokens != 0 && !item.out) return error(StatusCode::invalid_argument, "attention needs a place for its output");
     return {};
   }
 

@@ -1,10 +1,9 @@
 // cache.cc — AdaptiveKVCache: creation, sequences, and the calls that look at or shorten them.
 #include <algorithm>
 
-#include "base/checksum.h"
 #include "base/status_macros.h"
 #include "cache/impl.h"
-#include "tiers/parked.h"
+#include "store/packed_group.h"
 
 namespace tierkv {
 
@@ -17,8 +16,8 @@ namespace {
 // What relief work needs twice over, the lists of a block included.
 size_t largest_block(const AdaptiveKVCache::Impl& impl) {
   const auto bytes = [&](const quant::CodecEntry& entry) {
-    return Arena::rounded(tiers::Block::total_bytes(entry)) + entry.tokens * (sizeof(uint32_t) + impl.env.signals * sizeof(float)) +
-           256;
+    return Arena::rounded(tiers::payload_sizes(entry).total()) + store::BlockStore::kSlabBytes +
+           entry.tokens * (sizeof(uint32_t) + impl.env.signals * sizeof(float)) + 256;
   };
   return impl.planner->now()->largest_block(bytes, impl.config.num_kv_heads);
 }
@@ -52,6 +51,8 @@ Result<std::unique_ptr<AdaptiveKVCache>> AdaptiveKVCache::create(const CacheConf
   }
   impl->arena = std::make_unique<Arena>(config.byte_budget, headroom);
   impl->env.arena = impl->arena.get();
+  impl->store = std::make_unique<store::BlockStore>(*impl->arena, tiers::payload_sizes);
+  impl->env.store = impl->store.get();
   return std::unique_ptr<AdaptiveKVCache>(new AdaptiveKVCache(std::move(impl)));
 }
 
@@ -82,9 +83,9 @@ Result<std::shared_ptr<Sequence>> AdaptiveKVCache::Impl::find(SeqId seq) const {
 }
 
 Status AdaptiveKVCache::Impl::check_awake(SeqId seq, const Sequence& sequence) const {
-  if (!sequence.parked) return {};
-  return error(StatusCode::failed_precondition, "sequence ", seq, " is parked: positions ", sequence.parked->first, "..",
-               sequence.parked->end - 1, " are in no tier until wake()");
+  if (sequence.packed.empty()) return {};
+  return error(StatusCode::failed_precondition, "sequence ", seq, " is parked: positions ", sequence.packed.front()->first, "..",
+               sequence.packed.back()->end - 1, " are in no tier until wake()");
 }
 
 Result<SeqId> AdaptiveKVCache::Impl::adopt(std::shared_ptr<Sequence> sequence) {
@@ -114,7 +115,6 @@ Result<SeqId> AdaptiveKVCache::fork(SeqId seq) {
   std::shared_ptr<Sequence> copy;
   {
     std::lock_guard lock(source->mutex);
-    TIERKV_RETURN_IF_ERROR(impl_->check_awake(seq, *source));
     copy = Sequence::fork(*source);
   }
   return impl_->adopt(std::move(copy));
@@ -219,14 +219,14 @@ Status AdaptiveKVCache::verify(SeqId seq) const {
   for (uint32_t l = 0; l < sequence->num_layers(); ++l) {
     for (const HeadStream& s : sequence->heads(l)) {
       for (const tiers::BlockRef& ref : s.blocks) {
-        if (ref.block->compute_checksum() == ref.block->checksum) continue;
+        if (!ref.block.resident() || impl_->store->intact(ref.block)) continue;
         return error(StatusCode::data_loss, "sequence ", seq, ", layer ", l, ", KV head ", s.head, ": the ",
-                     tier_name(ref.block->tier), " block at position ", ref.first_position, " does not match its checksum");
+                     tier_name(ref.block.tier()), " block at position ", ref.first_position, " does not match its checksum");
       }
     }
   }
-  if (sequence->parked && checksum(sequence->parked->bytes.read()) != sequence->parked->checksum) {
-    return error(StatusCode::data_loss, "sequence ", seq, ": its parked tokens do not match their checksum");
+  for (const store::PackedGroup* group : sequence->packed) {
+    if (!group->intact()) return error(StatusCode::data_loss, "sequence ", seq, ": its parked tokens do not match their checksum");
   }
   return {};
 }
@@ -273,7 +273,7 @@ Status AdaptiveKVCache::flush() {
     if (!found.ok()) continue;  // removed meanwhile
     Sequence& sequence = **found;
     std::lock_guard lock(sequence.mutex);
-    if (sequence.parked) continue;  // nothing is due until it wakes
+    if (!sequence.packed.empty()) continue;  // nothing is due until it wakes
     for (uint32_t l = 0; l < sequence.num_layers(); ++l) {
       const LayerPlan p = impl_->planner->layer(l, sequence.layer(l).length);
       for (HeadStream& s : sequence.heads(l)) {

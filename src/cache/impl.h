@@ -5,12 +5,12 @@
 //   evict.cc      budgets and policies
 //   adapt.cc      calibrations, quality feedback and thresholds, all of which the planner takes
 //   memory.cc     resident bytes
-//   snapshot.cc   save, load, freeze, unfreeze
+//   save.cc       save, load, freeze, unfreeze
 //   park.cc       park, wake
 //
 // Locks, outermost first: a sequence's mutex, or that of the planner's writers (never both); the map's mutex, the planner's leaf,
-// the codec set's and the arena's are leaves and never held while another is taken or a file is read (the sequence map is read, a
-// shared_ptr copied out, and the map let go).
+// the codec set's, the store's and the arena's are leaves and never held while another is taken or a file is read (the sequence map
+// is read, a shared_ptr copied out, and the map let go).
 #pragma once
 
 #include <map>
@@ -23,15 +23,11 @@
 #include "plan/planner.h"
 #include "policy/policy.h"
 #include "quant/codec_set.h"
+#include "store/block_store.h"
 #include "tierkv/cache.h"
 #include "tiers/sequence.h"
 
 namespace tierkv {
-
-namespace snapshot {
-struct DeepCalibration;
-struct DeepPart;
-}  // namespace snapshot
 
 struct AdaptiveKVCache::Impl {
   explicit Impl(const CacheConfig& c) : config(c), codecs(c.head_dim), pool(c.threads) {}
@@ -39,7 +35,8 @@ struct AdaptiveKVCache::Impl {
   CacheConfig config;
   quant::CodecSet codecs;
   std::unique_ptr<plan::Planner> planner;  // set by create()
-  std::unique_ptr<Arena> arena;            // outlives the sequences below
+  std::unique_ptr<Arena> arena;            // outlives the store, and that the sequences below
+  std::unique_ptr<store::BlockStore> store;
   tiers::StreamEnv env;
   ThreadPool pool;
   const Executor pool_executor = [this](uint32_t count, const std::function<void(uint32_t)>& task) { pool.run(count, task); };
@@ -60,13 +57,8 @@ struct AdaptiveKVCache::Impl {
   std::vector<plan::LayerPlan> plans_of(const tiers::Sequence& sequence) const;
 
   // park.cc
-  // Deep archives are read and written with the tables of one calibration. failed_precondition: it is null, or has none.
-  Result<snapshot::DeepCalibration> deep_calibration(CalibrationPtr calibration) const;
-  // The deep part of a sequence by these options, or by the configuration's where they name no target; empty with the reason in
-  // report.note when nothing can be coded. REQUIRES: its lock is held.
-  Result<snapshot::DeepPart> pack(const tiers::Sequence& sequence, std::span<const plan::LayerPlan> plans,
-                                  const snapshot::DeepCalibration& calibration, DeepOptions options, DeepReport& report) const;
-  Status wake(tiers::Sequence& sequence);
+  // These options, or the configuration's where they name no target.
+  DeepOptions deep_options(DeepOptions options) const;
 
   // append.cc
   Status append(tiers::Sequence& seq, uint32_t layer, const RowsView& keys, const RowsView& values);

@@ -1,10 +1,10 @@
-// memory.cc — resident bytes: what the streams hold, walked block by block, set against what the arena gave out.
+// memory.cc — resident bytes. What a sequence holds is walked block by block; what the cache holds is in the arena's own books,
+// which know every tier, so that nothing has to be remembered on the way and the call allocates nothing.
 #include <algorithm>
-#include <unordered_set>
 
 #include "base/status_macros.h"
 #include "cache/impl.h"
-#include "tiers/parked.h"
+#include "store/packed_group.h"
 
 namespace tierkv {
 
@@ -14,68 +14,79 @@ using tiers::Sequence;
 
 namespace {
 
-// Blocks and tails that several sequences share count once when `seen` is given.
-void add_stream(const tiers::StreamEnv& env, const HeadStream& s, MemoryStats& stats, std::unordered_set<const void*>* seen) {
+// Bytes of live rows. In the cache's figure each of several holders adds its share of what they hold together.
+enum class Count { in_full, share };
+
+void add_stream(const tiers::StreamEnv& env, const HeadStream& s, Count count, MemoryStats& stats) {
   const uint64_t row_bytes = 2ull * env.head_dim * sizeof(uint16_t);
   for (const BlockRef& ref : s.blocks) {
-    TierMemory& tier = stats[ref.block->tier];
-    const uint32_t tokens = ref.block->codec->tokens;
-    tier.tokens += ref.live;
+    const uint32_t tokens = ref.tokens();
     stats.fp16_bytes += ref.live * row_bytes;
-    if (!seen || seen->insert(ref.block).second) {
-      const uint64_t held = Arena::rounded(ref.block->total_bytes());
-      const uint64_t payload = static_cast<uint64_t>(ref.block->payload_bytes()) * ref.live / tokens;
-      tier.payload_bytes += payload;
-      tier.overhead_bytes += held - payload;
-    }
+    stats.bookkeeping_bytes += sizeof(store::BlockHeader);
     if (ref.positions) stats.bookkeeping_bytes += Arena::rounded(tokens * sizeof(uint32_t));
     if (ref.stats) stats.bookkeeping_bytes += Arena::rounded(static_cast<size_t>(tokens) * env.signals * sizeof(float));
+    if (!ref.block.resident()) {
+      stats.parked_tokens += ref.live;
+      continue;
+    }
+    const store::PayloadSizes sizes = tiers::payload_sizes(*ref.block.codec());
+    const uint64_t holders = count == Count::share ? ref.block.references() : 1;
+    const uint64_t payload = static_cast<uint64_t>(sizes.keys + sizes.values) * ref.live / (tokens * holders);
+    TierMemory& tier = stats[ref.block.tier()];
+    tier.tokens += ref.live;
+    tier.payload_bytes += payload;
+    tier.overhead_bytes += Arena::rounded(sizes.total()) - payload;
   }
   TierMemory& hot = stats[Tier::hot];
   hot.tokens += s.tail.rows();
   stats.fp16_bytes += s.tail.rows() * row_bytes;
-  if (s.tail.buffer_identity() && (!seen || seen->insert(s.tail.buffer_identity()).second)) {
-    hot.payload_bytes += s.tail.payload_bytes();
-    hot.overhead_bytes += s.tail.buffer_bytes() - s.tail.payload_bytes();
+  if (s.tail.buffer_bytes()) {
+    const uint64_t payload = s.tail.payload_bytes() / (count == Count::share ? s.tail.buffer_references() : 1);
+    hot.payload_bytes += payload;
+    hot.overhead_bytes += s.tail.buffer_bytes() - payload;
   }
   stats.bookkeeping_bytes += s.blocks.storage_bytes() + s.tail.bookkeeping_bytes();
 }
 
-void walk_sequence(const tiers::StreamEnv& env, const Sequence& sequence, MemoryStats& stats,
-                   std::unordered_set<const void*>* seen) {
+void walk_sequence(const tiers::StreamEnv& env, const Sequence& sequence, Count count, MemoryStats& stats) {
   std::lock_guard lock(sequence.mutex);
   stats.bookkeeping_bytes += sequence.record_bytes();
   for (uint32_t l = 0; l < sequence.num_layers(); ++l) {
-    for (const HeadStream& s : sequence.heads(l)) add_stream(env, s, stats, seen);
+    for (const HeadStream& s : sequence.heads(l)) add_stream(env, s, count, stats);
   }
-  if (sequence.parked) {
-    const uint64_t tokens = sequence.parked->rows(sequence.kv_heads());
-    stats.parked_tokens += tokens;
-    stats.parked_bytes += sequence.parked->bytes.held();
-    stats.fp16_bytes += tokens * 2 * env.head_dim * sizeof(uint16_t);
-  }
+  for (const store::PackedGroup* group : sequence.packed) stats.parked_bytes += group->held();
+}
+
+// The sequence with the smallest id above `last`, or null.
+std::shared_ptr<Sequence> sequence_after(const AdaptiveKVCache::Impl& impl, SeqId& last) {
+  std::lock_guard lock(impl.map_mutex);
+  const auto it = impl.sequences.upper_bound(last);
+  if (it == impl.sequences.end()) return nullptr;
+  last = it->first;
+  return it->second;
 }
 
 }  // namespace
 
 MemoryStats AdaptiveKVCache::memory_usage() const {
   MemoryStats stats;
-  std::vector<std::shared_ptr<Sequence>> all;
-  {
-    std::lock_guard lock(impl_->map_mutex);
-    for (const auto& [id, sequence] : impl_->sequences) all.push_back(sequence);
+  SeqId last = 0;
+  while (const auto sequence = sequence_after(*impl_, last)) walk_sequence(impl_->env, *sequence, Count::share, stats);
+  // With calls on other sequences under way the walk and the arena are read a moment apart; otherwise the parts are exactly the
+  // arena's own figures.
+  const Arena::Books books = impl_->arena->books();
+  for (int t = 0; t < kNumTiers; ++t) {
+    TierMemory& tier = stats.tier[t];
+    tier.payload_bytes = std::min<uint64_t>(tier.payload_bytes, books.allocated[t]);
+    tier.overhead_bytes = books.allocated[t] - tier.payload_bytes;
   }
-  std::unordered_set<const void*> seen;
-  for (const auto& sequence : all) walk_sequence(impl_->env, *sequence, stats, &seen);
-  uint64_t used = stats.bookkeeping_bytes + stats.parked_bytes;
-  for (const TierMemory& tier : stats.tier) used += tier.bytes();
-  stats.total_bytes = impl_->arena->mapped();
+  stats.bookkeeping_bytes = books.allocated[static_cast<int>(MemoryTag::bookkeeping)];
+  stats.parked_bytes = books.allocated[static_cast<int>(MemoryTag::parked)];
+  stats.free_bytes = books.free_bytes;
+  stats.total_bytes = books.mapped;
+  stats.peak_bytes = books.peak;
   stats.table_bytes = impl_->codecs.table_bytes();
-  // With calls on other sequences under way the walk and the arena are read a moment apart; otherwise this is exactly the arena's
-  // own figure.
-  stats.free_bytes = stats.total_bytes > used ? stats.total_bytes - used : 0;
-  stats.total_bytes += stats.table_bytes;
-  stats.peak_bytes = impl_->arena->peak() + stats.table_bytes;
+  stats.scratch_bytes = impl_->store->scratch_bytes();
   stats.budget_bytes = impl_->config.byte_budget;
   return stats;
 }
@@ -83,7 +94,7 @@ MemoryStats AdaptiveKVCache::memory_usage() const {
 Result<MemoryStats> AdaptiveKVCache::memory_usage(SeqId seq) const {
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
   MemoryStats stats;
-  walk_sequence(impl_->env, *sequence, stats, nullptr);
+  walk_sequence(impl_->env, *sequence, Count::in_full, stats);
   stats.total_bytes = stats.bookkeeping_bytes + stats.parked_bytes;
   for (const TierMemory& tier : stats.tier) stats.total_bytes += tier.bytes();
   stats.budget_bytes = impl_->config.byte_budget;

@@ -16,7 +16,7 @@ constexpr const char* kTiers = "hot=32,warm=64,archive=rot4,sinks=4";
 
 uint64_t in_use(const AdaptiveKVCache& cache) {
   const MemoryStats m = cache.memory_usage();
-  return m.total_bytes - m.table_bytes - m.free_bytes;
+  return m.total_bytes - m.free_bytes;
 }
 
 void append_text(AdaptiveKVCache& cache, SeqId seq, uint32_t tokens) {
@@ -121,7 +121,6 @@ TEST(Park, RefusesWhatNeedsItsTokensAndNamesWake) {
       f.cache->attention(f.seq, 0, query, out.data()),
       f.cache->get(f.seq, 0, std::span(&position, 1), out.data(), nullptr),
       f.cache->truncate(f.seq, 10),
-      f.cache->fork(f.seq).status(),
       f.cache->positions(f.seq, 0, 0).status(),
       f.cache->hot_view(f.seq, 0, 0).status(),
       f.cache->park(f.seq),
@@ -153,20 +152,93 @@ TEST(Park, LeavesForksAlone) {
   Filled f = filled(kTiers, 800);
   const SeqId other = f.cache->fork(f.seq).value();
   const Bytes of_other = frozen(*f.cache, other);
+  append_text(*f.cache, f.seq, 800);  // what only this one has is worth packing, with what both have before it
   const uint64_t shared = in_use(*f.cache);
   ASSERT_TRUE(f.cache->park(f.seq).ok());
-  EXPECT_EQ(in_use(*f.cache), shared + f.cache->memory_usage().parked_bytes);  // the blocks are the fork's now
-  EXPECT_EQ(frozen(*f.cache, other), of_other);
-  ASSERT_TRUE(f.cache->park(other).ok());
   EXPECT_LT(in_use(*f.cache), shared);
+  EXPECT_EQ(frozen(*f.cache, other), of_other) << "the blocks that both had are the fork's now";
+  const uint64_t apart = in_use(*f.cache);
+  ASSERT_TRUE(f.cache->park(other).ok());
+  EXPECT_LT(in_use(*f.cache), apart);
   ASSERT_TRUE(f.cache->wake(f.seq).ok());
   ASSERT_TRUE(f.cache->wake(other).ok());
-  EXPECT_EQ(frozen(*f.cache, other), frozen(*f.cache, f.seq));
+  EXPECT_EQ(f.cache->positions(f.seq, 2, 1).value().size(), 1600u);
+  EXPECT_EQ(f.cache->positions(other, 2, 1).value().size(), 800u);
   ASSERT_TRUE(f.cache->remove(f.seq).ok());
   append_text(*f.cache, other, 100);
   ASSERT_TRUE(f.cache->verify(other).ok());
   ASSERT_TRUE(f.cache->remove(other).ok());
   EXPECT_EQ(in_use(*f.cache), 0u);
+}
+
+TEST(Park, ThatWouldNotShrinkIsRefusedAndSaysBothFigures) {
+  Filled f = filled(kTiers, 800);
+  const SeqId other = f.cache->fork(f.seq).value();
+  const Bytes before = frozen(*f.cache, f.seq);
+  const auto refused = [&](const DeepOptions& options) {
+    const uint64_t used = in_use(*f.cache);
+    const Status status = f.cache->park(f.seq, options);
+    EXPECT_EQ(status.code(), StatusCode::failed_precondition) << status.to_string();
+    EXPECT_NE(status.message().find("would not shrink"), std::string::npos) << status.message();
+    EXPECT_FALSE(f.cache->is_parked(f.seq).value());
+    EXPECT_EQ(frozen(*f.cache, f.seq), before);
+    EXPECT_EQ(in_use(*f.cache), used);
+    return status.message();
+  };
+  EXPECT_NE(refused({}).find("give back 0"), std::string::npos) << "every block is the fork's as well";
+  ASSERT_TRUE(f.cache->remove(other).ok());
+  const uint64_t archive = f.cache->memory_usage()[Tier::archive].bytes();
+  EXPECT_NE(refused(at_ratio(2.5)).find("give back " + std::to_string(archive)), std::string::npos) << "rot4 is smaller";
+  ASSERT_TRUE(f.cache->park(f.seq).ok());
+}
+
+TEST(Park, AForkOfAParkedSequenceSharesWhatIsPacked) {
+  Filled f = filled(kTiers, 800);
+  ASSERT_TRUE(f.cache->park(f.seq).ok());
+  const uint64_t packed = f.cache->memory_usage().parked_bytes;
+  const SeqId other = f.cache->fork(f.seq).value();
+  EXPECT_TRUE(f.cache->is_parked(other).value());
+  EXPECT_EQ(f.cache->memory_usage().parked_bytes, packed);
+  EXPECT_EQ(frozen(*f.cache, other), frozen(*f.cache, f.seq));
+  ASSERT_TRUE(f.cache->wake(f.seq).ok());
+  EXPECT_TRUE(f.cache->is_parked(other).value());
+  EXPECT_EQ(f.cache->memory_usage().parked_bytes, packed);
+  ASSERT_TRUE(f.cache->verify(other).ok());
+  ASSERT_TRUE(f.cache->wake(other).ok());
+  EXPECT_EQ(f.cache->memory_usage().parked_bytes, 0u);
+  EXPECT_EQ(frozen(*f.cache, other), frozen(*f.cache, f.seq));
+  ASSERT_TRUE(f.cache->remove(f.seq).ok());
+  ASSERT_TRUE(f.cache->verify(other).ok());
+  ASSERT_TRUE(f.cache->remove(other).ok());
+  EXPECT_EQ(in_use(*f.cache), 0u);
+}
+
+TEST(Park, PacksInSeveralPartsAndWakesAll) {
+  Filled f = filled(kTiers, 1600);
+  const MemoryStats before = f.cache->memory_usage(f.seq).value();
+  DeepOptions options = at_ratio(10.0);
+  options.keep_recent = 900;
+  DeepReport first, second;
+  ASSERT_TRUE(f.cache->park(f.seq, options, &first).ok());
+  const uint64_t once = f.cache->memory_usage().parked_bytes;
+  options.keep_recent = DeepOptions::kTiers;
+  const Status status = f.cache->park(f.seq, options, &second);
+  ASSERT_TRUE(status.ok()) << status.to_string();
+  EXPECT_EQ(second.first_position, first.first_position + first.tokens);
+  EXPECT_GT(f.cache->memory_usage().parked_bytes, once);
+  const MemoryStats packed = f.cache->memory_usage(f.seq).value();
+  EXPECT_EQ(packed[Tier::archive].tokens, 0u);
+  EXPECT_EQ(packed.parked_tokens, before[Tier::archive].tokens);
+  EXPECT_EQ(packed.parked_bytes, f.cache->memory_usage().parked_bytes);
+  EXPECT_EQ(f.cache->park(f.seq, options).code(), StatusCode::failed_precondition) << "nothing else is due";
+  const auto refused = f.cache->freeze(f.seq);
+  EXPECT_EQ(refused.status().code(), StatusCode::failed_precondition) << refused.status().to_string();
+  ASSERT_TRUE(f.cache->verify(f.seq).ok());
+  ASSERT_TRUE(f.cache->wake(f.seq).ok());
+  const MemoryStats awake = f.cache->memory_usage(f.seq).value();
+  for (int t = 0; t < kNumTiers; ++t) EXPECT_EQ(awake.tier[t].tokens, before.tier[t].tokens) << t;
+  EXPECT_EQ(awake.total_bytes, before.total_bytes);
+  EXPECT_EQ(f.cache->positions(f.seq, 3, 1).value().size(), 1600u);
 }
 
 TEST(Park, IsSavedAndLoadedAsItIs) {
@@ -211,7 +283,7 @@ TEST(Park, WakingOverTheBudgetIsRefusedAndLosesNothing) {
     EXPECT_TRUE(cache->verify(idle).ok());
   }
   EXPECT_EQ(frozen(*cache, idle), before);
-  EXPECT_LE(cache->memory_usage().total_bytes - cache->memory_usage().table_bytes, config.byte_budget);
+  EXPECT_LE(cache->memory_usage().total_bytes, config.byte_budget);
   ASSERT_TRUE(cache->remove(busy).ok());
   status = cache->wake(idle);
   ASSERT_TRUE(status.ok()) << status.to_string();
@@ -243,7 +315,7 @@ TEST(Park, WorksWhenTheBudgetIsFull) {
     for (int round = 0; round < 2; ++round) {
       status = cache->park(seq, at_ratio(20.0));
       ASSERT_TRUE(status.ok()) << status.to_string();
-      EXPECT_LE(cache->memory_usage().total_bytes - cache->memory_usage().table_bytes, budget);
+      EXPECT_LE(cache->memory_usage().total_bytes, budget);
       EXPECT_LT(in_use(*cache), full * 4 / 5);
       ASSERT_TRUE(cache->verify(seq).ok());
       status = cache->wake(seq);
@@ -292,7 +364,7 @@ TEST(Park, ARefusedWakeLosesNothingInFragmentedMemory) {
       ASSERT_EQ(frozen(*cache, idle), bytes) << "seed " << seed << ", step " << step;
       ASSERT_TRUE(cache->verify(idle).ok());
       const MemoryStats m = cache->memory_usage();
-      ASSERT_LE(m.total_bytes - m.table_bytes, config.byte_budget);
+      ASSERT_LE(m.total_bytes, config.byte_budget);
     }
     ASSERT_TRUE(cache->verify(idle).ok());
     ASSERT_EQ(cache->positions(idle, 2, 1).value().size(), 500u);
@@ -339,7 +411,7 @@ TEST(Park, AFailedOneChangesNothing) {
   ASSERT_TRUE(f.cache->remove(uneven).ok());
   EXPECT_EQ(frozen(*f.cache, f.seq), before);
   EXPECT_EQ(f.cache->memory_usage().fp16_bytes, stats.fp16_bytes);
-  EXPECT_EQ(in_use(*f.cache), stats.total_bytes - stats.table_bytes - stats.free_bytes);
+  EXPECT_EQ(in_use(*f.cache), stats.total_bytes - stats.free_bytes);
 }
 
 TEST(Park, KeepsTheCalibrationItWasPackedWith) {
@@ -378,7 +450,8 @@ TEST(Park, ThreadsParkWakeAndUseSequencesSideBySide) {
   const SeqId base = cache->add_sequence().value();
   append_text(*cache, base, 400);
   std::vector<SeqId> own;
-  for (int t = 0; t < 3; ++t) own.push_back(cache->fork(base).value());
+  for (int t = 0; t < 3; ++t) own.push_back(cache->add_sequence().value());
+  for (const SeqId seq : own) append_text(*cache, seq, 400);
   std::vector<std::thread> threads;
   for (int t = 0; t < 3; ++t) {
     threads.emplace_back([&, t] {
@@ -394,8 +467,14 @@ TEST(Park, ThreadsParkWakeAndUseSequencesSideBySide) {
         // One that all of them park and wake: every call does it whole or says why not.
         const Status parked = cache->park(base);
         EXPECT_TRUE(parked.ok() || parked.code() == StatusCode::failed_precondition) << parked.to_string();
+        const auto copy = cache->fork(base);  // shares what is packed, and what is not
+        ASSERT_TRUE(copy.ok()) << copy.status().to_string();
         const Status awake = cache->wake(base);
         EXPECT_TRUE(awake.ok() || awake.code() == StatusCode::failed_precondition) << awake.to_string();
+        const Status apart = cache->wake(*copy);
+        EXPECT_TRUE(apart.ok() || apart.code() == StatusCode::failed_precondition) << apart.to_string();
+        EXPECT_EQ(cache->positions(*copy, 1, 0).value().size(), 400u);
+        ASSERT_TRUE(cache->remove(*copy).ok());
       }
     });
   }

@@ -1,15 +1,14 @@
 // save.cc — save, load, freeze and unfreeze: a sequence as bytes and back, whole or not at all.
-#include "base/checksum.h"
 #include "base/file.h"
 #include "base/guarded.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "cache/impl.h"
-#include "deep/archive.h"
-#include "snapshot/deep_part.h"
+#include "snapshot/deep_blocks.h"
+#include "snapshot/pack.h"
 #include "snapshot/snapshot.h"
+#include "store/packed_group.h"
 #include "tierkv/snapshot.h"
-#include "tiers/parked.h"
 
 namespace tierkv {
 
@@ -74,8 +73,8 @@ Result<std::shared_ptr<tiers::Sequence>> thaw(AdaptiveKVCache::Impl& impl, std::
   uint64_t needed = snapshot::needed_bytes(impl.env, snapshot);
   snapshot::DeepCalibration deep;
   if (snapshot.header.deep) {
-    TIERKV_ASSIGN_OR_RETURN(deep, impl.deep_calibration(impl.codecs.calibration()));
-    needed += snapshot::deep_needed_bytes(snapshot, plans, *deep.tables);
+    TIERKV_ASSIGN_OR_RETURN(deep, snapshot::deep_calibration(impl.codecs.calibration()));
+    needed += snapshot::deep_needed_bytes(impl.env, snapshot, plans, *deep.tables);
   }
   Arena& arena = *impl.arena;
   const size_t mapped = arena.mapped();
@@ -99,11 +98,7 @@ Result<std::shared_ptr<tiers::Sequence>> thaw(AdaptiveKVCache::Impl& impl, std::
 // What is parked is a deep archive already. REQUIRES: the sequence's lock is held.
 Result<std::vector<std::byte>> write_parked(const AdaptiveKVCache::Impl& impl, const tiers::Sequence& sequence,
                                             std::span<const LayerPlan> plans, const snapshot::SnapshotShape& shape) {
-  const tiers::Parked& parked = *sequence.parked;
-  const snapshot::DeepPart part{parked.first, parked.end, parked.layers, parked.calibration->id(), parked.bytes.read()};
-  if (checksum(part.bytes) != parked.checksum) {
-    return error(StatusCode::data_loss, "the parked tokens changed in memory since they were packed; nothing is saved");
-  }
+  TIERKV_ASSIGN_OR_RETURN(const snapshot::DeepPart part, snapshot::packed_part(sequence));
   return snapshot::write_snapshot(impl.env, sequence, plans, shape, &part);
 }
 
@@ -115,24 +110,26 @@ Result<std::vector<std::byte>> AdaptiveKVCache::freeze(SeqId seq) const {
     const snapshot::SnapshotShape shape{signal_mask(*impl_), impl_->env.hot_bf16, impl_->config.model};
     std::lock_guard lock(sequence->mutex);
     const std::vector<LayerPlan> plans = impl_->plans_of(*sequence);
-    if (sequence->parked) return write_parked(*impl_, *sequence, plans, shape);
+    if (!sequence->packed.empty()) return write_parked(*impl_, *sequence, plans, shape);
     return snapshot::write_snapshot(impl_->env, *sequence, plans, shape);
   });
 }
 
 Result<std::vector<std::byte>> AdaptiveKVCache::freeze(SeqId seq, const DeepOptions& options, DeepReport* report) const {
-  TIERKV_ASSIGN_OR_RETURN(const snapshot::DeepCalibration calibration, impl_->deep_calibration(impl_->codecs.calibration()));
+  TIERKV_ASSIGN_OR_RETURN(const snapshot::DeepCalibration calibration, snapshot::deep_calibration(impl_->codecs.calibration()));
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
   return guarded("write a snapshot", [&]() -> Result<std::vector<std::byte>> {
     const snapshot::SnapshotShape shape{signal_mask(*impl_), impl_->env.hot_bf16, impl_->config.model};
     std::lock_guard lock(sequence->mutex);
     const std::vector<LayerPlan> plans = impl_->plans_of(*sequence);
-    if (sequence->parked) {
-      if (report) *report = sequence->parked->report;
+    if (!sequence->packed.empty()) {
+      if (report) *report = sequence->packed[0]->report;
       return write_parked(*impl_, *sequence, plans, shape);
     }
     DeepReport made;
-    TIERKV_ASSIGN_OR_RETURN(const snapshot::DeepPart part, impl_->pack(*sequence, plans, calibration, options, made));
+    TIERKV_ASSIGN_OR_RETURN(const snapshot::DeepPart part,
+                            snapshot::encode_deep(impl_->env, *sequence, plans, calibration, impl_->deep_options(options),
+                                                  impl_->config.threads, made));
     if (report) *report = made;
     return snapshot::write_snapshot(impl_->env, *sequence, plans, shape, part.empty() ? nullptr : &part);
   });

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <mutex>
+#include <optional>
 
 #include "base/bytes.h"
 #include "base/checksum.h"
@@ -414,8 +415,21 @@ Result<ArchiveInfo> inspect(std::span<const std::byte> bytes) {
   return p.info;
 }
 
-Status decode(std::span<const std::byte> bytes, const Book& book, uint32_t threads, const WriteRows& write) {
-  TIERKV_ASSIGN_OR_RETURN(const Parsed p, parse(bytes));
+struct Decoder::State {
+  Parsed parsed;
+  Book book;
+  Shared shared;
+  std::optional<Models> models;
+};
+
+Decoder::Decoder(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Decoder::Decoder(Decoder&&) noexcept = default;
+Decoder::~Decoder() = default;
+const ArchiveInfo& Decoder::info() const { return state_->parsed.info; }
+uint32_t Decoder::chunks() const { return static_cast<uint32_t>(state_->parsed.chunks.size()); }
+
+Result<Decoder> Decoder::open(std::span<const std::byte> bytes, const Book& book, ThreadPool& pool) {
+  TIERKV_ASSIGN_OR_RETURN(Parsed p, parse(bytes));
   if (p.info.calibration != book.id) {
     return error(StatusCode::failed_precondition, "the deep archive was encoded with another calibration: with ", std::hex,
                  p.info.calibration, ", not ", book.id);
@@ -424,24 +438,40 @@ Status decode(std::span<const std::byte> bytes, const Book& book, uint32_t threa
   if (p.info.layers != tables.coded.size() || p.info.kv_heads != tables.kv_heads || p.info.head_dim != tables.head_dim) {
     return damaged("its shape is not that of its calibration");
   }
-  ThreadPool pool(threads);
-  Shared shared;
-  shared.book = &book;
+  auto state = std::make_unique<State>();
+  state->book = book;
+  Shared& shared = state->shared;
+  shared.book = &state->book;
   shared.transforms = make_transforms(tables, false, pool);
   shared.step = p.step;
   shared.log_step = p.log_step;
   shared.centroids = p.centroids;
   shared.first_position = p.info.first_position;
-  const Models models(tables, p.log_step);
-  std::vector<uint8_t> good(p.chunks.size());
-  pool.run(static_cast<uint32_t>(p.chunks.size()), [&](uint32_t c) {
-    const uint32_t first = c * p.info.chunk;
-    good[c] = decode_chunk(shared, models, first, std::min(p.info.chunk, p.info.tokens - first), p.chunks[c], p.checks[c], write);
+  state->models.emplace(tables, p.log_step);
+  state->parsed = std::move(p);
+  return Decoder(std::move(state));
+}
+
+Status Decoder::decode(uint32_t first_chunk, uint32_t count, ThreadPool& pool, const WriteRows& write) const {
+  const Parsed& p = state_->parsed;
+  std::vector<uint8_t> good(count);
+  pool.run(count, [&](uint32_t i) {
+    const uint32_t c = first_chunk + i, first = c * p.info.chunk;
+    good[i] = decode_chunk(state_->shared, *state_->models, first, std::min(p.info.chunk, p.info.tokens - first), p.chunks[c],
+                           p.checks[c], write);
   });
-  for (size_t c = 0; c < good.size(); ++c) {
-    if (!good[c]) return damaged("the chunk at token " + std::to_string(c * p.info.chunk) + " does not decode to what was encoded");
+  for (uint32_t i = 0; i < count; ++i) {
+    if (good[i]) continue;
+    return damaged("the chunk at token " + std::to_string((first_chunk + i) * p.info.chunk) +
+                   " does not decode to what was encoded");
   }
   return {};
+}
+
+Status decode(std::span<const std::byte> bytes, const Book& book, uint32_t threads, const WriteRows& write) {
+  ThreadPool pool(threads);
+  TIERKV_ASSIGN_OR_RETURN(const Decoder decoder, Decoder::open(bytes, book, pool));
+  return decoder.decode(0, decoder.chunks(), pool, write);
 }
 
 }  // namespace tierkv::deep

@@ -18,12 +18,17 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "calib/calibration.h"
 #include "calib/deep.h"
 #include "tierkv/status.h"
+
+namespace tierkv {
+class ThreadPool;
+}
 
 namespace tierkv::deep {
 
@@ -80,7 +85,25 @@ struct Book {
 // Checks everything that can be checked without tables. data_loss, unsupported (a newer version).
 [[nodiscard]] Result<ArchiveInfo> inspect(std::span<const std::byte> bytes);
 
-// failed_precondition: encoded with another calibration. data_loss: damaged; some rows may have been written by then.
+// An archive that is read piece by piece: who cannot hold all its rows takes a few chunks at a time, in any order.
+// The bytes and the book's tables outlive it. open() and decode() fail as below.
+class Decoder {
+ public:
+  [[nodiscard]] static Result<Decoder> open(std::span<const std::byte> bytes, const Book& book, ThreadPool& pool);
+  Decoder(Decoder&&) noexcept;
+  ~Decoder();
+
+  const ArchiveInfo& info() const;
+  uint32_t chunks() const;  // of info().chunk tokens, the last one shorter
+  [[nodiscard]] Status decode(uint32_t first_chunk, uint32_t count, ThreadPool& pool, const WriteRows& write) const;
+
+ private:
+  struct State;
+  explicit Decoder(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+// All of it. failed_precondition: encoded with another calibration. data_loss: damaged; some rows may have been written by then.
 [[nodiscard]] Status decode(std::span<const std::byte> bytes, const Book& book, uint32_t threads, const WriteRows& write);
 
 }  // namespace tierkv::deep

@@ -42,17 +42,17 @@ struct Building {
 bool build_block(const Building& b, const SnapshotBlock& from, BlockRef& ref) {
   const CodecEntry& codec = *b.codecs.at(from.codec);
   if (!allocate_ref_arrays(b.env, ref, codec.tokens, !from.positions.empty(), Arena::Use::normal)) return false;
-  ref.block = Block::allocate(*b.env.arena, codec, from.tier, Arena::Use::normal);
+  store::Payload payload = b.env.store->allocate(codec, from.tier, Arena::Use::normal);
+  if (payload) {
+    std::memcpy(payload.keys().data(), from.keys.data(), from.keys.size());
+    std::memcpy(payload.values().data(), from.values.data(), from.values.size());
+    const CodecEntry* source = from.source ? b.codecs.at(from.source) : nullptr;
+    ref.block = b.env.store->seal(std::move(payload), from.checksum, codec, from.tier, source, Arena::Use::normal);
+  }
   if (!ref.block) {
     release_ref_arrays(b.env, ref, codec.tokens);
     return false;
   }
-  Block& block = *ref.block;
-  std::memset(block.key_data(), 0, block.data_bytes());
-  std::memcpy(block.key_data(), from.keys.data(), from.keys.size());
-  std::memcpy(block.value_data(), from.values.data(), from.values.size());
-  block.checksum = from.checksum;
-  block.source = from.source ? b.codecs.at(from.source) : nullptr;
   ref.first_position = from.first_position;
   ref.rows = from.rows;
   ref.live = from.live;
@@ -114,12 +114,16 @@ Result<std::shared_ptr<Sequence>> build_sequence(const StreamEnv& env, CodecSet&
   return sequence;
 }
 
+static uint64_t header_bytes(const StreamEnv& env, size_t blocks) {
+  return env.store ? env.store->header_bytes_for(blocks) : blocks * sizeof(store::BlockHeader);
+}
+
 uint64_t needed_bytes(const StreamEnv& env, const Snapshot& snapshot) {
   const auto list = [](uint64_t count, size_t size) { return Arena::rounded(count * size); };
   const uint64_t stat_bytes = env.signals * sizeof(float);
   uint64_t total = Arena::rounded(snapshot.layers.size() * sizeof(LayerState) + snapshot.streams.size() * sizeof(HeadStream));
   for (const SnapshotBlock& b : snapshot.blocks) {
-    total += Arena::rounded(Block::total_bytes(*b.codec)) + list(b.codec->tokens, stat_bytes);
+    total += Arena::rounded(tiers::payload_sizes(*b.codec).total()) + list(b.codec->tokens, stat_bytes);
     if (!b.positions.empty()) total += list(b.codec->tokens, sizeof(uint32_t));
   }
   for (const SnapshotStream& s : snapshot.streams) {
@@ -127,7 +131,7 @@ uint64_t needed_bytes(const StreamEnv& env, const Snapshot& snapshot) {
     if (rows) total += Arena::rounded(TailBuffer::total_bytes(rows, env.head_dim));
     total += list(s.blocks, sizeof(BlockRef)) + list(s.positions.size(), 1) + list(s.tail_rows, stat_bytes);
   }
-  return total;
+  return total + header_bytes(env, snapshot.blocks.size());
 }
 
 }  // namespace tierkv::snapshot

@@ -27,7 +27,7 @@ namespace tierkv::snapshot {
 using plan::LayerPlan;
 using quant::CodecEntry;
 using quant::CodecSet;
-using tiers::Block;
+using store::BlockStore;
 using tiers::BlockRef;
 using tiers::HeadStream;
 using tiers::kDeadPosition;
@@ -156,7 +156,8 @@ Status in_file(const std::string& path, const Status& status);
 // Null when memory ran out. `codecs` is the cache's; signal_slot maps policy signals to env's slots, -1 where not kept.
 [[nodiscard]] Result<std::shared_ptr<Sequence>> build_sequence(const StreamEnv& env, CodecSet& codecs, const int* signal_slot,
                                                                const Snapshot& snapshot);
-// What build_sequence() takes from the arena, to the byte.
+// What build_sequence() takes from the arena, to the byte: with env's store at this moment, whose slabs may have room for headers;
+// for an environment without a store, with each header by itself.
 [[nodiscard]] uint64_t needed_bytes(const StreamEnv& env, const Snapshot& snapshot);
 
 }  // namespace tierkv::snapshot

@@ -77,7 +77,9 @@ struct Job {
   CodecTable codecs;
 
   bool calibrated() const { return deep || codecs.calibration(); }
-  bool kept(const HeadStream& s, const BlockRef& ref) const { return !deep || !deep->covers(s.layer, ref); }
+  bool kept(const HeadStream& s, const BlockRef& ref) const {
+    return ref.block.resident() && !(deep && deep->covers(s.layer, ref));
+  }
 };
 
 void write_spec(Writer& w, const quant::CodecSpec& spec) {
@@ -125,24 +127,25 @@ void write_header(Writer& w, const Job& job, uint64_t file_bytes) {
 }
 
 void write_block(Writer& w, const Job& job, const BlockRef& ref) {
-  const Block& block = *ref.block;
-  w.u8(static_cast<uint8_t>(block.tier));
+  const store::BlockHandle block = ref.block;
+  w.u8(static_cast<uint8_t>(block.tier()));
   w.u8(ref.positions ? kBlockSparse : 0);
   w.u16(ref.rows);
   w.u16(ref.live);
   w.u16(0);
-  w.u32(job.codecs.index(block.codec));
-  w.u32(job.codecs.index(block.source));
+  w.u32(job.codecs.index(block.codec()));
+  w.u32(job.codecs.index(block.source()));
   w.u32(ref.first_position);
   w.u32(0);
-  w.u64(block.checksum);
+  w.u64(block.checksum());
   if (ref.positions) w.bytes(ref.positions, ref.rows * sizeof(uint32_t));
   w.align();
   if (ref.stats) w.bytes(ref.stats, static_cast<size_t>(ref.rows) * job.env.signals * sizeof(float));
   w.align();
-  w.bytes(block.keys().data(), block.keys().size());
+  const store::Pin pin(*job.env.store, block);
+  w.bytes(pin.keys().data(), pin.keys().size());
   w.align();
-  w.bytes(block.values().data(), block.values().size());
+  w.bytes(pin.values().data(), pin.values().size());
   w.align();
 }
 
@@ -206,12 +209,12 @@ Result<std::vector<std::byte>> write_snapshot(const StreamEnv& env, const Sequen
     for (const HeadStream& s : sequence.heads(l)) {
       for (const BlockRef& ref : s.blocks) {
         // A file that no reader accepts would replace one that is good: better to say so now.
-        if (ref.block->compute_checksum() != ref.block->checksum) {
-          return error(StatusCode::data_loss, "layer ", l, ", KV head ", s.head, ": the ", tier_name(ref.block->tier),
+        if (ref.block.resident() && !env.store->intact(ref.block)) {
+          return error(StatusCode::data_loss, "layer ", l, ", KV head ", s.head, ": the ", tier_name(ref.block.tier()),
                        " block at position ", ref.first_position, " changed in memory since it was made; nothing is saved");
         }
         if (!job.kept(s, ref)) continue;
-        for (const CodecEntry* entry : {ref.block->codec, ref.block->source}) {
+        for (const CodecEntry* entry : {ref.block.codec(), ref.block.source()}) {
           const bool other = entry && entry->calibration &&
                              ((job.codecs.calibration() && entry->calibration != job.codecs.calibration()) ||
                               (deep && entry->calibration->id() != deep->calibration));

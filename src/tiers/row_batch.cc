@@ -29,24 +29,17 @@ void pad(RowBatch& batch, const StreamEnv& env, uint32_t tokens) {
   }
 }
 
-Block* encode_block(const StreamEnv& env, const RowBatch& batch, const CodecEntry& codec, Tier tier, const quant::BlockContext& ctx,
-                    Arena::Use use, bool& refused) {
-  refused = false;
-  Block* block = Block::allocate(*env.arena, codec, tier, use);
-  if (!block) return nullptr;
-  // Padding between and after the parts is written once, so that nothing undefined is ever read or saved.
-  std::memset(block->key_data(), 0, block->data_bytes());
+enum class Encoded { done, refused, no_memory };
+
+Encoded encode_with(const StreamEnv& env, const RowBatch& batch, const CodecEntry& codec, const quant::BlockContext& ctx,
+                    const AllocatePayload& allocate) {
+  Payload* payload = allocate(codec);
+  if (!payload) return Encoded::no_memory;
   const attn::EncodeWork sides[] = {
-      {codec.key.get(), batch.keys.data(), ctx, {block->key_data(), codec.key->bytes()}},
-      {codec.value.get(), batch.values.data(), ctx, {block->value_data(), codec.value->bytes()}},
+      {codec.key.get(), batch.keys.data(), ctx, payload->keys()},
+      {codec.value.get(), batch.values.data(), ctx, payload->values()},
   };
-  if (!env.backend->encode(sides).ok()) {
-    refused = true;
-    Block::release(*env.arena, block);
-    return nullptr;
-  }
-  block->checksum = block->compute_checksum();
-  return block;
+  return env.backend->encode(sides).ok() ? Encoded::done : Encoded::refused;
 }
 
 }  // namespace
@@ -79,6 +72,7 @@ void RowBatch::add_tail(const StreamEnv& env, const Tail& tail, uint32_t count) 
 void RowBatch::add_live_rows(const StreamEnv& env, const BlockRef& ref, uint32_t layer, uint32_t head) {
   const size_t d = env.head_dim;
   const quant::BlockContext ctx{layer, head, ref.first_position, ref.positions};
+  const Pin pin(*env.store, ref.block);
   size_t at = rows();
   keys.resize((at + ref.rows) * d);
   values.resize((at + ref.rows) * d);
@@ -90,8 +84,8 @@ void RowBatch::add_live_rows(const StreamEnv& env, const BlockRef& ref, uint32_t
     uint32_t run = row;
     while (run < ref.rows && ref.alive(run)) ++run;
     const attn::DecodeWork sides[] = {
-        {ref.block->codec->key.get(), ref.block->keys(), ctx, row, run - row, keys.data() + at * d},
-        {ref.block->codec->value.get(), ref.block->values(), ctx, row, run - row, values.data() + at * d},
+        {ref.block.codec()->key.get(), pin.keys(), ctx, row, run - row, keys.data() + at * d},
+        {ref.block.codec()->value.get(), pin.values(), ctx, row, run - row, values.data() + at * d},
     };
     env.backend->decode(sides);
     for (uint32_t i = row; i < run; ++i) {
@@ -122,27 +116,41 @@ RowBatch& scratch_batch() {
   return batch;
 }
 
+const CodecEntry* encode_rows(const StreamEnv& env, RowBatch& batch, const CodecEntry& codec, const CodecEntry& raw,
+                              const quant::BlockContext& ctx, const AllocatePayload& allocate) {
+  if (batch.rows() < codec.tokens) pad(batch, env, codec.tokens);
+  for (const CodecEntry* entry : {&codec, codec.fallback, &raw}) {
+    if (!entry) continue;
+    const Encoded result = encode_with(env, batch, *entry, ctx, allocate);
+    if (result == Encoded::done) return entry;
+    if (result == Encoded::no_memory) return nullptr;
+  }
+  return nullptr;
+}
+
 std::optional<BlockRef> seal(const StreamEnv& env, RowBatch& batch, const CodecEntry& codec, const CodecEntry& raw, Tier tier,
                              const CodecEntry* source, uint32_t layer, uint32_t head, Arena::Use use) {
-  const uint32_t rows = batch.rows();
   BlockRef ref;
   ref.first_position = batch.positions[0];
-  ref.rows = ref.live = static_cast<uint16_t>(rows);
+  ref.rows = ref.live = static_cast<uint16_t>(batch.rows());
   if (!allocate_ref_arrays(env, ref, codec.tokens, !consecutive(batch.positions), use)) return std::nullopt;
-  if (rows < codec.tokens) pad(batch, env, codec.tokens);
   if (ref.positions) std::copy(batch.positions.begin(), batch.positions.end(), ref.positions);
   if (ref.stats) std::copy(batch.stats.begin(), batch.stats.end(), ref.stats);
   const quant::BlockContext ctx{layer, head, ref.first_position, ref.positions};
-  bool refused = false;
-  ref.block = encode_block(env, batch, codec, tier, ctx, use, refused);
-  if (!ref.block && refused && codec.fallback) ref.block = encode_block(env, batch, *codec.fallback, tier, ctx, use, refused);
-  if (!ref.block && refused) ref.block = encode_block(env, batch, raw, tier, ctx, use, refused);
-  if (!ref.block) {
-    release_ref_arrays(env, ref, codec.tokens);
-    return std::nullopt;
+  Payload payload;
+  const auto allocate = [&](const CodecEntry& entry) {
+    payload = Payload();  // what a codec refused goes first
+    payload = env.store->allocate(entry, tier, use);
+    return payload ? &payload : nullptr;
+  };
+  const CodecEntry* took = encode_rows(env, batch, codec, raw, ctx, allocate);
+  if (took) {
+    const uint64_t checksum = payload.compute_checksum();
+    ref.block = env.store->seal(std::move(payload), checksum, *took, tier, source, use);
   }
-  ref.block->source = source;
-  return ref;
+  if (ref.block) return ref;
+  release_ref_arrays(env, ref, codec.tokens);
+  return std::nullopt;
 }
 
 }  // namespace tierkv::tiers

@@ -3,6 +3,7 @@
 // At most one block's worth at a time: this is the only place where compressed rows are ever widened for re-encoding.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -28,8 +29,14 @@ void widen_row(const StreamEnv& env, const uint16_t* from, float* to);
 // The batch of this thread, empty.
 RowBatch& scratch_batch();
 
-// Seals the batch (1..codec.tokens rows) into a new block: encoded with `codec`, or kept as 16-bit rows in `raw` when the codec
-// refuses them (it may: its metadata has a range). Short batches are padded by repeating rows. Nothing when memory ran out.
+// Encodes the batch (1..codec.tokens rows; short ones are padded by repeating rows) with `codec`, with its fallback when it refuses
+// the rows (it may: its metadata has a range), and as 16-bit rows in `raw` when both do. `allocate` gives memory for the codec it
+// is asked for, or null. The codec that took them; null when memory ran out.
+using AllocatePayload = std::function<Payload*(const CodecEntry& codec)>;
+const CodecEntry* encode_rows(const StreamEnv& env, RowBatch& batch, const CodecEntry& codec, const CodecEntry& raw,
+                              const quant::BlockContext& ctx, const AllocatePayload& allocate);
+
+// Seals the batch into a new block, by encode_rows(). Nothing when memory ran out.
 std::optional<BlockRef> seal(const StreamEnv& env, RowBatch& batch, const CodecEntry& codec, const CodecEntry& raw, Tier tier,
                              const CodecEntry* source, uint32_t layer, uint32_t head, Arena::Use use);
 

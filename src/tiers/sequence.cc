@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <new>
 
-#include "tiers/parked.h"
-
 namespace tierkv::tiers {
 
 Sequence::Sequence(const StreamEnv& env) : env_(env) {}
@@ -37,6 +35,7 @@ std::shared_ptr<Sequence> Sequence::create(const StreamEnv& env, uint32_t layers
 std::shared_ptr<Sequence> Sequence::fork(const Sequence& from) {
   std::shared_ptr<Sequence> seq = create(from.env_, from.layers_, from.kv_heads_);
   if (!seq) return nullptr;
+  seq->packed = from.packed;
   for (uint32_t l = 0; l < from.layers_; ++l) {
     HeadStream* heads = seq->states_[l].heads;
     seq->states_[l] = from.states_[l];

@@ -4,12 +4,11 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "tiers/stream.h"
 
 namespace tierkv::tiers {
-
-struct Parked;  // parked.h
 
 struct LayerState {
   HeadStream* heads = nullptr;
@@ -22,7 +21,7 @@ class Sequence {
  public:
   // Null when the arena has no room.
   static std::shared_ptr<Sequence> create(const StreamEnv& env, uint32_t layers, uint32_t kv_heads);
-  // A copy that shares blocks and tails. REQUIRES: the source's lock is held.
+  // A copy that shares blocks, packed ones too, and tails. REQUIRES: the source's lock is held.
   static std::shared_ptr<Sequence> fork(const Sequence& from);
   ~Sequence();
   Sequence(const Sequence&) = delete;
@@ -39,7 +38,8 @@ class Sequence {
   size_t record_bytes() const { return Arena::rounded(bytes_); }
 
   mutable std::mutex mutex;
-  std::unique_ptr<Parked> parked;  // null: awake. Otherwise some tokens are in no stream.
+  // Whose members some of its blocks are, in order of position, each with at least one of them; empty: every block is resident.
+  std::vector<const store::PackedGroup*> packed;
 
  private:
   explicit Sequence(const StreamEnv& env);

@@ -29,6 +29,7 @@ struct StreamEnv {
   uint32_t signals = 0;   // eviction statistics per token
   bool hot_bf16 = false;  // the tail's rows are bf16, not fp16
   const attn::Backend* backend = &attn::cpu_backend();
+  BlockStore* store = nullptr;
 };
 
 struct HeadStream {
@@ -62,7 +63,8 @@ void truncate(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, uint32
 // Decodes the row at `position` into key and value (either may be null). False: not there.
 [[nodiscard]] bool read_row(const StreamEnv& env, const HeadStream& s, uint32_t position, float* key, float* value);
 
-// Views over everything live, for attention; stats[i] is the statistics of view i's first row (null without signals) and tier[i]
+// Views over everything live, for attention, valid under the sequence's lock (store/block_store.h says why no block is pinned one
+// by one). REQUIRES: every block is resident. stats[i] is the statistics of view i's first row (null without signals) and tier[i]
 // its tier.
 struct StreamViews {
   std::vector<attn::BlockView> views;

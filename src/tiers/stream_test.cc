@@ -18,6 +18,7 @@ class StreamTest : public ::testing::Test {
  protected:
   explicit StreamTest(size_t limit = 0, size_t headroom = 0, uint32_t signals = 1) : arena(limit, headroom) {
     env.arena = &arena;
+    env.store = &blocks;
     env.head_dim = kDim;
     env.signals = signals;
     plan.hot = 16;
@@ -58,7 +59,7 @@ class StreamTest : public ::testing::Test {
   }
   std::vector<Tier> tiers() const {
     std::vector<Tier> out;
-    for (const BlockRef& ref : s.blocks) out.push_back(ref.block->tier);
+    for (const BlockRef& ref : s.blocks) out.push_back(ref.block.tier());
     return out;
   }
   std::vector<uint32_t> live() const {
@@ -80,6 +81,7 @@ class StreamTest : public ::testing::Test {
   }
 
   Arena arena;
+  BlockStore blocks{arena, payload_sizes};
   StreamEnv env;
   quant::CodecSet codecs{kDim};
   LayerPlan plan;
@@ -100,7 +102,7 @@ TEST_F(StreamTest, TokensTravelThroughTheTiers) {
   std::vector<uint32_t> all(length);
   std::iota(all.begin(), all.end(), 0u);
   EXPECT_EQ(live(), all);
-  EXPECT_EQ(s.blocks[1].block->source, plan.warm_codec) << "an archive block remembers what it was made from";
+  EXPECT_EQ(s.blocks[1].block.source(), plan.warm_codec) << "an archive block remembers what it was made from";
   check(0.02f);
 }
 
@@ -186,7 +188,7 @@ TEST_F(StreamTest, RowsACodecRefusesStayInSixteenBits) {
   push(200, 60000.0f);
   EXPECT_EQ(live_rows(s), 200u);
   uint32_t kept = 0;
-  for (const BlockRef& ref : s.blocks) kept += ref.block->codec == plan.raw_warm;
+  for (const BlockRef& ref : s.blocks) kept += ref.block.codec() == plan.raw_warm;
   EXPECT_GT(kept, 5u);
   check(0.0f);
 }

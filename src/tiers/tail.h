@@ -102,6 +102,8 @@ class Tail {
   size_t buffer_bytes() const { return buffer_ ? Arena::rounded(TailBuffer::total_bytes(buffer_->capacity, head_dim_)) : 0; }
   size_t payload_bytes() const { return static_cast<size_t>(rows()) * head_dim_ * 2 * sizeof(uint16_t); }
   const void* buffer_identity() const { return buffer_; }
+  // Of the buffer, this tail's own included. REQUIRES: there is a buffer.
+  uint32_t buffer_references() const { return buffer_->refs.load(std::memory_order_relaxed); }
   size_t bookkeeping_bytes() const { return positions_.storage_bytes() + stats_.storage_bytes(); }
 
  private:

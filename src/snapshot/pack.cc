@@ -1,0 +1,152 @@
+#include "snapshot/pack.h"
+
+#include <algorithm>
+#include <memory>
+
+#include "base/mapped_memory.h"
+#include "base/status_macros.h"
+#include "snapshot/deep_blocks.h"
+#include "store/packed_group.h"
+
+namespace tierkv::snapshot {
+namespace {
+
+using store::BlockHandle;
+using store::PackedGroup;
+using store::Unpacking;
+using tiers::RowBatch;
+
+Status no_room(const Arena& arena, const char* what, uint64_t needed) {
+  if (!arena.limit()) return error(StatusCode::resource_exhausted, "the system refused ", needed, " bytes to ", what);
+  return error(StatusCode::resource_exhausted, "to ", what, " takes ", needed, " bytes; of byte_budget = ", arena.limit(), " ",
+               arena.mapped() - arena.free_bytes(), " are in use");
+}
+
+std::vector<BlockHandle*> blocks_of_run(Sequence& sequence, const calib::DeepTables& tables, const DeepRun& run) {
+  std::vector<BlockHandle*> out;
+  for (const calib::DeepLayer& layer : tables.coded) {
+    for (HeadStream& s : sequence.heads(layer.layer)) {
+      for (BlockRef& ref : s.blocks) {
+        if (ref.first_position >= run.first && ref.first_position < run.end) out.push_back(&ref.block);
+      }
+    }
+  }
+  return out;
+}
+
+Status would_not_shrink(uint64_t takes, uint64_t frees) {
+  return error(StatusCode::failed_precondition, "it would not shrink: packed, its tokens take ", takes,
+               " bytes, and the blocks that would go give back ", frees, " (blocks that other sequences hold as well stay theirs)");
+}
+
+// One group's blocks in the order of their streams.
+struct Waking {
+  std::vector<BlockHandle*> handles;
+  DeepBlocks blocks;
+};
+
+Waking find_packed(Sequence& sequence, const PackedGroup& group) {
+  Waking out;
+  for (uint32_t l = 0; l < sequence.num_layers(); ++l) {
+    for (HeadStream& s : sequence.heads(l)) {
+      std::vector<DeepBlock> stream;
+      for (BlockRef& ref : s.blocks) {
+        if (ref.block.resident() || ref.block.group() != &group) continue;
+        stream.push_back({l, s.head, ref.first_position - group.first, ref.rows, out.handles.size()});
+        out.handles.push_back(&ref.block);
+      }
+      if (!stream.empty()) out.blocks.push_back(std::move(stream));
+    }
+  }
+  return out;
+}
+
+Status decode_group(const StreamEnv& env, Unpacking& unpacking, const Waking& waking, CodecSet& codecs, ThreadPool& pool) {
+  TIERKV_ASSIGN_OR_RETURN(const DeepCalibration calibration, deep_calibration(unpacking.group().calibration));
+  TIERKV_ASSIGN_OR_RETURN(const quant::CodecPair raw_pair, quant::parse_codec_pair(env.hot_bf16 ? "bf16" : "fp16"));
+  std::vector<const CodecEntry*> raw;
+  for (const BlockHandle* block : waking.handles) {
+    TIERKV_ASSIGN_OR_RETURN(const CodecEntry* entry, codecs.get(raw_pair, block->codec()->tokens));
+    raw.push_back(entry);
+  }
+  return decode_blocks(env, calibration, unpacking.bytes(), waking.blocks, pool, [&](const DeepBlock& block, RowBatch& rows) {
+    const size_t i = block.index;
+    const quant::BlockContext ctx{block.layer, block.head, rows.positions[0], nullptr};
+    const auto allocate = [&](const CodecEntry& codec) { return unpacking.allocate(i, codec) ? &unpacking.payload(i) : nullptr; };
+    return tiers::encode_rows(env, rows, *waking.handles[i]->codec(), *raw[i], ctx, allocate) && unpacking.sealed(i);
+  });
+}
+
+}  // namespace
+
+Status pack(const StreamEnv& env, Sequence& sequence, std::span<const LayerPlan> plans, const DeepCalibration& calibration,
+            const DeepOptions& options, uint32_t threads, DeepReport& report) {
+  const ReturnHeapMemory after;
+  const DeepRun run = find_deep_run(env, sequence, plans, *calibration.tables, options);
+  report = DeepReport();
+  report.note = run.note;
+  if (run.first == run.end) return error(StatusCode::failed_precondition, run.note);
+  const std::vector<BlockHandle*> blocks = blocks_of_run(sequence, *calibration.tables, run);
+  const uint64_t most = env.store->price(blocks).frees;
+  if (most == 0) return would_not_shrink(2ull * (run.end - run.first), 0);
+  auto group = std::make_unique<PackedGroup>();
+  TIERKV_ASSIGN_OR_RETURN(const DeepPart part, encode_deep(env, sequence, calibration, run, options, threads, &report));
+  const BlockStore::Price price = env.store->price(blocks);
+  const uint64_t takes = Arena::rounded(part.bytes.size()) + price.headers;
+  if (takes >= price.frees) return would_not_shrink(takes, price.frees);
+  group->first = run.first;
+  group->end = run.end;
+  group->calibration = calibration.calibration;
+  group->report = report;
+  sequence.packed.reserve(sequence.packed.size() + 1);
+  const PackedGroup* const made = group.get();
+  if (!env.store->pack(blocks, std::move(group), part.bytes)) return no_room(*env.arena, "park the sequence", part.bytes.size());
+  const auto behind =
+      std::find_if(sequence.packed.begin(), sequence.packed.end(), [&](const PackedGroup* g) { return g->first > run.first; });
+  sequence.packed.insert(behind, made);
+  return {};
+}
+
+Status unpack(const StreamEnv& env, Sequence& sequence, CodecSet& codecs, ThreadPool& pool, uint64_t& needed) {
+  Arena& arena = *env.arena;
+  std::vector<Waking> waking;
+  uint64_t takes = 0, held = 0;
+  for (const PackedGroup* group : sequence.packed) {
+    waking.push_back(find_packed(sequence, *group));
+    for (const BlockHandle* block : waking.back().handles) takes += env.store->held_bytes(*block->codec());
+    held += group->held();
+  }
+  const auto refused = [&] {
+    needed = takes > held ? takes - held : 1;
+    return no_room(arena, "wake the sequence", needed);
+  };
+  // Refused before the arena is touched where that can be seen. The packed bytes make room for the last of the blocks.
+  if (arena.limit() && arena.mapped() - arena.free_bytes() + takes > arena.limit() + held) return refused();
+  std::vector<std::unique_ptr<Unpacking>> groups;
+  for (const Waking& w : waking) {
+    groups.push_back(std::make_unique<Unpacking>(*env.store, w.handles));
+    const Status status = decode_group(env, *groups.back(), w, codecs, pool);
+    if (status.code() == StatusCode::resource_exhausted) return refused();
+    TIERKV_RETURN_IF_ERROR(status);
+  }
+  for (const auto& group : groups) group->commit();
+  sequence.packed.clear();
+  return {};
+}
+
+Result<DeepPart> packed_part(const Sequence& sequence) {
+  if (sequence.packed.size() > 1) {
+    return error(StatusCode::failed_precondition, "the sequence is packed in ", sequence.packed.size(),
+                 " parts, and a snapshot holds one: wake() it first");
+  }
+  const PackedGroup& group = *sequence.packed[0];
+  DeepPart part;
+  part.calibration = group.calibration->id();
+  part.bytes = group.read();
+  if (!group.intact()) {
+    return error(StatusCode::data_loss, "the parked tokens changed in memory since they were packed; nothing is saved");
+  }
+  return part;
+}
+
+}  // namespace tierkv::snapshot

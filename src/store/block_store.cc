@@ -1,0 +1,211 @@
+#include "store/block_store.h"
+
+#include <bit>
+#include <cstring>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "base/checksum.h"
+#include "store/packed_group.h"
+
+namespace tierkv::store {
+namespace {
+
+uint64_t checksum_of(std::span<const std::byte> keys, std::span<const std::byte> values) {
+  const uint64_t parts[2] = {checksum(keys), checksum(values)};
+  return checksum(std::as_bytes(std::span(parts)));
+}
+
+}  // namespace
+
+// --- payloads
+
+Payload::~Payload() {
+  if (at_) arena_->release(at_, sizes_.total(), tag_);
+}
+
+void Payload::swap(Payload& other) noexcept {
+  std::swap(arena_, other.arena_);
+  std::swap(at_, other.at_);
+  std::swap(sizes_, other.sizes_);
+  std::swap(tag_, other.tag_);
+}
+
+uint64_t Payload::compute_checksum() const { return checksum_of({at_, sizes_.keys}, {at_ + sizes_.value_offset(), sizes_.values}); }
+
+Payload BlockStore::allocate(const quant::CodecEntry& codec, Tier tier, Arena::Use use) {
+  Payload out;
+  out.sizes_ = sizes_(codec);
+  out.tag_ = static_cast<MemoryTag>(tier);
+  out.arena_ = &arena_;
+  out.at_ = static_cast<std::byte*>(arena_.allocate(out.sizes_.total(), out.tag_, use));
+  if (out.at_) std::memset(out.at_, 0, out.sizes_.total());
+  return out;
+}
+
+// --- headers
+
+BlockHeader* BlockStore::take_header(Arena::Use use) {
+  std::unique_lock lock(mutex_);
+  if (!open_) {
+    // The arena's lock is not taken under this one: both are leaves.
+    lock.unlock();
+    void* memory = arena_.allocate(kSlabBytes, MemoryTag::bookkeeping, use);
+    if (!memory) return nullptr;
+    lock.lock();
+    link(new (memory) Slab);
+    free_slots_ += kSlots;
+  }
+  Slab* slab = open_;
+  const uint32_t slot = static_cast<uint32_t>(std::countr_one(slab->used));
+  slab->used |= 1u << slot;
+  --free_slots_;
+  if (slab->used == (1u << kSlots) - 1) unlink(slab);
+  auto* header = new (reinterpret_cast<std::byte*>(slab) + kSlabHead + slot * sizeof(BlockHeader)) BlockHeader;
+  header->slot = static_cast<uint8_t>(slot);
+  return header;
+}
+
+void BlockStore::give_header(BlockHeader* header) noexcept {
+  const uint32_t slot = header->slot;
+  auto* slab = reinterpret_cast<Slab*>(reinterpret_cast<std::byte*>(header) - slot * sizeof(BlockHeader) - kSlabHead);
+  header->~BlockHeader();
+  {
+    std::lock_guard lock(mutex_);
+    if (slab->used == (1u << kSlots) - 1) link(slab);
+    slab->used &= ~(1u << slot);
+    ++free_slots_;
+    if (slab->used != 0) return;
+    unlink(slab);
+    free_slots_ -= kSlots;
+  }
+  arena_.release(slab, kSlabBytes, MemoryTag::bookkeeping);
+}
+
+void BlockStore::link(Slab* slab) {
+  slab->previous = nullptr;
+  slab->next = open_;
+  if (open_) open_->previous = slab;
+  open_ = slab;
+}
+
+void BlockStore::unlink(Slab* slab) {
+  (slab->previous ? slab->previous->next : open_) = slab->next;
+  if (slab->next) slab->next->previous = slab->previous;
+}
+
+size_t BlockStore::header_bytes_for(size_t count) const {
+  std::lock_guard lock(mutex_);
+  return count > free_slots_ ? (count - free_slots_ + kSlots - 1) / kSlots * kSlabBytes : 0;
+}
+
+// --- blocks
+
+BlockHandle BlockStore::seal(Payload payload, uint64_t checksum, const quant::CodecEntry& codec, Tier tier,
+                             const quant::CodecEntry* source, Arena::Use use) {
+  BlockHeader* header = take_header(use);
+  if (!header) return {};
+  header->tier = tier;
+  header->source = source;
+  become_resident(header, std::move(payload), codec, checksum);
+  return BlockHandle(header);
+}
+
+void BlockStore::release(BlockHandle block) noexcept {
+  BlockHeader* header = block.header_;
+  // acq_rel: the last owner must see every read of the others finished before the bytes are reused.
+  if (header->refs.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  drop_place(header);
+  give_header(header);
+}
+
+bool BlockStore::intact(BlockHandle block) const {
+  const BlockBytes b = bytes(block);
+  return checksum_of(b.keys, b.values) == block.checksum();
+}
+
+// --- states
+
+Payload BlockStore::take_payload(BlockHeader* header) noexcept {
+  Payload out;
+  out.arena_ = &arena_;
+  out.sizes_ = sizes_(*header->codec);
+  out.tag_ = static_cast<MemoryTag>(header->tier);
+  out.at_ = static_cast<std::byte*>(std::exchange(header->place, nullptr));
+  return out;
+}
+
+void BlockStore::drop_place(BlockHeader* header) noexcept {
+  switch (header->state) {
+    case BlockState::resident: (void)take_payload(header); break;
+    case BlockState::packed: static_cast<PackedGroup*>(header->place)->leave(); break;
+  }
+}
+
+void BlockStore::become_packed(BlockHeader* header, PackedGroup* group) noexcept {
+  header->state = BlockState::packed;
+  header->place = group;
+  group->join();
+}
+
+void BlockStore::become_resident(BlockHeader* header, Payload payload, const quant::CodecEntry& codec, uint64_t sum) noexcept {
+  header->state = BlockState::resident;
+  header->codec = &codec;
+  header->checksum = sum;
+  header->place = std::exchange(payload.at_, nullptr);
+}
+
+BlockStore::Price BlockStore::price(std::span<BlockHandle* const> blocks) const {
+  Price out;
+  size_t shared = 0;
+  for (const BlockHandle* block : blocks) {
+    if (block->references() == 1) out.frees += held_bytes(*block->codec());
+    else ++shared;
+  }
+  out.headers = header_bytes_for(shared);
+  return out;
+}
+
+bool BlockStore::pack(std::span<BlockHandle* const> blocks, std::unique_ptr<PackedGroup> group, std::span<const std::byte> bytes) {
+  std::vector<BlockHeader*> fresh(blocks.size(), nullptr);  // of blocks that others hold as well
+  std::vector<BlockHeader*> owners;                         // of the donors
+  std::vector<Payload> donors;
+  owners.reserve(blocks.size());
+  donors.reserve(blocks.size());
+  group->reserve(blocks.size());  // nothing throws from here on
+  bool room = true;
+  for (size_t i = 0; room && i < blocks.size(); ++i) {
+    if (blocks[i]->references() == 1) continue;
+    fresh[i] = take_header(Arena::Use::normal);
+    room = fresh[i] != nullptr;
+  }
+  // The payloads leave their headers for a moment. Nobody reads them: this is the only reference, under its sequence's lock.
+  for (size_t i = 0; room && i < blocks.size(); ++i) {
+    if (fresh[i]) continue;
+    owners.push_back(blocks[i]->header_);
+    donors.push_back(take_payload(owners.back()));
+  }
+  if (!room || !group->put(arena_, bytes, donors)) {
+    for (size_t i = 0; i < donors.size(); ++i) owners[i]->place = std::exchange(donors[i].at_, nullptr);
+    for (BlockHeader* header : fresh) {
+      if (header) give_header(header);
+    }
+    return false;
+  }
+  PackedGroup* const members = group.release();  // they own it from here on
+  for (BlockHeader* header : owners) become_packed(header, members);
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    if (!fresh[i]) continue;
+    fresh[i]->tier = blocks[i]->tier();
+    fresh[i]->codec = blocks[i]->codec();
+    fresh[i]->source = blocks[i]->source();
+    fresh[i]->checksum = blocks[i]->checksum();
+    become_packed(fresh[i], members);
+    release(*blocks[i]);
+    *blocks[i] = BlockHandle(fresh[i]);
+  }
+  return true;
+}
+
+}  // namespace tierkv::store

@@ -1,0 +1,234 @@
+// block_store.h — the sealed blocks of a cache: a small header for each, and its bytes (the payload) apart from it.
+//
+// A block is up to 256 tokens' keys and values of one KV head as codec bytes. Sequences hold handles to headers and count as
+// references; the bytes never change after sealing, so forks share them and a checksum over them means something. What differs
+// between sequences (rows in use, evicted rows) is in tiers::BlockRef.
+//
+// Headers:  40 bytes, in slabs of the arena (bookkeeping). They never move. A slot is used again; an empty slab is given back.
+// Payloads: [key bytes, padded to 64][value bytes] in the arena under the tier's tag. The store knows no codec: SizesOf says how
+//           long the two parts are.
+// States:   resident: header.place is the payload. packed: it is the PackedGroup that holds the tokens as a deep archive.
+//           A file or a device is another state: an enumerator, what `place` means for it, a case in drop_place(), and a call like
+//           pack() or Unpacking that changes it. Nothing else looks at `place`.
+// Pins:     whoever reads bytes keeps them from changing state. Only the holder of the *only* reference may change a block's state,
+//           so one more reference is a pin: Pin takes one. A reader that holds the lock of a sequence has that sequence's own
+//           references for as long, and the lock keeps everybody else from changing them: attention reads its whole list of views
+//           under that one lock and touches no counter. A counter per block and call would be two locked instructions for every
+//           block, on cache lines that forks share; this is none.
+// Threads:  safe. References are atomic; slabs have a mutex that is a leaf. Header fields change only while one reference is left.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+
+#include "base/arena.h"
+#include "tierkv/stats.h"
+
+namespace tierkv::quant {
+struct CodecEntry;  // opaque here
+}
+
+namespace tierkv::store {
+
+class PackedGroup;
+class Unpacking;
+
+enum class BlockState : uint8_t { resident = 0, packed = 1 };
+
+struct PayloadSizes {
+  size_t keys = 0, values = 0;
+  size_t value_offset() const { return Arena::rounded(keys); }
+  size_t total() const { return value_offset() + values; }
+};
+using SizesOf = PayloadSizes (*)(const quant::CodecEntry& codec);
+
+struct BlockBytes {
+  std::span<const std::byte> keys, values;
+};
+
+// Of the store alone; others see a BlockHandle.
+struct BlockHeader {
+  std::atomic<uint32_t> refs{1};
+  Tier tier = Tier::warm;
+  BlockState state = BlockState::resident;
+  uint8_t slot = 0;  // in its slab
+  const quant::CodecEntry* codec = nullptr;
+  const quant::CodecEntry* source = nullptr;
+  uint64_t checksum = 0;
+  void* place = nullptr;
+};
+static_assert(sizeof(BlockHeader) == 40);
+
+// What a sequence holds. A plain value: copying it takes no reference. REQUIRES, for all but bool and ==: it is not null.
+class BlockHandle {
+ public:
+  BlockHandle() = default;
+  explicit operator bool() const { return header_ != nullptr; }
+  bool operator==(const BlockHandle&) const = default;
+
+  Tier tier() const { return header_->tier; }
+  BlockState state() const { return header_->state; }
+  bool resident() const { return header_->state == BlockState::resident; }
+  const quant::CodecEntry* codec() const { return header_->codec; }
+  const quant::CodecEntry* source() const { return header_->source; }  // what the rows were decoded from; null: 16-bit rows
+  uint64_t checksum() const { return header_->checksum; }              // of the resident bytes; when packed, of what they were
+  // 1: only the caller's, and nobody can join without the lock of the caller's sequence.
+  uint32_t references() const { return header_->refs.load(std::memory_order_acquire); }
+  // REQUIRES: packed.
+  const PackedGroup* group() const { return static_cast<const PackedGroup*>(header_->place); }
+
+ private:
+  friend class BlockStore;
+  friend class Unpacking;
+  explicit BlockHandle(BlockHeader* header) : header_(header) {}
+  BlockHeader* header_ = nullptr;
+};
+
+// Memory for the bytes of one block, before it is one. Goes back to the arena unless a block was made of it.
+class Payload {
+ public:
+  Payload() = default;
+  Payload(Payload&& other) noexcept { swap(other); }
+  Payload& operator=(Payload&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~Payload();
+
+  explicit operator bool() const { return at_ != nullptr; }
+  std::span<std::byte> keys() { return {at_, sizes_.keys}; }
+  std::span<std::byte> values() { return {at_ + sizes_.value_offset(), sizes_.values}; }
+  uint64_t compute_checksum() const;
+
+ private:
+  friend class BlockStore;
+  friend class PackedGroup;
+  friend class Unpacking;
+  void swap(Payload& other) noexcept;
+
+  Arena* arena_ = nullptr;
+  std::byte* at_ = nullptr;
+  PayloadSizes sizes_;
+  MemoryTag tag_ = MemoryTag::warm;
+};
+
+class BlockStore {
+ public:
+  BlockStore(Arena& arena, SizesOf sizes) : arena_(arena), sizes_(sizes) {}
+  // REQUIRES: every block was released.
+  ~BlockStore() = default;
+  BlockStore(const BlockStore&) = delete;
+  BlockStore& operator=(const BlockStore&) = delete;
+
+  // All bytes zero, padding too, so that nothing undefined is ever read or saved. Null (false): the arena has no room.
+  Payload allocate(const quant::CodecEntry& codec, Tier tier, Arena::Use use);
+  // A block of it, with one reference, which the caller has. `checksum` is the payload's compute_checksum(). Null: no room for the
+  // header; the payload is gone then.
+  BlockHandle seal(Payload payload, uint64_t checksum, const quant::CodecEntry& codec, Tier tier, const quant::CodecEntry* source,
+                   Arena::Use use);
+
+  void retain(BlockHandle block) { block.header_->refs.fetch_add(1, std::memory_order_relaxed); }
+  // The last reference frees the block. Needs no memory.
+  void release(BlockHandle block) noexcept;
+
+  // REQUIRES: resident, and the caller's reference stays for as long as it reads: a Pin, or a sequence's lock, keeps it.
+  BlockBytes bytes(BlockHandle block) const {
+    const PayloadSizes sizes = sizes_(*block.codec());
+    const auto* at = static_cast<const std::byte*>(block.header_->place);
+    return {{at, sizes.keys}, {at + sizes.value_offset(), sizes.values}};
+  }
+  // The bytes are those that were sealed. REQUIRES: as bytes().
+  bool intact(BlockHandle block) const;
+
+  // What a payload takes from the arena.
+  size_t held_bytes(const quant::CodecEntry& codec) const { return Arena::rounded(sizes_(codec).total()); }
+  // What slabs for `count` more headers take from the arena at this moment.
+  size_t header_bytes_for(size_t count) const;
+
+  // Packing: what it would give back, and what it takes beside the packed bytes themselves (headers for blocks that others hold
+  // as well). REQUIRES: the caller has a reference to each, and its sequence's lock.
+  struct Price {
+    uint64_t frees = 0, headers = 0;
+  };
+  Price price(std::span<BlockHandle* const> blocks) const;
+  // Makes the blocks packed members of `group`, which gets `bytes`. Where the arena has no room for them they take over the memory
+  // of the very blocks they replace: packing is what an operator does when memory is short, and must not need more of it first. A
+  // block that others refer to as well stays theirs, and the caller's handle becomes a packed one of its own. False: no room,
+  // nothing was changed. REQUIRES: as price(), all resident and not empty.
+  [[nodiscard]] bool pack(std::span<BlockHandle* const> blocks, std::unique_ptr<PackedGroup> group,
+                          std::span<const std::byte> bytes);
+
+  Arena& arena() { return arena_; }
+  // Rows that calls under way hold outside the arena (CountedScratch).
+  uint64_t scratch_bytes() const { return scratch_.load(std::memory_order_relaxed); }
+
+ private:
+  friend class Unpacking;
+  friend class CountedScratch;
+  static constexpr uint32_t kSlots = 24;
+  struct Slab {
+    Slab* previous = nullptr;  // among those with a free slot
+    Slab* next = nullptr;
+    uint32_t used = 0;  // bit i: slot i
+  };
+  static constexpr size_t kSlabHead = 64;
+  static_assert(sizeof(Slab) <= kSlabHead);
+
+ public:
+  static constexpr size_t kSlabBytes = kSlabHead + kSlots * sizeof(BlockHeader);
+
+ private:
+  static_assert(kSlabBytes == 1024);
+  BlockHeader* take_header(Arena::Use use);
+  void give_header(BlockHeader* header) noexcept;
+  void link(Slab* slab);
+  void unlink(Slab* slab);
+  Payload take_payload(BlockHeader* header) noexcept;
+  void drop_place(BlockHeader* header) noexcept;
+  void become_packed(BlockHeader* header, PackedGroup* group) noexcept;
+  void become_resident(BlockHeader* header, Payload payload, const quant::CodecEntry& codec, uint64_t checksum) noexcept;
+
+  Arena& arena_;
+  const SizesOf sizes_;
+  mutable std::mutex mutex_;
+  Slab* open_ = nullptr;  // slabs with a free slot
+  size_t free_slots_ = 0;
+  std::atomic<uint64_t> scratch_ = 0;
+};
+
+// Counts memory outside the arena for as long as it lives, so that it is reported.
+class CountedScratch {
+ public:
+  CountedScratch(BlockStore& store, uint64_t bytes) : store_(store), bytes_(bytes) { store_.scratch_ += bytes_; }
+  ~CountedScratch() { store_.scratch_ -= bytes_; }
+  CountedScratch(const CountedScratch&) = delete;
+  CountedScratch& operator=(const CountedScratch&) = delete;
+
+ private:
+  BlockStore& store_;
+  const uint64_t bytes_;
+};
+
+// Holds one more reference to a resident block: its bytes stay where they are and as they are for as long as this lives.
+class Pin {
+ public:
+  // REQUIRES: resident; the caller has a reference, or the lock of a sequence that has one.
+  Pin(BlockStore& store, BlockHandle block) : store_(store), block_(block), bytes_(store.bytes(block)) { store_.retain(block_); }
+  ~Pin() { store_.release(block_); }
+  Pin(const Pin&) = delete;
+  Pin& operator=(const Pin&) = delete;
+
+  std::span<const std::byte> keys() const { return bytes_.keys; }
+  std::span<const std::byte> values() const { return bytes_.values; }
+
+ private:
+  BlockStore& store_;
+  const BlockHandle block_;
+  const BlockBytes bytes_;
+};
+
+}  // namespace tierkv::store

@@ -1,0 +1,79 @@
+// graduate.cc — rows become older: from the tail into sinks and warm blocks, from warm blocks into the archive.
+#include "tiers/row_batch.h"
+#include "tiers/stream.h"
+
+namespace tierkv::tiers {
+namespace {
+
+bool push_block(const StreamEnv& env, HeadStream& s, BlockRef ref, Arena::Use use) {
+  if (s.blocks.push_back(*env.arena, ref, use)) return true;
+  release_ref(env, ref);
+  return false;
+}
+
+// The first tokens of the sequence leave the tail for good, in the tail's own precision.
+bool extract_sinks(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, Arena::Use use) {
+  RowBatch& batch = scratch_batch();
+  batch.add_tail(env, s.tail, plan.sinks);
+  auto ref = seal(env, batch, *plan.sink_codec, *plan.sink_codec, Tier::sink, nullptr, s.layer, s.head, use);
+  if (!ref || !push_block(env, s, *ref, use)) return false;
+  s.tail.drop_front(plan.sinks);
+  return true;
+}
+
+bool graduate(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, Arena::Use use) {
+  const uint32_t block = plan.first_block();
+  if (plan.ring || plan.hot == kAll || block == 0) return true;
+  const Tier tier = plan.warm ? Tier::warm : Tier::archive;
+  const bool wants_sinks = plan.sinks && s.blocks.empty() && s.tail.rows() && s.tail.position(0) == 0;
+  if (wants_sinks) {
+    if (s.tail.rows() < static_cast<uint64_t>(plan.hot) + block + plan.sinks) return true;
+    if (!extract_sinks(env, s, plan, use)) return false;
+  }
+  while (s.tail.rows() >= static_cast<uint64_t>(plan.hot) + block) {
+    RowBatch& batch = scratch_batch();
+    batch.add_tail(env, s.tail, block);
+    const CodecEntry& raw = plan.warm ? *plan.raw_warm : *plan.raw_archive;
+    auto ref = seal(env, batch, *plan.first_codec(s.head), raw, tier, nullptr, s.layer, s.head, use);
+    if (!ref || !push_block(env, s, *ref, use)) return false;
+    s.tail.drop_front(block);
+  }
+  return true;
+}
+
+// The oldest warm blocks that together fill one archive block become it. Blocks that eviction or truncation left short may make it
+// short.
+bool demote(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, Arena::Use use) {
+  if (plan.warm == kAll || plan.warm == 0) return true;
+  const uint32_t target = plan.archive_codec->tokens;
+  for (;;) {
+    size_t first = 0;
+    while (first < s.blocks.size() && s.blocks[first].block.tier() != Tier::warm) ++first;
+    uint64_t warm = 0;
+    for (size_t i = first; i < s.blocks.size(); ++i) warm += s.blocks[i].live;
+    if (warm < static_cast<uint64_t>(plan.warm) + target) return true;
+    RowBatch& batch = scratch_batch();
+    size_t last = first;
+    while (last < s.blocks.size() && batch.rows() + s.blocks[last].live <= target) {
+      batch.add_live_rows(env, s.blocks[last++], s.layer, s.head);
+    }
+    if (last == first) return true;  // a warm block larger than an archive block (an older configuration's): it stays
+    if (batch.rows()) {
+      auto ref = seal(env, batch, *plan.archive(s.head), *plan.raw_archive, Tier::archive, s.blocks[first].block.codec(), s.layer,
+                      s.head, use);
+      if (!ref) return false;
+      release_ref(env, s.blocks[first]);
+      s.blocks[first++] = *ref;
+    }
+    for (size_t i = first; i < last; ++i) release_ref(env, s.blocks[i]);
+    s.blocks.erase(first, last - first);
+  }
+}
+
+}  // namespace
+
+bool settle(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, Arena::Use use) {
+  return graduate(env, s, plan, use) && demote(env, s, plan, use);
+}
+
+}  // namespace tierkv::tiers

@@ -1,0 +1,125 @@
+// views.cc — looking at a stream: what is live, one row, and the views that attention reads.
+#include <algorithm>
+
+#include "tiers/row_batch.h"
+#include "tiers/stream.h"
+
+namespace tierkv::tiers {
+namespace {
+
+// Index of the block that may hold `position`, or blocks.size().
+size_t find_block(const HeadStream& s, uint32_t position) {
+  size_t found = s.blocks.size();
+  for (size_t low = 0, high = s.blocks.size(); low < high;) {
+    const size_t mid = (low + high) / 2;
+    if (s.blocks[mid].first_position <= position) {
+      found = mid;
+      low = mid + 1;
+    } else {
+      high = mid;
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+uint32_t oldest_position(const HeadStream& s, uint32_t length) {
+  if (!s.blocks.empty()) return s.blocks[0].first_live_position();
+  return s.tail.rows() ? s.tail.position(0) : length;
+}
+
+uint32_t live_rows(const HeadStream& s) {
+  uint32_t n = s.tail.rows();
+  for (const BlockRef& ref : s.blocks) n += ref.live;
+  return n;
+}
+
+void live_positions(const HeadStream& s, std::vector<uint32_t>& out) {
+  out.clear();
+  for (const BlockRef& ref : s.blocks) {
+    for (uint32_t row = 0; row < ref.rows; ++row) {
+      if (ref.alive(row)) out.push_back(ref.position(row));
+    }
+  }
+  for (uint32_t row = 0; row < s.tail.rows(); ++row) out.push_back(s.tail.position(row));
+}
+
+void live_stats(const StreamEnv& env, const HeadStream& s, std::vector<float>& out) {
+  out.clear();
+  if (!env.signals) return;
+  for (const BlockRef& ref : s.blocks) {
+    for (uint32_t row = 0; row < ref.rows; ++row) {
+      if (ref.alive(row)) out.insert(out.end(), ref.stats + row * env.signals, ref.stats + (row + 1) * env.signals);
+    }
+  }
+  for (uint32_t row = 0; row < s.tail.rows(); ++row)
+    out.insert(out.end(), s.tail.stats_row(row), s.tail.stats_row(row) + env.signals);
+}
+
+bool read_row(const StreamEnv& env, const HeadStream& s, uint32_t position, float* key, float* value) {
+  const size_t b = find_block(s, position);
+  if (b < s.blocks.size()) {
+    const BlockRef& ref = s.blocks[b];
+    const quant::BlockContext ctx{s.layer, s.head, ref.first_position, ref.positions};
+    for (uint32_t row = 0; row < ref.rows; ++row) {
+      if (ref.position(row) != position) continue;
+      if (!key && !value) return true;
+      const Pin pin(*env.store, ref.block);
+      const attn::DecodeWork sides[] = {
+          {ref.block.codec()->key.get(), pin.keys(), ctx, row, 1, key},
+          {ref.block.codec()->value.get(), pin.values(), ctx, row, 1, value},
+      };
+      if (key) env.backend->decode({&sides[0], 1});
+      if (value) env.backend->decode({&sides[1], 1});
+      return true;
+    }
+  }
+  for (uint32_t row = 0; row < s.tail.rows(); ++row) {
+    if (s.tail.position(row) != position) continue;
+    if (key) widen_row(env, s.tail.key_row(row), key);
+    if (value) widen_row(env, s.tail.value_row(row), value);
+    return true;
+  }
+  return false;
+}
+
+void collect_views(const StreamEnv& env, HeadStream& s, const CodecEntry& hot_codec, StreamViews& out) {
+  out.views.clear();
+  out.stats.clear();
+  out.tiers.clear();
+  for (const BlockRef& ref : s.blocks) {
+    const CodecEntry& codec = *ref.block.codec();
+    const store::BlockBytes bytes = env.store->bytes(ref.block);
+    out.views.push_back({codec.key.get(),
+                         codec.value.get(),
+                         bytes.keys,
+                         bytes.values,
+                         {s.layer, s.head, ref.first_position, ref.positions},
+                         ref.rows});
+    out.stats.push_back(ref.stats);
+    out.tiers.push_back(ref.block.tier());
+  }
+  Tail::Run runs[2];
+  s.tail.runs(runs);
+  uint32_t row = 0;
+  for (const Tail::Run& run : runs) {
+    for (uint32_t i = 0; i < run.rows; i += attn::kMaxViewRows) {
+      const uint32_t n = std::min(attn::kMaxViewRows, run.rows - i);
+      const size_t offset = static_cast<size_t>(i) * env.head_dim;
+      const size_t bytes = static_cast<size_t>(n) * env.head_dim * sizeof(uint16_t);
+      const auto as_span = [&](const uint16_t* p) { return std::span(reinterpret_cast<const std::byte*>(p + offset), bytes); };
+      out.views.push_back({hot_codec.key.get(),
+                           hot_codec.value.get(),
+                           as_span(run.keys),
+                           as_span(run.values),
+                           {s.layer, s.head, run.first_position + i, run.positions ? run.positions + i : nullptr},
+                           n});
+      out.stats.push_back(env.signals ? s.tail.stats_row(row) : nullptr);
+      out.tiers.push_back(Tier::hot);
+      row += n;
+    }
+  }
+}
+
+}  // namespace tierkv::tiers
