@@ -1,6 +1,7 @@
 // adapt.cc — quality feedback moves the tiers' thresholds; running sequences follow at their next append.
 #include <algorithm>
 
+#include "base/guarded.h"
 #include "base/status_macros.h"
 #include "cache/impl.h"
 
@@ -47,13 +48,14 @@ Status AdaptiveKVCache::Impl::apply_thresholds(const std::vector<LayerThresholds
   return {};
 }
 
-Status AdaptiveKVCache::adapt_thresholds(const QualityFeedback& feedback) {
+Status AdaptiveKVCache::adapt_thresholds(const QualityFeedback& feedback) try {
   std::lock_guard lock(impl_->threshold_mutex);
   std::vector<LayerThresholds> wanted = impl_->current_thresholds();
   TIERKV_ASSIGN_OR_RETURN(const bool moved, impl_->quality.add(feedback.score, wanted));
   if (!moved) return {};
   return impl_->apply_thresholds(wanted);
 }
+TIERKV_NO_MEMORY("adapt the thresholds")
 
 QualityMetrics AdaptiveKVCache::quality_metrics() const {
   std::lock_guard lock(impl_->threshold_mutex);
@@ -65,11 +67,12 @@ std::vector<LayerThresholds> AdaptiveKVCache::thresholds() const {
   return impl_->current_thresholds();
 }
 
-Status AdaptiveKVCache::save_thresholds(const std::string& path) const {
+Status AdaptiveKVCache::save_thresholds(const std::string& path) const try {
   return plan::save_thresholds_file(path, impl_->config.model, thresholds());
 }
+TIERKV_NO_MEMORY("save thresholds")
 
-Status AdaptiveKVCache::load_thresholds(const std::string& path) {
+Status AdaptiveKVCache::load_thresholds(const std::string& path) try {
   TIERKV_ASSIGN_OR_RETURN(const std::vector<LayerThresholds> loaded, plan::load_thresholds_file(path, impl_->config.model));
   if (loaded.size() != impl_->config.num_layers) {
     return error(StatusCode::invalid_argument, path, " has thresholds for ", loaded.size(), " layers of model '",
@@ -80,5 +83,6 @@ Status AdaptiveKVCache::load_thresholds(const std::string& path) {
   impl_->quality.restart_window();
   return {};
 }
+TIERKV_NO_MEMORY("load thresholds")
 
 }  // namespace tierkv

@@ -4,6 +4,8 @@
 #include <cstring>
 
 #include "attn/attention.h"
+#include "base/guarded.h"
+#include "base/per_thread.h"
 #include "base/status_macros.h"
 #include "cache/impl.h"
 #include "cache/observe.h"
@@ -47,10 +49,7 @@ constexpr uint32_t kCoarseRows = 8192;
 // Rows of queries a task takes at a time. A block is unpacked once for all of them.
 constexpr uint32_t kTileRows = 48;
 
-TileScratch& tile_scratch() {
-  thread_local TileScratch scratch;
-  return scratch;
-}
+TileScratch& tile_scratch() { return per_thread<TileScratch>(); }
 
 attn::QueryTile describe_tile(const Call& call, uint32_t head, uint32_t first, uint32_t count, const float* rows) {
   return {rows, count, call.group, call.positions.data() + first,
@@ -163,7 +162,8 @@ Status check_options(const AttentionOptions& o, uint32_t query_heads) {
 
 }  // namespace
 
-Status AdaptiveKVCache::attention(SeqId seq, uint32_t layer, const RowsView& queries, float* out, const AttentionOptions& options) {
+Status AdaptiveKVCache::attention(SeqId seq, uint32_t layer, const RowsView& queries, float* out,
+                                  const AttentionOptions& options) try {
   const CacheConfig& c = impl_->config;
   TIERKV_RETURN_IF_ERROR(impl_->check_layer(layer));
   TIERKV_RETURN_IF_ERROR(cache::check_shape(queries, "queries", c.query_heads(), c.head_dim));
@@ -228,5 +228,6 @@ Status AdaptiveKVCache::attention(SeqId seq, uint32_t layer, const RowsView& que
   if (options.observe) state.unobserved = 0;
   return {};
 }
+TIERKV_NO_MEMORY("attend")
 
 }  // namespace tierkv

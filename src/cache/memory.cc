@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "base/guarded.h"
 #include "base/status_macros.h"
 #include "cache/impl.h"
 #include "tiers/parked.h"
@@ -80,7 +81,7 @@ MemoryStats AdaptiveKVCache::memory_usage() const {
   return stats;
 }
 
-Result<MemoryStats> AdaptiveKVCache::memory_usage(SeqId seq) const {
+Result<MemoryStats> AdaptiveKVCache::memory_usage(SeqId seq) const try {
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
   MemoryStats stats;
   walk_sequence(impl_->env, *sequence, stats, nullptr);
@@ -89,5 +90,6 @@ Result<MemoryStats> AdaptiveKVCache::memory_usage(SeqId seq) const {
   stats.budget_bytes = impl_->config.byte_budget;
   return stats;
 }
+TIERKV_NO_MEMORY("look at a sequence")
 
 }  // namespace tierkv

@@ -121,7 +121,7 @@ Result<DeepPart> AdaptiveKVCache::Impl::pack(const Sequence& sequence, std::span
   return snapshot::encode_deep(env, sequence, calibration, run, options, config.threads, &report);
 }
 
-Status AdaptiveKVCache::park(SeqId seq, const DeepOptions& options, DeepReport* report) {
+Status AdaptiveKVCache::park(SeqId seq, const DeepOptions& options, DeepReport* report) try {
   TIERKV_ASSIGN_OR_RETURN(const DeepCalibration calibration, impl_->deep_calibration(impl_->codecs.calibration()));
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
   return guarded("park a sequence", [&]() -> Status {
@@ -148,6 +148,7 @@ Status AdaptiveKVCache::park(SeqId seq, const DeepOptions& options, DeepReport* 
     return {};
   });
 }
+TIERKV_NO_MEMORY("park a sequence")
 
 // REQUIRES: the sequence's lock is held, it is parked.
 Status AdaptiveKVCache::Impl::wake(Sequence& sequence) {
@@ -182,13 +183,14 @@ Status AdaptiveKVCache::Impl::wake(Sequence& sequence) {
   return {};
 }
 
-Result<bool> AdaptiveKVCache::is_parked(SeqId seq) const {
+Result<bool> AdaptiveKVCache::is_parked(SeqId seq) const try {
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
   std::lock_guard lock(sequence->mutex);
   return sequence->parked != nullptr;
 }
+TIERKV_NO_MEMORY("look at a sequence")
 
-Status AdaptiveKVCache::wake(SeqId seq) {
+Status AdaptiveKVCache::wake(SeqId seq) try {
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
   return guarded("wake a sequence", [&]() -> Status {
     std::lock_guard lock(sequence->mutex);
@@ -196,5 +198,6 @@ Status AdaptiveKVCache::wake(SeqId seq) {
     return impl_->wake(*sequence);
   });
 }
+TIERKV_NO_MEMORY("wake a sequence")
 
 }  // namespace tierkv

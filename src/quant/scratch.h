@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/per_thread.h"
 #include "quant/grid.h"
 
 namespace tierkv::quant {
@@ -23,10 +24,7 @@ struct BlockScratch {
   std::vector<uint8_t> bytes;
 };
 
-inline BlockScratch& block_scratch() {
-  thread_local BlockScratch scratch;
-  return scratch;
-}
+inline BlockScratch& block_scratch() { return per_thread<BlockScratch>(); }
 
 template <class T>
 T* at_least(std::vector<T>& v, size_t n) {

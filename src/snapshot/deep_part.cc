@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "base/f16.h"
+#include "base/per_thread.h"
 #include "base/status_macros.h"
 #include "tiers/parked.h"
 #include "tiers/row_batch.h"
@@ -62,7 +63,10 @@ void each_stream(const Sequence& sequence, const calib::DeepTables& tables, Body
 
 // Rows [first, first + count) of one head, decoded.
 void read_rows(const HeadStream& s, uint32_t head_dim, uint32_t first, uint32_t count, size_t stride, float* keys, float* values) {
-  thread_local std::vector<float> rows;
+  struct Rows {
+    std::vector<float> decoded;
+  };
+  std::vector<float>& rows = per_thread<Rows>().decoded;
   size_t b = 0;
   for (size_t low = 0, high = s.blocks.size(); low < high;) {
     const size_t mid = (low + high) / 2;

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 #include "base/f16.h"
+#include "base/per_thread.h"
 #include "quant/isa.h"
 
 namespace tierkv::tiers {
@@ -35,8 +37,14 @@ Block* encode_block(const StreamEnv& env, const RowBatch& batch, const CodecEntr
   if (!block) return nullptr;
   // Padding between and after the parts is written once, so that nothing undefined is ever read or saved.
   std::memset(block->key_data(), 0, block->data_bytes());
-  const bool ok = codec.key->encode(batch.keys.data(), ctx, {block->key_data(), codec.key->bytes()}).ok() &&
-                  codec.value->encode(batch.values.data(), ctx, {block->value_data(), codec.value->bytes()}).ok();
+  bool ok = false;
+  try {
+    ok = codec.key->encode(batch.keys.data(), ctx, {block->key_data(), codec.key->bytes()}).ok() &&
+         codec.value->encode(batch.values.data(), ctx, {block->value_data(), codec.value->bytes()}).ok();
+  } catch (const std::bad_alloc&) {  // a codec's own scratch: no memory, as if the arena had none
+    Block::release(*env.arena, block);
+    return nullptr;
+  }
   if (!ok) {
     refused = true;
     Block::release(*env.arena, block);
@@ -111,7 +119,7 @@ void RowBatch::add_rows(const StreamEnv& env, const RowBatch& from, uint32_t fir
 }
 
 RowBatch& scratch_batch() {
-  thread_local RowBatch batch;
+  RowBatch& batch = per_thread<RowBatch>();
   batch.clear();
   return batch;
 }
@@ -122,8 +130,8 @@ std::optional<BlockRef> seal(const StreamEnv& env, RowBatch& batch, const CodecE
   BlockRef ref;
   ref.first_position = batch.positions[0];
   ref.rows = ref.live = static_cast<uint16_t>(rows);
-  if (!allocate_ref_arrays(env, ref, codec.tokens, !consecutive(batch.positions), use)) return std::nullopt;
   if (rows < codec.tokens) pad(batch, env, codec.tokens);
+  if (!allocate_ref_arrays(env, ref, codec.tokens, !consecutive(batch.positions), use)) return std::nullopt;
   if (ref.positions) std::copy(batch.positions.begin(), batch.positions.end(), ref.positions);
   if (ref.stats) std::copy(batch.stats.begin(), batch.stats.end(), ref.stats);
   const quant::BlockContext ctx{layer, head, ref.first_position, ref.positions};

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 #include "tiers/row_batch.h"
 
@@ -9,6 +10,16 @@ namespace tierkv::tiers {
 namespace {
 
 bool has_sinks(const HeadStream& s) { return !s.blocks.empty() && s.blocks[0].block->tier == Tier::sink; }
+
+// False too when the system has no memory for a list or a codec's scratch.
+template <class Work>
+bool with_memory(const Work& work) {
+  try {
+    return work();
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+}
 
 bool push_block(const StreamEnv& env, HeadStream& s, BlockRef ref, Arena::Use use) {
   if (s.blocks.push_back(*env.arena, ref, use)) return true;
@@ -101,19 +112,23 @@ bool merge_run(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, size_
   }
   if (live > (count - 1) * codec->tokens) return false;
 
-  RowBatch all;
-  for (size_t i = first; i < first + count; ++i) all.add_live_rows(env, s.blocks[i], s.layer, s.head);
   BlockRef fresh[2];
   size_t made = 0;
-  for (uint32_t from = 0; from < all.rows(); from += codec->tokens) {
-    RowBatch& batch = scratch_batch();
-    batch.add_rows(env, all, from, std::min(codec->tokens, all.rows() - from));
-    auto ref = seal(env, batch, *codec, *raw, tier, s.blocks[first].block->codec, s.layer, s.head, Arena::Use::relief);
-    if (!ref) {
-      while (made) release_ref(env, fresh[--made]);
-      return false;
+  const auto make = [&] {
+    RowBatch all;
+    for (size_t i = first; i < first + count; ++i) all.add_live_rows(env, s.blocks[i], s.layer, s.head);
+    for (uint32_t from = 0; from < all.rows(); from += codec->tokens) {
+      RowBatch& batch = scratch_batch();
+      batch.add_rows(env, all, from, std::min(codec->tokens, all.rows() - from));
+      auto ref = seal(env, batch, *codec, *raw, tier, s.blocks[first].block->codec, s.layer, s.head, Arena::Use::relief);
+      if (!ref) return false;
+      fresh[made++] = *ref;
     }
-    fresh[made++] = *ref;
+    return true;
+  };
+  if (!with_memory(make)) {
+    while (made) release_ref(env, fresh[--made]);
+    return false;
   }
   for (size_t i = first; i < first + count; ++i) release_ref(env, s.blocks[i]);
   std::copy_n(fresh, made, s.blocks.begin() + first);
@@ -147,7 +162,8 @@ size_t find_block(const HeadStream& s, uint32_t position) {
 }  // namespace
 
 bool settle(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, Arena::Use use) {
-  return graduate(env, s, plan, use) && demote(env, s, plan, use);
+  // Each block is made whole before anything of the stream changes, so that there is nothing to undo.
+  return with_memory([&] { return graduate(env, s, plan, use) && demote(env, s, plan, use); });
 }
 
 void expire(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, uint32_t position) {
