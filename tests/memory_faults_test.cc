@@ -171,7 +171,7 @@ TEST(MemoryFaults, Append) {
     refusals += check("append one", kTiers, tokens, [](World& w) { return w.append(0, 1); }, {.may_need_none = true});
   }
   EXPECT_GT(refusals, 20);
-  check("append many", kTiers, 50, [](World& w) { return w.append(1, 200); });
+  check("append many", kTiers, 50, [](World& w) { return w.append(1, 200); }, {.sparse = true});
   check(
       "append to a shared tail", kTiers, 140, [](World& w) { return w.append(0, 40); }, {},
       [](World& w) { return w.cache->fork(w.seq).status().code(); });
@@ -179,7 +179,7 @@ TEST(MemoryFaults, Append) {
     const std::string spec = std::string("hot=32,warm=0,sinks=4,archive_block=64,archive=") + archive;
     CacheConfig config = config_of("hot=32");
     if (!apply_inline(spec, config).ok() || !AdaptiveKVCache::create(config).ok()) continue;  // needs tables
-    check(archive, spec, 99, [](World& w) { return w.append(0, 30); });
+    check(archive, spec, 99, [](World& w) { return w.append(0, 30); }, {.sparse = true});
   }
   check("append to a window", "hot=32,warm=32,archive=rot2,window=64,warm_block=32,archive_block=32", 120,
         [](World& w) { return w.append(0, 40); });
@@ -196,6 +196,9 @@ TEST(MemoryFaults, Attention) {
   AttentionOptions plain;
   check("attention of one query", kTiers, 300, [=](World& w) { return w.attend(1, plain); });
   check("attention of many queries", kTiers, 300, [=](World& w) { return w.attend(40, plain); });
+  // What the policy had learned of it before it failed stays learned.
+  check("attention that observes", std::string(kTiers) + ",evict=h2o", 300, [=](World& w) { return w.attend(20, plain); },
+        {.digest = false});
   auto mass = std::make_shared<MassReport>();
   mass->want_tokens = true;
   AttentionOptions with_mass;
