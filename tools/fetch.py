@@ -6,8 +6,8 @@
     fetch.py wikitext2          WikiText-2 raw: test and validation as plain text
     fetch.py llama.cpp          the pinned source of libllama
 
-Everything lands in --cache, $TIERKV_CACHE, or tierkv/ in the XDG cache, and is downloaded once: later runs check the sha256 and
-need no network. A file appears under its final name only when it is complete; what an interrupted run left is removed by the next.
+Everything lands in --cache, $TIERKV_CACHE, or tierkv/ in the XDG cache, and is downloaded once: later runs need no network. They
+check the sha256 when a file's size or time of change is not the one that FILE.checked remembers from the last check. A file appears under its final name only when it is complete; what an interrupted run left is removed by the next.
 Prints the path (or --json); messages and progress go to stderr. Exit code: 0 done, 2 could not, 130 interrupted.
 """
 
@@ -73,6 +73,36 @@ def sha256(path):
             progress.add(len(block))
     progress.finish()
     return digest.hexdigest()
+
+
+def mark_of(path):
+    """FILE.checked: one line with the sha256, the size and the time of the last change of a file that was found good. The command
+    `tierkv` reads and writes the same (apps/tierkv/checked_file.h)."""
+    return path.with_name(path.name + ".checked")
+
+
+def mark_line(path, digest):
+    info = path.stat()
+    return f"{digest} {info.st_size} {info.st_ctime_ns}\n"
+
+
+def remember(path, line):
+    with contextlib.suppress(OSError):  # a cache that cannot be written to is checked every time
+        partial = mark_of(path).with_name(f"{mark_of(path).name}.{os.getpid()}")
+        partial.write_text(line)
+        os.replace(partial, mark_of(path))
+
+
+def unchanged(path, digest):
+    """Whether the file's sha256 is `digest`, read again only if the file may have changed since it last was."""
+    line = mark_line(path, digest)
+    with contextlib.suppress(OSError):
+        if mark_of(path).read_text() == line:
+            return True
+    if sha256(path) != digest:
+        return False
+    remember(path, line)
+    return True
 
 
 def check(path, expected):
@@ -150,7 +180,7 @@ class Files:
 
     def cached(self, cache):
         paths = {cache / self.folder / name: digest for name, digest in self.files.items()}
-        return all(path.is_file() for path in paths) and all(sha256(path) == digest for path, digest in paths.items())
+        return all(path.is_file() for path in paths) and all(unchanged(path, digest) for path, digest in paths.items())
 
     def result(self, cache):
         paths = [cache / self.folder / name for name in self.files]
@@ -165,6 +195,8 @@ class Files:
         (cache / self.folder).mkdir(parents=True, exist_ok=True)
         for name in self.files:
             os.replace(made / name, cache / self.folder / name)
+        for name, digest in self.files.items():
+            remember(cache / self.folder / name, mark_line(cache / self.folder / name, digest))
 
 
 class Model(Files):

@@ -11,6 +11,7 @@
 #include "deep_eval.h"
 #include "eval_common.h"
 #include "eval_stats.h"
+#include "number_range.h"
 #include "recall_text.h"
 #include "terminal.h"
 
@@ -334,7 +335,7 @@ void add_bench(CLI::App& app, Action& action) {
   command
       ->add_option("--deep", request->deep,
                    "also park and wake a copy of each sequence at this ratio (needs a calibration with the deep archive's tables)")
-      ->check(CLI::Range(2.0, 1000.0))
+      ->check(number_range(2.0, 1000.0))
       ->type_name("RATIO");
   command->add_option("-f,--file", request->file, "a text, repeated if it is short (default: generated prose)")->type_name("FILE");
   add_stock_option(*command, request->stock, "f16,q8_0,q4_0; f16 is always run");

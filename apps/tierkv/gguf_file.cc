@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "checked_file.h"
 #include "common.h"
 #include "terminal.h"
 #include "tierkv/llama.h"
@@ -130,8 +131,10 @@ std::string last_libllama_error() { return last_error; }
 
 const std::vector<KnownModel>& known_models() {
   static const std::vector<KnownModel> models = {
-      {"smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "SmolLM2-135M-Instruct, 98 MB, Apache-2.0"},
-      {"gemma3-270m", "gemma-3-270m-q4_k_m.gguf", "Gemma-3-270M base, 253 MB, Gemma terms of use"},
+      {"smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "SmolLM2-135M-Instruct, 98 MB, Apache-2.0",
+       "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"},
+      {"gemma3-270m", "gemma-3-270m-q4_k_m.gguf", "Gemma-3-270M base, 253 MB, Gemma terms of use",
+       "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"},
   };
   return models;
 }
@@ -147,6 +150,10 @@ std::string find_model(const std::string& name_or_path) {
     if (!fs::exists(path)) {
       bad_input("the model " + std::string(known.name) + " is not here yet: `tierkv fetch " + known.name + "` downloads it (" +
                 known.about + ")");
+    }
+    if (!is_unchanged(path, known.sha256)) {
+      bad_input(path + " is not the file that was downloaded: its sha256 is not " + known.sha256 + ". `tierkv fetch " + known.name +
+                "` gets it again");
     }
     return path;
   }

@@ -13,12 +13,14 @@ struct KnownModel {
   const char* name;  // for -m and `tierkv fetch`
   const char* file;  // in <cache folder>/models
   const char* about;
+  const char* sha256;  // as in tools/fetch.py
 };
 const std::vector<KnownModel>& known_models();
 
 // $TIERKV_CACHE, or tierkv/ in the XDG cache.
 std::string cache_folder();
-// The file that -m means: a path as it is, a known name's file in the cache folder. Missing: says how to get it.
+// The file that -m means: a path as it is, a known name's file in the cache folder. Missing: says how to get it. A known name's
+// file that is not what was downloaded is refused; that is looked at once (checked_file.h).
 std::string find_model(const std::string& name_or_path);
 
 struct GgufFile {

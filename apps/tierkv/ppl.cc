@@ -11,6 +11,7 @@
 #include "deep_eval.h"
 #include "eval_common.h"
 #include "eval_stats.h"
+#include "number_range.h"
 #include "terminal.h"
 
 namespace tierkv::cli {
@@ -346,11 +347,11 @@ void add_ppl(CLI::App& app, Action& action) {
                    "back as the text goes by")
       ->type_name("RATIOS")
       ->delimiter(',')
-      ->check(CLI::Range(2.0, 1000.0));
+      ->check(number_range(2.0, 1000.0));
   command->add_option("--deep-quality", request->deep_quality, "the same at these shares of energy, e.g. 0.97")
       ->type_name("SHARES")
       ->delimiter(',')
-      ->check(CLI::Range(0.0, 1.0));
+      ->check(number_range(0.0, 1.0));
   command->add_option("--deep-kv", request->deep_kv, "the cache that the deep archive is taken from and loaded into")
       ->type_name("SPEC")
       ->capture_default_str();

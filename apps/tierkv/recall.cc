@@ -15,6 +15,7 @@
 #include "commands.h"
 #include "deep_eval.h"
 #include "eval_common.h"
+#include "number_range.h"
 #include "recall_text.h"
 #include "report_plots.h"
 #include "terminal.h"
@@ -395,6 +396,7 @@ void add_recall(CLI::App& app, Action& action) {
       ->type_name("N,...");
   command->add_option("--depths", request->depths, "where to hide, in percent of the length (default: 5,25,50,75,95)")
       ->delimiter(',')
+      ->check(number_range(0.0, 100.0))
       ->type_name("P,...");
   command->add_option("--trials", request->trials, "different numbers at each depth")
       ->check(CLI::Range(1u, 1000u))
@@ -408,7 +410,7 @@ void add_recall(CLI::App& app, Action& action) {
       ->add_option(
           "--deep", request->deep,
           "park what was read in the deep archive at this ratio, and wake it, before asking (needs a calibration with its tables)")
-      ->check(CLI::Range(2.0, 1000.0))
+      ->check(number_range(2.0, 1000.0))
       ->type_name("RATIO");
   command->add_option("--plot", request->plot, "write a heat map (SVG; a PNG beside it if rsvg-convert is installed)")
       ->type_name("FILE");

@@ -5,21 +5,23 @@
 #include <algorithm>
 #include <set>
 
+#include "number_range.h"
+
 namespace tierkv::cli {
 
 void add_sampler_options(CLI::App& app, SamplerOptions& options) {
   app.add_option("--temp", options.temperature, "temperature; 0 takes the likeliest token")
-      ->check(CLI::Range(0.0, 100.0))
+      ->check(number_range(0.0, 100.0))
       ->capture_default_str();
   app.add_option("--top-k", options.top_k, "only the K likeliest; 0: all")->check(CLI::Range(0, 1 << 20))->capture_default_str();
   app.add_option("--top-p", options.top_p, "only the likeliest that make up P together")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(number_range(0.0, 1.0))
       ->capture_default_str();
   app.add_option("--min-p", options.min_p, "only those at least P times as likely as the likeliest")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(number_range(0.0, 1.0))
       ->capture_default_str();
   app.add_option("--repeat-penalty", options.repeat_penalty, "make recent tokens less likely; 1: do not")
-      ->check(CLI::Range(0.1, 10.0))
+      ->check(number_range(0.1, 10.0))
       ->capture_default_str();
 }
 

@@ -1,5 +1,6 @@
 // snapshot.cc — `tierkv snapshot`: looks into files of sequences, and makes and resumes them.
 #include "tierkv/snapshot.h"
+#include "number_range.h"
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -317,10 +318,10 @@ void add_snapshot(CLI::App& app, Action& action) {
                  "archived tokens in a deep archive: slower to load, several times smaller (takes a calibration made with --deep)");
   auto* ratio =
       save->add_option("--ratio", saved->ratio, "how much smaller than FP16 it is to be (default: the --kv's deep.ratio, or 20)")
-          ->check(CLI::Range(2.0, 1000.0))
+          ->check(number_range(2.0, 1000.0))
           ->needs("--deep");
   save->add_option("--quality", saved->quality, "or: the share of the energy, as attention sees it, that must survive, e.g. 0.97")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(number_range(0.0, 1.0))
       ->needs("--deep")
       ->excludes(ratio);
   save->add_flag("--chat", saved->chat, "the text is a user's message: use the model's chat template");

@@ -1,9 +1,10 @@
 /* c.h — tierkv for C and for everything that speaks C: AdaptiveKVCache (tierkv/cache.h) behind opaque handles.
  *
  * Status:    every fallible call returns a tierkv_status, TIERKV_OK (0) or one of the numbers of StatusCode. tierkv_last_error()
- *            then says in a sentence what was wrong, where, and what is allowed. A failed call changes nothing and writes no
- *            output, and no exception ever crosses this header. Null where a pointer is needed is TIERKV_INVALID_ARGUMENT, never a
- *            crash.
+ *            then says in a sentence what was wrong, where, and what is allowed. A failed call changes nothing, unless its comment
+ *            says what, and writes no output but perhaps to the `out` rows of an attention. No exception ever crosses this header,
+ *            and a machine without memory is TIERKV_RESOURCE_EXHAUSTED. Null where a pointer is needed is TIERKV_INVALID_ARGUMENT,
+ *            never a crash.
  *
  * Ownership: what a function of this header creates, the caller destroys: configs with tierkv_config_destroy, caches with
  *            tierkv_cache_destroy, buffers and strings of char** and void** outputs with tierkv_free. `const char*` results belong
@@ -156,7 +157,7 @@ static inline tierkv_rows tierkv_rows_dense(const void* data, int type, uint32_t
   return rows;
 }
 
-/* Appends the next tokens of one layer. */
+/* Appends the next tokens of one layer. Refused, no token is in; what an eviction policy had given up to make room is gone. */
 tierkv_status tierkv_append(tierkv_cache* cache, tierkv_seq seq, uint32_t layer, const tierkv_rows* keys,
                             const tierkv_rows* values);
 /* The same for plain f32 rows of the cache's own shape, [tokens][kv heads][head_dim]. */
@@ -187,9 +188,11 @@ tierkv_status tierkv_get(const tierkv_cache* cache, tierkv_seq seq, uint32_t lay
                          float* keys, float* values);
 /* Forgets every position >= length in every layer. */
 tierkv_status tierkv_truncate(tierkv_cache* cache, tierkv_seq seq, uint32_t length);
-/* Keeps at most `tokens` tokens in every layer by the configured policy. */
+/* Keeps at most `tokens` tokens in every layer by the configured policy. TIERKV_RESOURCE_EXHAUSTED with a byte budget that has no
+ * room for eviction's own lists: the KV heads before have given up their tokens, that one and the others none. */
 tierkv_status tierkv_evict(tierkv_cache* cache, tierkv_seq seq, uint32_t tokens);
-/* Graduates every full block that is due and gives free memory back to the system. */
+/* Graduates every full block that is due and gives free memory back to the system. TIERKV_RESOURCE_EXHAUSTED: what came before has
+ * graduated, the rest is due again. */
 tierkv_status tierkv_flush(tierkv_cache* cache);
 
 /* Positions appended so far; the first is the smallest over layers. */

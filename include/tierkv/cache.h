@@ -5,7 +5,8 @@
 //   cache->append(seq, layer, keys, values);           // any number of tokens, f32, f16 or bf16 rows
 //   cache->attention(seq, layer, queries, out);        // one softmax over sinks, archive, warm and hot
 //
-// Life of a token: docs/life_of_a_token.md. Every call that can fail says why and changes nothing when it does.
+// Life of a token: docs/life_of_a_token.md. Every call that can fail says why and changes nothing when it does, unless its comment
+// says otherwise. Files are written as tierkv/file.h says.
 //
 // Threads: calls on different sequences may run at the same time from any number of threads; so may add_sequence, fork, remove
 // and the statistics. Calls on one sequence are serialised inside. Views from hot_view() are the exception: see there.
@@ -128,7 +129,8 @@ class AdaptiveKVCache {
   std::vector<SeqId> sequences() const;
 
   // --- tokens
-  // Appends the next tokens of one layer; positions go on from length(seq, layer).
+  // Appends the next tokens of one layer; positions go on from length(seq, layer). Refused, no token is in; what an eviction policy
+  // had given up to make room is gone.
   Status append(SeqId seq, uint32_t layer, const RowsView& keys, const RowsView& values);
   // out is [tokens][query heads][head_dim], f32.
   Status attention(SeqId seq, uint32_t layer, const RowsView& queries, float* out, const AttentionOptions& options = {});
@@ -136,9 +138,12 @@ class AdaptiveKVCache {
   Status get(SeqId seq, uint32_t layer, std::span<const uint32_t> positions, float* keys, float* values) const;
   // Forgets every position >= length in every layer.
   Status truncate(SeqId seq, uint32_t length);
-  // Keeps at most `tokens` tokens in every layer by the configured policy (per layer budgets where it has them).
+  // Keeps at most `tokens` tokens in every layer by the configured policy (per layer budgets where it has them). What stays is
+  // chosen for all layers before any token goes. resource_exhausted with a byte_budget that has no room for eviction's own lists:
+  // the KV heads before have given up their tokens, that one and the others none.
   Status evict(SeqId seq, uint32_t tokens);
-  // Graduates every full block that is due and gives free memory back to the system.
+  // Graduates every full block that is due and gives free memory back to the system. resource_exhausted: what came before has
+  // graduated, the rest stays in its better tier and is due again.
   Status flush();
 
   // Positions appended so far (evicted ones included). Without a layer: the smallest over layers.

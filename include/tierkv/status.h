@@ -1,7 +1,8 @@
 // status.h — how tierkv reports that something went wrong: a code a program can act on and a sentence a person can.
 //
-// Every fallible call returns Status or Result<T>. The library never throws across its API, never prints and never aborts.
-// A failed call leaves the cache exactly as it was (but for what an eviction policy had given up before an append was refused).
+// Every fallible call returns Status or Result<T>. The library never prints, never aborts, and throws nothing across its API but
+// std::bad_alloc, from the calls that return a text or a list by value. A lack of memory anywhere else is resource_exhausted.
+// A failed call leaves the cache exactly as it was, unless the call's own comment says what may have changed.
 #pragma once
 
 #include <optional>
@@ -16,7 +17,7 @@ enum class StatusCode : int {
   invalid_argument = 1,     // the caller passed something that can never work (shape, NaN, unknown key)
   not_found = 2,            // unknown sequence, evicted position, missing file
   out_of_range = 3,         // a position or layer past the end
-  resource_exhausted = 4,   // byte budget or max_seq_len reached and nothing may be evicted
+  resource_exhausted = 4,   // byte budget or max_seq_len reached and nothing may be evicted, or the machine's memory
   failed_precondition = 5,  // right call, wrong moment (a window too short to roll back)
   data_loss = 6,            // checksum mismatch, truncated or damaged bytes
   unsupported = 7,          // a newer file version, a codec this build does not have

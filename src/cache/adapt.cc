@@ -17,9 +17,10 @@ QualityMetrics AdaptiveKVCache::quality_metrics() const { return impl_->planner-
 
 std::vector<LayerThresholds> AdaptiveKVCache::thresholds() const { return impl_->planner->thresholds(); }
 
-Status AdaptiveKVCache::save_thresholds(const std::string& path) const {
+Status AdaptiveKVCache::save_thresholds(const std::string& path) const try {
   return plan::save_thresholds_file(path, impl_->config.model, thresholds());
 }
+TIERKV_NO_MEMORY("save thresholds")
 
 Status AdaptiveKVCache::load_thresholds(const std::string& path) {
   return guarded("load thresholds", [&]() -> Status {

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/f16.h"
+#include "base/guarded.h"
 #include "base/status_macros.h"
 #include "cache/impl.h"
 #include "cache/rows.h"
@@ -150,7 +151,7 @@ Status AdaptiveKVCache::Impl::append(Sequence& seq, uint32_t layer, const RowsVi
   const LayerState before = state;
   for (uint32_t done = 0; done < n;) {
     const uint32_t step = next_step(n - done);
-    if (Status status = append_step(*this, a, done, step); !status.ok()) {
+    if (Status status = guarded("append rows", [&] { return append_step(*this, a, done, step); }); !status.ok()) {
       if (!policy) {
         backup.restore();
       } else {
@@ -164,7 +165,7 @@ Status AdaptiveKVCache::Impl::append(Sequence& seq, uint32_t layer, const RowsVi
   return {};
 }
 
-Status AdaptiveKVCache::append(SeqId seq, uint32_t layer, const RowsView& keys, const RowsView& values) {
+Status AdaptiveKVCache::append(SeqId seq, uint32_t layer, const RowsView& keys, const RowsView& values) try {
   const CacheConfig& c = impl_->config;
   TIERKV_RETURN_IF_ERROR(impl_->check_layer(layer));
   TIERKV_RETURN_IF_ERROR(cache::check_shape(keys, "keys", c.num_kv_heads, c.head_dim));
@@ -181,5 +182,6 @@ Status AdaptiveKVCache::append(SeqId seq, uint32_t layer, const RowsView& keys, 
   TIERKV_RETURN_IF_ERROR(impl_->check_awake(seq, *sequence));
   return impl_->append(*sequence, layer, keys, values);
 }
+TIERKV_NO_MEMORY("append rows")
 
 }  // namespace tierkv

@@ -1,6 +1,7 @@
 // cache.cc — AdaptiveKVCache: creation, sequences, and the calls that look at or shorten them.
 #include <algorithm>
 
+#include "base/guarded.h"
 #include "base/status_macros.h"
 #include "cache/impl.h"
 #include "store/packed_group.h"
@@ -28,7 +29,7 @@ AdaptiveKVCache::AdaptiveKVCache(std::unique_ptr<Impl> impl) : impl_(std::move(i
 AdaptiveKVCache::~AdaptiveKVCache() = default;
 const CacheConfig& AdaptiveKVCache::config() const { return impl_->config; }
 
-Result<std::unique_ptr<AdaptiveKVCache>> AdaptiveKVCache::create(const CacheConfig& config, CalibrationPtr calibration) {
+Result<std::unique_ptr<AdaptiveKVCache>> AdaptiveKVCache::create(const CacheConfig& config, CalibrationPtr calibration) try {
   TIERKV_RETURN_IF_ERROR(validate(config));
   if (!calibration && !config.calibration.empty()) {
     TIERKV_ASSIGN_OR_RETURN(calibration, load_calibration(config.calibration));
@@ -55,6 +56,7 @@ Result<std::unique_ptr<AdaptiveKVCache>> AdaptiveKVCache::create(const CacheConf
   impl->env.store = impl->store.get();
   return std::unique_ptr<AdaptiveKVCache>(new AdaptiveKVCache(std::move(impl)));
 }
+TIERKV_NO_MEMORY("make a cache")
 
 CalibrationPtr AdaptiveKVCache::calibration() const { return impl_->codecs.calibration(); }
 
@@ -94,12 +96,11 @@ Result<SeqId> AdaptiveKVCache::Impl::adopt(std::shared_ptr<Sequence> sequence) {
                  arena->mapped(), " mapped");
   }
   std::lock_guard lock(map_mutex);
-  const SeqId id = next_id++;
-  sequences.emplace(id, std::move(sequence));
-  return id;
+  sequences.emplace(next_id, std::move(sequence));
+  return next_id++;
 }
 
-Result<SeqId> AdaptiveKVCache::add_sequence() {
+Result<SeqId> AdaptiveKVCache::add_sequence() try {
   auto sequence = Sequence::create(impl_->env, impl_->config.num_layers, impl_->config.num_kv_heads);
   if (sequence) {
     for (uint32_t l = 0; l < sequence->num_layers(); ++l) {
@@ -109,8 +110,9 @@ Result<SeqId> AdaptiveKVCache::add_sequence() {
   }
   return impl_->adopt(std::move(sequence));
 }
+TIERKV_NO_MEMORY("add a sequence")
 
-Result<SeqId> AdaptiveKVCache::fork(SeqId seq) {
+Result<SeqId> AdaptiveKVCache::fork(SeqId seq) try {
   TIERKV_ASSIGN_OR_RETURN(auto source, impl_->find(seq));
   std::shared_ptr<Sequence> copy;
   {
@@ -119,8 +121,9 @@ Result<SeqId> AdaptiveKVCache::fork(SeqId seq) {
   }
   return impl_->adopt(std::move(copy));
 }
+TIERKV_NO_MEMORY("fork a sequence")
 
-Status AdaptiveKVCache::remove(SeqId seq) {
+Status AdaptiveKVCache::remove(SeqId seq) try {
   std::shared_ptr<Sequence> gone;
   {
     std::lock_guard lock(impl_->map_mutex);
@@ -131,6 +134,7 @@ Status AdaptiveKVCache::remove(SeqId seq) {
   }
   return {};  // freed here, or by the last call that still runs on it
 }
+TIERKV_NO_MEMORY("remove a sequence")
 
 std::vector<SeqId> AdaptiveKVCache::sequences() const {
   std::lock_guard lock(impl_->map_mutex);
@@ -141,25 +145,27 @@ std::vector<SeqId> AdaptiveKVCache::sequences() const {
 
 // --- looking
 
-Result<uint32_t> AdaptiveKVCache::length(SeqId seq) const {
+Result<uint32_t> AdaptiveKVCache::length(SeqId seq) const try {
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
   std::lock_guard lock(sequence->mutex);
   return sequence->length();
 }
+TIERKV_NO_MEMORY("look at a sequence")
 
-Result<uint32_t> AdaptiveKVCache::length(SeqId seq, uint32_t layer) const {
+Result<uint32_t> AdaptiveKVCache::length(SeqId seq, uint32_t layer) const try {
   TIERKV_RETURN_IF_ERROR(impl_->check_layer(layer));
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
   std::lock_guard lock(sequence->mutex);
   return sequence->layer(layer).length;
 }
+TIERKV_NO_MEMORY("look at a sequence")
 
 static Status check_head(const CacheConfig& config, uint32_t kv_head) {
   if (kv_head < config.num_kv_heads) return {};
   return error(StatusCode::out_of_range, "KV head ", kv_head, " of a cache with ", config.num_kv_heads);
 }
 
-Result<std::vector<uint32_t>> AdaptiveKVCache::positions(SeqId seq, uint32_t layer, uint32_t kv_head) const {
+Result<std::vector<uint32_t>> AdaptiveKVCache::positions(SeqId seq, uint32_t layer, uint32_t kv_head) const try {
   TIERKV_RETURN_IF_ERROR(impl_->check_layer(layer));
   TIERKV_RETURN_IF_ERROR(check_head(impl_->config, kv_head));
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
@@ -169,8 +175,9 @@ Result<std::vector<uint32_t>> AdaptiveKVCache::positions(SeqId seq, uint32_t lay
   tiers::live_positions(sequence->heads(layer)[kv_head], out);
   return out;
 }
+TIERKV_NO_MEMORY("list positions")
 
-Result<HotView> AdaptiveKVCache::hot_view(SeqId seq, uint32_t layer, uint32_t kv_head) const {
+Result<HotView> AdaptiveKVCache::hot_view(SeqId seq, uint32_t layer, uint32_t kv_head) const try {
   TIERKV_RETURN_IF_ERROR(impl_->check_layer(layer));
   TIERKV_RETURN_IF_ERROR(check_head(impl_->config, kv_head));
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
@@ -184,8 +191,9 @@ Result<HotView> AdaptiveKVCache::hot_view(SeqId seq, uint32_t layer, uint32_t kv
   }
   return HotView{runs[0].keys, runs[0].values, runs[0].rows, impl_->config.head_dim, runs[0].first_position};
 }
+TIERKV_NO_MEMORY("look at a sequence")
 
-Status AdaptiveKVCache::get(SeqId seq, uint32_t layer, std::span<const uint32_t> positions, float* keys, float* values) const {
+Status AdaptiveKVCache::get(SeqId seq, uint32_t layer, std::span<const uint32_t> positions, float* keys, float* values) const try {
   TIERKV_RETURN_IF_ERROR(impl_->check_layer(layer));
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
   std::lock_guard lock(sequence->mutex);
@@ -212,8 +220,9 @@ Status AdaptiveKVCache::get(SeqId seq, uint32_t layer, std::span<const uint32_t>
   }
   return {};
 }
+TIERKV_NO_MEMORY("read rows")
 
-Status AdaptiveKVCache::verify(SeqId seq) const {
+Status AdaptiveKVCache::verify(SeqId seq) const try {
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
   std::lock_guard lock(sequence->mutex);
   for (uint32_t l = 0; l < sequence->num_layers(); ++l) {
@@ -230,10 +239,11 @@ Status AdaptiveKVCache::verify(SeqId seq) const {
   }
   return {};
 }
+TIERKV_NO_MEMORY("verify a sequence")
 
 // --- shortening
 
-Status AdaptiveKVCache::truncate(SeqId seq, uint32_t length) {
+Status AdaptiveKVCache::truncate(SeqId seq, uint32_t length) try {
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
   std::lock_guard lock(sequence->mutex);
   TIERKV_RETURN_IF_ERROR(impl_->check_awake(seq, *sequence));
@@ -266,8 +276,9 @@ Status AdaptiveKVCache::truncate(SeqId seq, uint32_t length) {
   }
   return {};
 }
+TIERKV_NO_MEMORY("truncate a sequence")
 
-Status AdaptiveKVCache::flush() {
+Status AdaptiveKVCache::flush() try {
   for (const SeqId id : sequences()) {
     auto found = impl_->find(id);
     if (!found.ok()) continue;  // removed meanwhile
@@ -287,5 +298,6 @@ Status AdaptiveKVCache::flush() {
   impl_->arena->trim();
   return {};
 }
+TIERKV_NO_MEMORY("flush")
 
 }  // namespace tierkv

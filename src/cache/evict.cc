@@ -1,6 +1,7 @@
 // evict.cc — budgets: asks the policy which tokens stay and carries its plan out.
 #include <algorithm>
 
+#include "base/guarded.h"
 #include "base/status_macros.h"
 #include "cache/impl.h"
 #include "policy/select.h"
@@ -51,7 +52,7 @@ uint32_t AdaptiveKVCache::Impl::layer_limit(uint32_t layer) const {
 }
 
 // The newest token and the sinks always stay.
-AdaptiveKVCache::Impl::Evicted AdaptiveKVCache::Impl::evict_layer(Sequence& seq, uint32_t layer, uint32_t budget) {
+std::vector<std::vector<uint8_t>> AdaptiveKVCache::Impl::choose_kept(Sequence& seq, uint32_t layer, uint32_t budget) const {
   const LayerState& state = seq.layer(layer);
   const LayerPlan p = planner->layer(layer, state.length);
   budget = std::max(budget, p.sinks + 1);
@@ -63,17 +64,7 @@ AdaptiveKVCache::Impl::Evicted AdaptiveKVCache::Impl::evict_layer(Sequence& seq,
   q.input.protect_recent = policy::recent_to_protect(config.eviction.protect_recent, state.unobserved, budget, p.sinks);
   q.input.window_queries = state.window_queries;
 
-  Evicted done;
-  std::vector<uint8_t> keep;
   const auto heads = seq.heads(layer);
-  const auto carry_out = [&](const Question& question, HeadStream& s) {
-    keep.assign(question.positions.size(), 0);
-    policy->choose(question.input, keep);
-    if (std::find(keep.begin(), keep.end(), 0) == keep.end()) return;
-    const bool gone = tiers::evict_rows(env, s, p, keep);
-    done.any |= gone;
-    done.all &= gone;
-  };
   Question mean;
   if (policy->scope() == policy::Scope::layer) {
     mean.input = q.input;
@@ -92,13 +83,39 @@ AdaptiveKVCache::Impl::Evicted AdaptiveKVCache::Impl::evict_layer(Sequence& seq,
     }
     mean.point();
   }
+  std::vector<std::vector<uint8_t>> kept;
   for (HeadStream& s : heads) {
     q.load(env, s, signal_slot);
     q.point();
     // A head that once lacked the memory to follow the others is judged by its own statistics until it has caught up.
-    carry_out(policy->scope() == policy::Scope::layer && q.positions == mean.positions ? mean : q, s);
+    const Question& question = policy->scope() == policy::Scope::layer && q.positions == mean.positions ? mean : q;
+    policy->choose(question.input, kept.emplace_back(question.positions.size(), uint8_t{0}));
+  }
+  return kept;
+}
+
+AdaptiveKVCache::Impl::Evicted AdaptiveKVCache::Impl::drop_others(Sequence& seq, uint32_t layer,
+                                                                  std::span<const std::vector<uint8_t>> kept) {
+  Evicted done;
+  const LayerPlan p = planner->layer(layer, seq.layer(layer).length);
+  for (HeadStream& s : seq.heads(layer)) {
+    const std::vector<uint8_t>& keep = kept[s.head];
+    if (std::find(keep.begin(), keep.end(), 0) == keep.end()) continue;
+    const bool gone = tiers::evict_rows(env, s, p, keep);
+    done.any |= gone;
+    done.all &= gone;
   }
   return done;
+}
+
+AdaptiveKVCache::Impl::Evicted AdaptiveKVCache::Impl::evict_layer(Sequence& seq, uint32_t layer, uint32_t budget) {
+  std::vector<std::vector<uint8_t>> kept;
+  try {
+    kept = choose_kept(seq, layer, budget);
+  } catch (const std::bad_alloc&) {
+    return {.any = false, .all = false};
+  }
+  return drop_others(seq, layer, kept);
 }
 
 // Memory is short: every layer gives up an eighth of its tokens. False when there was nothing left to give.
@@ -132,21 +149,26 @@ bool AdaptiveKVCache::Impl::make_room(Sequence& seq, uint32_t layer, uint32_t ex
   return evict_layer(seq, layer, limit > give ? limit - give : 1).all;
 }
 
-Status AdaptiveKVCache::evict(SeqId seq, uint32_t tokens) {
+Status AdaptiveKVCache::evict(SeqId seq, uint32_t tokens) try {
   if (!impl_->policy) return error(StatusCode::failed_precondition, "eviction.policy is none: nothing may be dropped");
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
   std::lock_guard lock(sequence->mutex);
   TIERKV_RETURN_IF_ERROR(impl_->check_awake(seq, *sequence));
+  // All choices first: from then on only byte_budget can refuse, and then a head as a whole.
+  std::vector<std::vector<std::vector<uint8_t>>> kept(sequence->num_layers());
   for (uint32_t l = 0; l < sequence->num_layers(); ++l) {
     if (!impl_->evicts(l)) continue;
     const uint32_t budget = impl_->policy->layer_budget(l, sequence->num_layers(), tokens);
     const uint32_t least = impl_->planner->shape(l).sinks + 1;
-    if (longest(sequence->heads(l)) <= std::max(budget, least)) continue;
-    if (!impl_->evict_layer(*sequence, l, budget).all) {
+    if (longest(sequence->heads(l)) > std::max(budget, least)) kept[l] = impl_->choose_kept(*sequence, l, budget);
+  }
+  for (uint32_t l = 0; l < sequence->num_layers(); ++l) {
+    if (!kept[l].empty() && !impl_->drop_others(*sequence, l, kept[l]).all) {
       return error(StatusCode::resource_exhausted, "no memory left for eviction's own lists in layer ", l);
     }
   }
   return {};
 }
+TIERKV_NO_MEMORY("evict tokens")
 
 }  // namespace tierkv

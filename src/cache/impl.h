@@ -70,6 +70,10 @@ struct AdaptiveKVCache::Impl {
     bool any = false;  // at least one token went
     bool all = true;   // every head did what the policy asked; false: a head found no memory for its lists
   };
+  // Which live rows of each KV head stay within the budget. Changes nothing; throws std::bad_alloc.
+  std::vector<std::vector<uint8_t>> choose_kept(tiers::Sequence& seq, uint32_t layer, uint32_t budget) const;
+  // Carries that out, head by head, each as a whole.
+  Evicted drop_others(tiers::Sequence& seq, uint32_t layer, std::span<const std::vector<uint8_t>> kept);
   Evicted evict_layer(tiers::Sequence& seq, uint32_t layer, uint32_t budget);
   bool relieve(tiers::Sequence& seq);
   bool make_room(tiers::Sequence& seq, uint32_t layer, uint32_t extra);

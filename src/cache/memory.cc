@@ -2,6 +2,7 @@
 // which know every tier, so that nothing has to be remembered on the way and the call allocates nothing.
 #include <algorithm>
 
+#include "base/guarded.h"
 #include "base/status_macros.h"
 #include "cache/impl.h"
 #include "store/packed_group.h"
@@ -91,7 +92,7 @@ MemoryStats AdaptiveKVCache::memory_usage() const {
   return stats;
 }
 
-Result<MemoryStats> AdaptiveKVCache::memory_usage(SeqId seq) const {
+Result<MemoryStats> AdaptiveKVCache::memory_usage(SeqId seq) const try {
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
   MemoryStats stats;
   walk_sequence(impl_->env, *sequence, Count::in_full, stats);
@@ -100,5 +101,6 @@ Result<MemoryStats> AdaptiveKVCache::memory_usage(SeqId seq) const {
   stats.budget_bytes = impl_->config.byte_budget;
   return stats;
 }
+TIERKV_NO_MEMORY("look at a sequence")
 
 }  // namespace tierkv

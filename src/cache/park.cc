@@ -34,7 +34,7 @@ DeepOptions AdaptiveKVCache::Impl::deep_options(DeepOptions options) const {
   return options;
 }
 
-Status AdaptiveKVCache::park(SeqId seq, const DeepOptions& options, DeepReport* report) {
+Status AdaptiveKVCache::park(SeqId seq, const DeepOptions& options, DeepReport* report) try {
   TIERKV_ASSIGN_OR_RETURN(const DeepCalibration calibration, snapshot::deep_calibration(impl_->codecs.calibration()));
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
   return guarded("park a sequence", [&]() -> Status {
@@ -50,6 +50,7 @@ Status AdaptiveKVCache::park(SeqId seq, const DeepOptions& options, DeepReport* 
     return error(StatusCode::failed_precondition, "sequence ", seq, " cannot be parked: ", status.message(), already);
   });
 }
+TIERKV_NO_MEMORY("park a sequence")
 
 Status AdaptiveKVCache::wake(SeqId seq) {
   return guarded("wake a sequence", [&]() -> Status {
@@ -61,10 +62,11 @@ Status AdaptiveKVCache::wake(SeqId seq) {
   });
 }
 
-Result<bool> AdaptiveKVCache::is_parked(SeqId seq) const {
+Result<bool> AdaptiveKVCache::is_parked(SeqId seq) const try {
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
   std::lock_guard lock(sequence->mutex);
   return !sequence->packed.empty();
 }
+TIERKV_NO_MEMORY("look at a sequence")
 
 }  // namespace tierkv

@@ -104,7 +104,7 @@ Result<std::vector<std::byte>> write_parked(const AdaptiveKVCache::Impl& impl, c
 
 }  // namespace
 
-Result<std::vector<std::byte>> AdaptiveKVCache::freeze(SeqId seq) const {
+Result<std::vector<std::byte>> AdaptiveKVCache::freeze(SeqId seq) const try {
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
   return guarded("write a snapshot", [&]() -> Result<std::vector<std::byte>> {
     const snapshot::SnapshotShape shape{signal_mask(*impl_), impl_->env.hot_bf16, impl_->config.model};
@@ -114,8 +114,9 @@ Result<std::vector<std::byte>> AdaptiveKVCache::freeze(SeqId seq) const {
     return snapshot::write_snapshot(impl_->env, *sequence, plans, shape);
   });
 }
+TIERKV_NO_MEMORY("write a snapshot")
 
-Result<std::vector<std::byte>> AdaptiveKVCache::freeze(SeqId seq, const DeepOptions& options, DeepReport* report) const {
+Result<std::vector<std::byte>> AdaptiveKVCache::freeze(SeqId seq, const DeepOptions& options, DeepReport* report) const try {
   TIERKV_ASSIGN_OR_RETURN(const snapshot::DeepCalibration calibration, snapshot::deep_calibration(impl_->codecs.calibration()));
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
   return guarded("write a snapshot", [&]() -> Result<std::vector<std::byte>> {
@@ -134,6 +135,7 @@ Result<std::vector<std::byte>> AdaptiveKVCache::freeze(SeqId seq, const DeepOpti
     return snapshot::write_snapshot(impl_->env, *sequence, plans, shape, part.empty() ? nullptr : &part);
   });
 }
+TIERKV_NO_MEMORY("write a snapshot")
 
 Result<SeqId> AdaptiveKVCache::unfreeze(std::span<const std::byte> bytes) {
   return guarded("read a snapshot", [&]() -> Result<SeqId> {
@@ -142,15 +144,17 @@ Result<SeqId> AdaptiveKVCache::unfreeze(std::span<const std::byte> bytes) {
   });
 }
 
-Status AdaptiveKVCache::save(SeqId seq, const std::string& path) const {
+Status AdaptiveKVCache::save(SeqId seq, const std::string& path) const try {
   TIERKV_ASSIGN_OR_RETURN(const std::vector<std::byte> bytes, freeze(seq));
   return write_file_atomic(path, bytes);
 }
+TIERKV_NO_MEMORY("save a snapshot")
 
-Status AdaptiveKVCache::save(SeqId seq, const std::string& path, const DeepOptions& options, DeepReport* report) const {
+Status AdaptiveKVCache::save(SeqId seq, const std::string& path, const DeepOptions& options, DeepReport* report) const try {
   TIERKV_ASSIGN_OR_RETURN(const std::vector<std::byte> bytes, freeze(seq, options, report));
   return write_file_atomic(path, bytes);
 }
+TIERKV_NO_MEMORY("save a snapshot")
 
 Result<SeqId> AdaptiveKVCache::load(const std::string& path) {
   return guarded("read a snapshot", [&]() -> Result<SeqId> {

@@ -8,6 +8,7 @@
 #include "base/bytes.h"
 #include "base/checksum.h"
 #include "base/file.h"
+#include "base/guarded.h"
 #include "base/status_macros.h"
 
 namespace tierkv::calib {
@@ -355,11 +356,13 @@ Status Calibration::check_model(const ModelId& other) const {
 
 namespace tierkv {
 
-Result<CalibrationPtr> load_calibration(const std::string& path) { return calib::Calibration::load(path); }
+Result<CalibrationPtr> load_calibration(const std::string& path) try { return calib::Calibration::load(path); }
+TIERKV_NO_MEMORY("read a calibration")
 
-Result<CalibrationPtr> parse_calibration(std::span<const std::byte> bytes, const std::string& name, bool bytes_stay) {
+Result<CalibrationPtr> parse_calibration(std::span<const std::byte> bytes, const std::string& name, bool bytes_stay) try {
   return calib::Calibration::parse(bytes, name, bytes_stay);
 }
+TIERKV_NO_MEMORY("read a calibration")
 
 Status check_fit(const calib::Calibration& calibration, const CalibrationInfo& model) {
   return calibration.check_model(

@@ -3,6 +3,7 @@
 #include <map>
 
 #include "base/file.h"
+#include "base/guarded.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "config/presets.h"
@@ -225,15 +226,17 @@ constexpr const char* kInline = "inline";
 }  // namespace
 }  // namespace config
 
-Status apply_toml(std::string_view text, CacheConfig& config, std::string_view origin) {
+Status apply_toml(std::string_view text, CacheConfig& config, std::string_view origin) try {
   return config::apply_tree(config::parse_toml_tree(text, origin), config, origin);
 }
+TIERKV_NO_MEMORY("read a configuration")
 
-Status apply_json(std::string_view text, CacheConfig& config, std::string_view origin) {
+Status apply_json(std::string_view text, CacheConfig& config, std::string_view origin) try {
   return config::apply_tree(config::parse_json_tree(text, origin), config, origin);
 }
+TIERKV_NO_MEMORY("read a configuration")
 
-Status apply_file(const std::string& path, CacheConfig& config) {
+Status apply_file(const std::string& path, CacheConfig& config) try {
   const bool toml = config::ends_with(path, ".toml");
   if (!toml && !config::ends_with(path, ".json")) {
     return error(StatusCode::invalid_argument, "the configuration file ", quote(path), " must end in .toml or .json");
@@ -241,8 +244,9 @@ Status apply_file(const std::string& path, CacheConfig& config) {
   TIERKV_ASSIGN_OR_RETURN(const std::string text, read_text_file(path, config::kMaxConfigBytes));
   return toml ? apply_toml(text, config, path) : apply_json(text, config, path);
 }
+TIERKV_NO_MEMORY("read a configuration")
 
-Status apply_inline(std::string_view text, CacheConfig& config) {
+Status apply_inline(std::string_view text, CacheConfig& config) try {
   TIERKV_RETURN_IF_ERROR(config::check_config_size(text, config::kInline));
   config::Applier applier(config, config::kInline);
   std::string_view rest = text;
@@ -265,8 +269,9 @@ Status apply_inline(std::string_view text, CacheConfig& config) {
   }
   return applier.finish(config);
 }
+TIERKV_NO_MEMORY("read a configuration")
 
-Status apply_spec(std::string_view spec, CacheConfig& config) {
+Status apply_spec(std::string_view spec, CacheConfig& config) try {
   const std::string_view text = config::trimmed(spec);
   const bool file = config::ends_with(text, ".toml") || config::ends_with(text, ".json");
   if (file && text.find('=') == std::string_view::npos) return apply_file(std::string(text), config);
@@ -285,5 +290,6 @@ Status apply_spec(std::string_view spec, CacheConfig& config) {
   }
   return apply_inline(text, config);
 }
+TIERKV_NO_MEMORY("read a configuration")
 
 }  // namespace tierkv

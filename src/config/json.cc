@@ -151,6 +151,8 @@ Result<ConfigNode> parse_json_tree(std::string_view text, std::string_view origi
                                                   CountingIterator(text.data() + text.size(), &count), &builder);
     if (!builder.status().ok()) return builder.status();
     if (!parsed) return error(StatusCode::invalid_argument, config_place(origin, count.token_line), "not JSON");
+  } catch (const std::bad_alloc&) {
+    throw;  // says nothing about the text
   } catch (const std::exception& e) {
     return error(StatusCode::invalid_argument, config_place(origin, count.token_line), "not JSON: ", e.what());
   }

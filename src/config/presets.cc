@@ -2,6 +2,7 @@
 // included), hot_type and the limits.
 #include "config/presets.h"
 
+#include "base/guarded.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 
@@ -39,7 +40,7 @@ std::vector<std::string> preset_names() {
   return names;
 }
 
-Status apply_preset(std::string_view name, CacheConfig& config) {
+Status apply_preset(std::string_view name, CacheConfig& config) try {
   for (const config::Preset& preset : config::presets()) {
     if (name != preset.name) continue;
     config.tiers.hot = preset.hot;
@@ -66,5 +67,6 @@ Status apply_preset(std::string_view name, CacheConfig& config) {
   return error(StatusCode::invalid_argument, "unknown preset ", quote(name),
                guess >= 0 ? "; did you mean '" + names[static_cast<size_t>(guess)] + "'?" : "", "; presets: ", join(names));
 }
+TIERKV_NO_MEMORY("read a configuration")
 
 }  // namespace tierkv

@@ -121,6 +121,8 @@ Result<ConfigNode> parse_toml_tree(std::string_view text, std::string_view origi
   } catch (const toml::parse_error& e) {
     return error(StatusCode::invalid_argument, config_place(origin, e.source().begin.line),
                  "not TOML: ", printable(e.description(), 200));
+  } catch (const std::bad_alloc&) {
+    throw;  // says nothing about the text
   } catch (const std::exception& e) {
     return error(StatusCode::invalid_argument, config_place(origin, 0), "not TOML: ", e.what());
   }

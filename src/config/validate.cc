@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "base/guarded.h"
 #include "base/status_macros.h"
 #include "config/schema.h"
 #include "quant/registry.h"
@@ -222,10 +223,11 @@ bool wants_calibration(const CacheConfig& config) {
   return false;
 }
 
-Status validate(const CacheConfig& config) {
+Status validate(const CacheConfig& config) try {
   const auto problems = config::find_problems(config, true);
   if (problems.empty()) return {};
   return Status(StatusCode::invalid_argument, problems.front().message);
 }
+TIERKV_NO_MEMORY("check a configuration")
 
 }  // namespace tierkv

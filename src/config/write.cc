@@ -1,38 +1,44 @@
 // CacheConfig -> JSON, by the schema.
-#include <nlohmann/json.hpp>
-
+#include "config/json_text.h"
 #include "config/schema.h"
 
 namespace tierkv {
 namespace config {
 namespace {
 
-nlohmann::ordered_json to_json_value(const FieldType& type, const Value& value) {
-  if (const auto* v = std::get_if<uint64_t>(&value); v != nullptr && !(type.kind == FieldType::Kind::tokens && *v == kAll))
-    return *v;
-  if (const auto* v = std::get_if<double>(&value)) return *v;
-  return to_text(type, value);
+void add_value(JsonText& out, const char* key, const FieldType& type, const Value& value) {
+  const auto* whole = std::get_if<uint64_t>(&value);
+  if (whole && !(type.kind == FieldType::Kind::tokens && *whole == kAll)) return out.add(key, *whole);
+  if (const auto* real = std::get_if<double>(&value)) return out.add(key, *real);
+  out.add(key, to_text(type, value));
 }
 
 }  // namespace
 }  // namespace config
 
 std::string to_json(const CacheConfig& config) {
-  nlohmann::ordered_json root = nlohmann::ordered_json::object();
-  for (const auto& field : config::config_fields()) {
-    auto& table = *field.section ? root[field.section] : root;
-    table[field.key] = config::to_json_value(field.type, *field.get(config));
-  }
-  auto& layers = root["layer"] = nlohmann::ordered_json::array();
-  for (const LayerOverride& o : config.overrides) {
-    auto& entry = layers.emplace_back(nlohmann::ordered_json::object());
-    entry["layers"] = config::layers_text(o);
-    for (const auto& field : config::layer_fields()) {
-      if (const auto value = field.get(o)) entry[field.key] = config::to_json_value(field.type, *value);
+  config::JsonText out;
+  std::string_view section;
+  for (const auto& field : config::config_fields()) {  // those of a section stand together
+    if (section != field.section) {
+      if (!section.empty()) out.end();
+      section = field.section;
+      if (!section.empty()) out.begin_object(section);
     }
+    config::add_value(out, field.key, field.type, *field.get(config));
   }
-  // A model name that is not UTF-8 can only come from code, and validate() refuses it; here it must not throw.
-  return root.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+  if (!section.empty()) out.end();
+  out.begin_array("layer");
+  for (const LayerOverride& o : config.overrides) {
+    out.begin_object("");
+    out.add("layers", config::layers_text(o));
+    for (const auto& field : config::layer_fields()) {
+      if (const auto value = field.get(o)) config::add_value(out, field.key, field.type, *value);
+    }
+    out.end();
+  }
+  out.end();
+  return out.finish();
 }
 
 }  // namespace tierkv

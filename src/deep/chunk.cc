@@ -6,6 +6,7 @@
 
 #include "base/checksum.h"
 #include "base/f16.h"
+#include "base/per_thread.h"
 
 namespace tierkv::deep {
 namespace {
@@ -239,10 +240,18 @@ class ChunkEncoder {
   ChunkResult result_;
 };
 
+// Scratch of scatter() and gather(), one a thread.
+struct Scattered {
+  std::vector<float> keys, values;
+};
+struct Gathered {
+  std::vector<float> keys, values;
+};
+
 // Rows as the cache wants them.
 void scatter(const Shared& shared, const Transform& t, uint32_t first, uint32_t count, const float* centred,
              const WriteRows& write) {
-  thread_local std::vector<float> keys, values;
+  auto& [keys, values] = per_thread<Scattered>();
   const calib::DeepTables& tables = *shared.book->tables;
   const size_t width = static_cast<size_t>(tables.kv_heads) * tables.head_dim;
   keys.resize(count * width);
@@ -285,7 +294,7 @@ Centroids Landing::centroids(const Centroids& otherwise) const {
 }
 
 void gather(const Shared& shared, const Transform& transform, uint32_t first, uint32_t count, const ReadRows& read, float* rows) {
-  thread_local std::vector<float> keys, values;
+  auto& [keys, values] = per_thread<Gathered>();
   const calib::DeepTables& tables = *shared.book->tables;
   const size_t width = static_cast<size_t>(tables.kv_heads) * tables.head_dim;
   keys.resize(count * width);

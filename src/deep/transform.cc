@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/f16.h"
+#include "base/per_thread.h"
 
 namespace tierkv::deep {
 namespace {
@@ -44,7 +45,10 @@ Transform::Transform(const calib::DeepTables& tables, const calib::DeepLayer& la
 }
 
 void Transform::predict(const int16_t* const* sources, uint32_t tokens, float* out) const {
-  thread_local std::vector<int64_t> sums;
+  struct Sums {
+    std::vector<int64_t> of_components;
+  };
+  std::vector<int64_t>& sums = per_thread<Sums>().of_components;
   const size_t n = dim_;
   sums.assign(tokens * n, 0);
   const Kernels& k = kernels();
@@ -69,7 +73,10 @@ void Transform::as_source(const float* centred, uint32_t tokens, int16_t* out) c
 
 void Transform::add_levels(int basis, const LevelBlock& block, float step, int32_t log_step, uint32_t finer,
                            const Centroids& centroids, float* rows) const {
-  thread_local std::vector<Term> terms;
+  struct Terms {
+    std::vector<Term> of_block;
+  };
+  std::vector<Term>& terms = per_thread<Terms>().of_block;
   uint32_t counts[kBlock] = {};
   const size_t n = dim_;
   terms.resize(kBlock * n);

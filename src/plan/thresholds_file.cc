@@ -1,12 +1,12 @@
 // The thresholds' file; its form is in thresholds.h.
 #include <algorithm>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "base/file.h"
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "config/json_text.h"
 #include "config/schema.h"
 #include "config/tree.h"
 #include "plan/thresholds.h"
@@ -100,20 +100,22 @@ Result<Store> parse_store(std::string_view text, std::string_view path) {
   return store;
 }
 
-nlohmann::ordered_json length(uint32_t tokens) {
-  if (tokens == kAll) return "all";
-  return tokens;
+void add_length(config::JsonText& out, const char* key, uint32_t tokens) {
+  tokens == kAll ? out.add(key, "all") : out.add(key, tokens);
 }
 
 std::string to_text(const Store& store) {
-  nlohmann::ordered_json root;
-  root["format"] = kFormat;
-  root["version"] = kVersion;
+  config::JsonText out;
+  out.add("format", kFormat);
+  out.add("version", kVersion);
   for (const auto& [key, t] : store) {
-    root[std::string(kPrefix) + key.first + ":" + std::to_string(key.second)] = {
-        {"hot", length(t.hot)}, {"warm", length(t.warm)}, {"archive_bits", t.archive_bits}};
+    out.begin_object(std::string(kPrefix) + key.first + ":" + std::to_string(key.second));
+    add_length(out, "hot", t.hot);
+    add_length(out, "warm", t.warm);
+    out.add("archive_bits", t.archive_bits);
+    out.end();
   }
-  return root.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+  return out.finish();
 }
 
 Status check_model(std::string_view model) {

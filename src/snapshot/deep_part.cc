@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "base/mapped_memory.h"
+#include "base/per_thread.h"
 #include "base/status_macros.h"
 #include "store/packed_group.h"
 
@@ -46,7 +47,10 @@ void each_stream(const Sequence& sequence, const calib::DeepTables& tables, Body
 void read_rows(const StreamEnv& env, const HeadStream& s, uint32_t first, uint32_t count, size_t stride, float* keys,
                float* values) {
   const uint32_t head_dim = env.head_dim;
-  thread_local std::vector<float> rows;
+  struct Rows {
+    std::vector<float> decoded;
+  };
+  std::vector<float>& rows = per_thread<Rows>().decoded;
   size_t b = 0;
   for (size_t low = 0, high = s.blocks.size(); low < high;) {
     const size_t mid = (low + high) / 2;

@@ -16,7 +16,7 @@ namespace tierkv {
 using snapshot::Snapshot;
 using snapshot::SnapshotHeader;
 
-Result<SnapshotInfo> inspect_snapshot(std::span<const std::byte> bytes, const CalibrationPtr& calibration) {
+Result<SnapshotInfo> inspect_snapshot(std::span<const std::byte> bytes, const CalibrationPtr& calibration) try {
   return guarded("read a snapshot", [&]() -> Result<SnapshotInfo> {
     TIERKV_ASSIGN_OR_RETURN(SnapshotHeader header, snapshot::read_header(bytes));
     TIERKV_ASSIGN_OR_RETURN(const Snapshot snapshot, snapshot::read_body(bytes, std::move(header), calibration));
@@ -56,8 +56,9 @@ Result<SnapshotInfo> inspect_snapshot(std::span<const std::byte> bytes, const Ca
     return info;
   });
 }
+TIERKV_NO_MEMORY("read a snapshot")
 
-Result<SnapshotInfo> inspect_snapshot(const std::string& path, const CalibrationPtr& calibration) {
+Result<SnapshotInfo> inspect_snapshot(const std::string& path, const CalibrationPtr& calibration) try {
   return guarded("read a snapshot", [&]() -> Result<SnapshotInfo> {
     TIERKV_ASSIGN_OR_RETURN(const std::vector<std::byte> bytes, read_file(path, snapshot::kMaxFileBytes));
     auto info = inspect_snapshot(std::span<const std::byte>(bytes), calibration);
@@ -65,5 +66,6 @@ Result<SnapshotInfo> inspect_snapshot(const std::string& path, const Calibration
     return info;
   });
 }
+TIERKV_NO_MEMORY("read a snapshot")
 
 }  // namespace tierkv

@@ -1,6 +1,7 @@
 // evict.cc — rows die: evicted in place, with thinned-out neighbours merged, or fallen out of a window.
 #include <algorithm>
 
+#include "base/guarded.h"
 #include "tiers/row_batch.h"
 #include "tiers/stream.h"
 
@@ -33,19 +34,23 @@ bool merge_run(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, size_
   }
   if (live > (count - 1) * codec->tokens) return false;
 
-  RowBatch all;
-  for (size_t i = first; i < first + count; ++i) all.add_live_rows(env, s.blocks[i], s.layer, s.head);
   BlockRef fresh[2];
   size_t made = 0;
-  for (uint32_t from = 0; from < all.rows(); from += codec->tokens) {
-    RowBatch& batch = scratch_batch();
-    batch.add_rows(env, all, from, std::min(codec->tokens, all.rows() - from));
-    auto ref = seal(env, batch, *codec, *raw, tier, s.blocks[first].block.codec(), s.layer, s.head, Arena::Use::relief);
-    if (!ref) {
-      while (made) release_ref(env, fresh[--made]);
-      return false;
+  const auto make = [&] {
+    RowBatch all;
+    for (size_t i = first; i < first + count; ++i) all.add_live_rows(env, s.blocks[i], s.layer, s.head);
+    for (uint32_t from = 0; from < all.rows(); from += codec->tokens) {
+      RowBatch& batch = scratch_batch();
+      batch.add_rows(env, all, from, std::min(codec->tokens, all.rows() - from));
+      auto ref = seal(env, batch, *codec, *raw, tier, s.blocks[first].block.codec(), s.layer, s.head, Arena::Use::relief);
+      if (!ref) return false;
+      fresh[made++] = *ref;
     }
-    fresh[made++] = *ref;
+    return true;
+  };
+  if (!with_memory(make)) {
+    while (made) release_ref(env, fresh[--made]);
+    return false;
   }
   for (size_t i = first; i < first + count; ++i) release_ref(env, s.blocks[i]);
   std::copy_n(fresh, made, s.blocks.begin() + first);

@@ -1,4 +1,5 @@
 // graduate.cc — rows become older: from the tail into sinks and warm blocks, from warm blocks into the archive.
+#include "base/guarded.h"
 #include "tiers/row_batch.h"
 #include "tiers/stream.h"
 
@@ -73,7 +74,8 @@ bool demote(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, Arena::U
 }  // namespace
 
 bool settle(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, Arena::Use use) {
-  return graduate(env, s, plan, use) && demote(env, s, plan, use);
+  // Each block is made whole before anything of the stream changes, so that there is nothing to undo.
+  return with_memory([&] { return graduate(env, s, plan, use) && demote(env, s, plan, use); });
 }
 
 }  // namespace tierkv::tiers

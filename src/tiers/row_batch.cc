@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 
 #include "base/f16.h"
+#include "base/guarded.h"
 #include "base/per_thread.h"
 #include "quant/isa.h"
 
@@ -118,14 +120,18 @@ RowBatch& scratch_batch() {
 
 const CodecEntry* encode_rows(const StreamEnv& env, RowBatch& batch, const CodecEntry& codec, const CodecEntry& raw,
                               const quant::BlockContext& ctx, const AllocatePayload& allocate) {
-  if (batch.rows() < codec.tokens) pad(batch, env, codec.tokens);
-  for (const CodecEntry* entry : {&codec, codec.fallback, &raw}) {
-    if (!entry) continue;
-    const Encoded result = encode_with(env, batch, *entry, ctx, allocate);
-    if (result == Encoded::done) return entry;
-    if (result == Encoded::no_memory) return nullptr;
-  }
-  return nullptr;
+  const CodecEntry* took = nullptr;
+  const auto encode = [&] {
+    if (batch.rows() < codec.tokens) pad(batch, env, codec.tokens);
+    for (const CodecEntry* entry : {&codec, codec.fallback, &raw}) {
+      if (!entry) continue;
+      const Encoded result = encode_with(env, batch, *entry, ctx, allocate);
+      if (result == Encoded::done) took = entry;
+      if (result != Encoded::refused) break;
+    }
+    return took != nullptr;
+  };
+  return with_memory(encode) ? took : nullptr;
 }
 
 std::optional<BlockRef> seal(const StreamEnv& env, RowBatch& batch, const CodecEntry& codec, const CodecEntry& raw, Tier tier,
@@ -143,7 +149,7 @@ std::optional<BlockRef> seal(const StreamEnv& env, RowBatch& batch, const CodecE
     payload = env.store->allocate(entry, tier, use);
     return payload ? &payload : nullptr;
   };
-  const CodecEntry* took = encode_rows(env, batch, codec, raw, ctx, allocate);
+  const CodecEntry* took = encode_rows(env, batch, codec, raw, ctx, std::ref(allocate));  // a reference: no memory
   if (took) {
     const uint64_t checksum = payload.compute_checksum();
     ref.block = env.store->seal(std::move(payload), checksum, *took, tier, source, use);

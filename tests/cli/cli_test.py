@@ -77,6 +77,26 @@ class Command(unittest.TestCase):
         return sorted(path.name for path in self.folder.iterdir())
 
 
+class DownloadedModelTest(Command):
+    def test_a_changed_byte_is_noticed_and_a_good_file_is_read_once(self):
+        path = self.folder / "cache/models/SmolLM2-135M-Instruct.Q4_1.gguf"
+        path.parent.mkdir(parents=True)
+        shutil.copy(self.model(), path)
+        self.bad("generate", "hi", saying="not the file that was downloaded")
+        digest = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+        mark = path.with_name(path.name + ".checked")
+        mark.write_text(f"{digest} {path.stat().st_size} {path.stat().st_ctime_ns}\n")  # as if it had been found good
+        self.good("generate", "here", "-n", 2, "-q")
+        before = path.stat()
+        with open(path, "r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            last = file.read(1)
+            file.seek(-1, os.SEEK_END)
+            file.write(bytes([last[0] ^ 1]))
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        self.bad("generate", "hi", saying="tierkv fetch smollm2")
+
+
 class HelpTest(Command):
     def test_every_command_explains_itself_with_examples(self):
         commands = ["demo", "chat", "generate", "plan", "ppl", "recall", "calibrate", "bench", "report", "snapshot", "fetch"]
@@ -396,6 +416,12 @@ class BadInputTest(Command):
         self.bad("generate", "-m", self.model(), saying="no prompt")
         self.bad("generate", "hi", "-n", "many", saying="many")
         self.bad("generate", "hi", "--temp", "-1", saying="--temp")
+        for number in ("nan", "NaN", "-nan", "inf", "1e999"):
+            self.bad("generate", "hi", f"--temp={number}", saying="--temp")
+            self.bad("chat", f"--top-p={number}", saying="--top-p")
+            self.bad("ppl", "-f", self.text, f"--deep={number}", saying="--deep")
+            self.bad("recall", f"--depths=5,{number}", saying="--depths")
+            self.bad("snapshot", "save", "s.tkv", "--deep", f"--quality={number}", saying="--quality")
         self.bad("generate", "-f", "nowhere.txt", "-m", self.model(), saying="nowhere.txt")
         self.bad("generate", "hi", "-m", self.model(), "--json", "no/such/folder.json", saying="no/such/folder.json")
         self.bad("chat", "--kv", "fp16", "--kv", "int8", saying="one --kv")
