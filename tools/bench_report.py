@@ -164,6 +164,26 @@ def attention(results, op):
     return "\n\n".join(parts) or None
 
 
+def archives(results):
+    """The default archive of a calibrated model, klt, beside rot2: the same tiers but for the archive's codec."""
+    rows = []
+    for shape in results.values("shape", op="decode", setting="klt"):
+        for threads in results.values("threads", op="decode", shape=shape, setting="klt"):
+            for tokens in results.values("tokens", op="decode", shape=shape, threads=threads, setting="klt"):
+                klt, rot = (results.find("decode", shape, threads, tokens, setting) for setting in ("klt", "rot2"))
+                if not rot:
+                    continue
+                mark = " \\*" if unquiet(klt) or unquiet(rot) else ""
+                rows.append([name_of(shape), str(threads), svg_plot.number(tokens) + mark, ms(rot.row["median_ms"]), ms(klt.row["median_ms"]),
+                             f"{klt.row['median_ms'] / rot.row['median_ms']:.2f}", f"{rot.row['bits']:.2f}", f"{klt.row['bits']:.2f}"])
+    head = ["shape", "threads", "tokens", "rot2 ms", "klt ms", "klt to rot2", "rot2 bits", "klt bits"]
+    return "**The calibrated archive beside the plain one**\n\n" + table(head, rows) if rows else None
+
+
+def decode(results):
+    return "\n\n".join(part for part in (attention(results, "decode"), archives(results)) if part) or None
+
+
 def linearity(results):
     rows = []
     for shape in results.values("shape", op="decode"):
@@ -282,7 +302,7 @@ def main():
     with open(options.doc, encoding="utf-8") as file:
         document = file.read()
     document = replace_parts(document, {
-        "machine": machine(results), "targets": targets(results), "plots": pictures, "decode": attention(results, "decode"),
+        "machine": machine(results), "targets": targets(results), "plots": pictures, "decode": decode(results),
         "prefill": attention(results, "prefill512"), "encode": encode(results), "linearity": linearity(results), "model": model(points)})
     os.makedirs(options.plots, exist_ok=True)
     for name, svg in drawn.items():
