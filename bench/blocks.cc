@@ -6,6 +6,8 @@
 
 #include "base/status_macros.h"
 #include "bench/data.h"
+#include "bench/tables.h"
+#include "calib/calibration.h"
 #include "quant/frame.h"
 
 namespace tierkv::bench {
@@ -13,8 +15,14 @@ namespace tierkv::bench {
 using quant::CodecSpec;
 using quant::Side;
 
-Result<BlockRun> BlockRun::encode(const CodecSpec& spec, Side side, const std::vector<float>& rows, uint32_t block, uint32_t dim) {
-  auto made = quant::make_codec(spec, side, {block, dim});
+Result<BlockRun> BlockRun::encode(const CodecSpec& spec, Side side, Shape shape, const std::vector<float>& rows, uint32_t block,
+                                  uint32_t dim) {
+  calib::HeadTables tables;
+  const bool calibrated = quant::needs_tables({spec, spec});
+  if (calibrated) {
+    TIERKV_ASSIGN_OR_RETURN(tables.calibration, tables_of(shape, dim));
+  }
+  auto made = quant::make_codec(spec, side, {block, dim}, calibrated ? &tables : nullptr);
   if (!made.ok()) return made.status();
   BlockRun run;
   run.codec_ = std::move(*made);
@@ -60,19 +68,23 @@ std::vector<float> BlockRun::accumulate(const std::vector<float>& weights, uint3
   return acc;
 }
 
-std::vector<CodecSpec> specs_to_measure() {
-  std::vector<CodecSpec> specs;
+std::vector<quant::CodecPair> specs_to_measure() {
+  std::vector<quant::CodecPair> specs;
+  const auto add = [&](const std::string& text) {
+    if (auto pair = quant::parse_codec_pair(text); pair.ok()) specs.push_back(*pair);
+  };
   for (const quant::CodecRow& row : quant::codec_rows()) {
-    if (row.calibrated()) continue;
     for (int bits = row.min_bits; bits <= row.max_bits; ++bits) {
+      const bool preset = bits == 8 || bits == 12 || bits == 15 || bits == 20;  // 1, 1.5, 1.875 and 2.5 of eighths
+      if (row.parts > 1 && !preset) continue;
       CodecSpec spec;
       spec.id = row.id;
       spec.bits = static_cast<uint8_t>(bits);
-      specs.push_back(spec);
+      add(quant::to_string(spec));
     }
   }
   for (const char* text : {"kivi2-g32", "kivi2-g64", "kivi4-g32", "kivi2+clip", "kivi2+had", "kivi2+center+had", "kivi4+s8"}) {
-    if (auto spec = quant::parse_codec(text); spec.ok()) specs.push_back(*spec);
+    add(text);
   }
   return specs;
 }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/data.h"
 #include "quant/codec.h"
 #include "quant/registry.h"
 
@@ -14,8 +15,9 @@ namespace tierkv::bench {
 // One side of a KV head: `tokens` rows in blocks of `block`, all full.
 class BlockRun {
  public:
-  static Result<BlockRun> encode(const quant::CodecSpec& spec, quant::Side side, const std::vector<float>& rows, uint32_t block,
-                                 uint32_t dim);
+  // `shape`: of the rows, for codecs that learn tables from such rows.
+  static Result<BlockRun> encode(const quant::CodecSpec& spec, quant::Side side, Shape shape, const std::vector<float>& rows,
+                                 uint32_t block, uint32_t dim);
 
   uint32_t tokens() const { return static_cast<uint32_t>(blocks_.size()) * block_; }
   double bits_per_value() const { return 8.0 * static_cast<double>(codec_->bytes()) / (static_cast<double>(block_) * dim_); }
@@ -38,8 +40,9 @@ class BlockRun {
   std::vector<std::vector<std::byte>> blocks_;
 };
 
-// Every row of the registry at every width it has, at its default group, and a few with the modifiers that matter.
-std::vector<quant::CodecSpec> specs_to_measure();
+// Every row of the registry at every width it has (some where widths are parts of a bit), at its default group, and a few with the
+// modifiers that matter. A codec for keys alone comes with its row's values.
+std::vector<quant::CodecPair> specs_to_measure();
 
 // softmax(q·K^T/sqrt(dim))·V on the codes of both runs.
 std::vector<float> attention_on_codes(const BlockRun& keys, const BlockRun& values, const std::vector<float>& queries,

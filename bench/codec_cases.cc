@@ -31,11 +31,12 @@ Row row_of(const std::string& name, const Timing& timing, const BlockRun& run) {
   return row;
 }
 
-Status run_codec(const quant::CodecSpec& spec, const std::string& prefix, const Settings& settings, const Emit& emit) {
+Status run_codec(const quant::CodecPair& spec, const std::string& prefix, const Settings& settings, const Emit& emit) {
   const std::vector<float> rows = make_rows(Shape::gaussian, kBlock, kDim, 21);
   const std::vector<float> queries = make_queries(rows, kQueries, kDim, 2.0, 22);
-  TIERKV_ASSIGN_OR_RETURN(const BlockRun keys, BlockRun::encode(spec, quant::Side::key, rows, kBlock, kDim));
-  TIERKV_ASSIGN_OR_RETURN(const BlockRun values, BlockRun::encode(spec, quant::Side::value, rows, kBlock, kDim));
+  TIERKV_ASSIGN_OR_RETURN(const BlockRun keys, BlockRun::encode(spec.key, quant::Side::key, Shape::gaussian, rows, kBlock, kDim));
+  TIERKV_ASSIGN_OR_RETURN(const BlockRun values,
+                          BlockRun::encode(spec.value, quant::Side::value, Shape::gaussian, rows, kBlock, kDim));
   TIERKV_RETURN_IF_ERROR(check_round_trip(keys, rows));
   TIERKV_RETURN_IF_ERROR(check_round_trip(values, rows));
   TIERKV_RETURN_IF_ERROR(check_on_codes(keys, values, queries, kQueries, kDim));
@@ -74,7 +75,7 @@ Status run_codec(const quant::CodecSpec& spec, const std::string& prefix, const 
 }  // namespace
 
 void add_codec_cases(std::vector<Case>& cases) {
-  for (const quant::CodecSpec& spec : specs_to_measure()) {
+  for (const quant::CodecPair& spec : specs_to_measure()) {
     const std::string prefix = "quant/" + quant::to_string(spec) + "/";
     cases.push_back(
         {prefix + "ops", [=](const Settings& settings, const Emit& emit) { return run_codec(spec, prefix, settings, emit); }});

@@ -25,7 +25,7 @@ struct Sides {
     for (const quant::Side side : {quant::Side::key, quant::Side::value}) {
       std::vector<float>& rows = sides.rows[side == quant::Side::value];
       rows = make_rows(side == quant::Side::key ? Shape::outlier : Shape::gaussian, tokens, kDim, 81 + static_cast<uint64_t>(side));
-      TIERKV_ASSIGN_OR_RETURN(BlockRun run, BlockRun::encode(spec, side, rows, kBlock, kDim));
+      TIERKV_ASSIGN_OR_RETURN(BlockRun run, BlockRun::encode(spec, side, Shape::outlier, rows, kBlock, kDim));
       const std::vector<double> exact(rows.begin(), rows.end());
       const double e = relative_error(run.decode(), exact);
       // The step of a min/max grid over a group with outliers; at few bits the codecs lose less than that.
@@ -80,11 +80,12 @@ Status run_unpack(const std::string& name, const std::string& codec, const Setti
 }  // namespace
 
 void add_encode_cases(std::vector<Case>& cases) {
-  for (const char* codec : {"int8", "kivi4-g64", "kivi3-g64", "kivi2-g64", "rot4", "rot3", "rot2", "turbo2", "turbo3", "turbo4"}) {
+  for (const char* codec :
+       {"int8", "kivi4-g64", "kivi3-g64", "kivi2-g64", "rot4", "rot3", "rot2", "turbo2", "turbo3", "turbo4", "klt1.875"}) {
     const std::string name = std::string("quant/") + codec + "/graduate/128x8x128";
     cases.push_back({name, [=](const Settings& settings, const Emit& emit) { return run_graduate(name, codec, settings, emit); }});
   }
-  for (const char* codec : {"kivi2-g64", "rot2", "turbo2"}) {
+  for (const char* codec : {"kivi2-g64", "rot2", "turbo2", "klt1.875"}) {
     const std::string name = std::string("quant/") + codec + "/unpack/1Kx8x128";
     cases.push_back({name, [=](const Settings& settings, const Emit& emit) { return run_unpack(name, codec, settings, emit); }});
   }

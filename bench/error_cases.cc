@@ -18,12 +18,14 @@ struct ErrorFigures {
 };
 
 struct Problem {
+  Shape shape;  // of the keys
   std::vector<float> keys, values, queries;
   std::vector<double> exact;
 };
 
 Problem make_problem(Shape shape, uint32_t tokens) {
   Problem p;
+  p.shape = shape;
   p.keys = make_rows(shape, tokens, kDim, 11);
   // Values of real models have no outlier channels to speak of.
   p.values = make_rows(shape == Shape::outlier ? Shape::gaussian : shape, tokens, kDim, 12);
@@ -32,9 +34,9 @@ Problem make_problem(Shape shape, uint32_t tokens) {
   return p;
 }
 
-Result<ErrorFigures> measure_error(const quant::CodecSpec& spec, const Problem& p) {
-  TIERKV_ASSIGN_OR_RETURN(const BlockRun keys, BlockRun::encode(spec, quant::Side::key, p.keys, kBlock, kDim));
-  TIERKV_ASSIGN_OR_RETURN(const BlockRun values, BlockRun::encode(spec, quant::Side::value, p.values, kBlock, kDim));
+Result<ErrorFigures> measure_error(const quant::CodecPair& spec, const Problem& p) {
+  TIERKV_ASSIGN_OR_RETURN(const BlockRun keys, BlockRun::encode(spec.key, quant::Side::key, p.shape, p.keys, kBlock, kDim));
+  TIERKV_ASSIGN_OR_RETURN(const BlockRun values, BlockRun::encode(spec.value, quant::Side::value, p.shape, p.values, kBlock, kDim));
   TIERKV_RETURN_IF_ERROR(check_on_codes(keys, values, p.queries, kQueries, kDim));
   ErrorFigures figures;
   figures.key_bits = keys.bits_per_value();
@@ -54,7 +56,7 @@ Result<ErrorFigures> measure_error(const quant::CodecSpec& spec, const Problem& 
 }  // namespace
 
 void add_error_cases(std::vector<Case>& cases) {
-  for (const quant::CodecSpec& spec : specs_to_measure()) {
+  for (const quant::CodecPair& spec : specs_to_measure()) {
     for (Shape shape : kShapes) {
       const std::string name = "quant/" + quant::to_string(spec) + "/error/" + shape_name(shape);
       cases.push_back(
@@ -76,7 +78,7 @@ Status print_error_table() {
   std::vector<Problem> problems;
   for (Shape shape : kShapes) problems.push_back(make_problem(shape, kTokens));
   std::printf("| codec | bits, keys / values | Gaussian | heavy-tailed | outlier channels |\n|---|---|---|---|---|\n");
-  for (const quant::CodecSpec& spec : specs_to_measure()) {
+  for (const quant::CodecPair& spec : specs_to_measure()) {
     std::string line;
     for (const Problem& p : problems) {
       TIERKV_ASSIGN_OR_RETURN(const ErrorFigures f, measure_error(spec, p));

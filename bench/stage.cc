@@ -7,6 +7,7 @@
 
 #include "base/status_macros.h"
 #include "bench/data.h"
+#include "bench/tables.h"
 
 namespace tierkv::bench {
 namespace {
@@ -103,8 +104,14 @@ Result<OurCache*> Stage::ours(const std::string& setting, uint32_t tokens) {
     config.num_kv_heads = shape().kv_heads;
     config.head_dim = shape().head_dim;
     config.threads = threads_;
-    TIERKV_RETURN_IF_ERROR(apply_spec(setting, config));
-    TIERKV_ASSIGN_OR_RETURN(ours.cache, AdaptiveKVCache::create(config));
+    const bool by_archive = setting == "klt" || setting == "rot2";
+    TIERKV_RETURN_IF_ERROR(apply_spec(by_archive ? "balanced" : setting, config));
+    if (by_archive) config.tiers.archive_codec = setting == "klt" ? "klt1.875" : setting;
+    CalibrationPtr tables;
+    if (setting == "klt") {
+      TIERKV_ASSIGN_OR_RETURN(tables, tables_of(rows_));
+    }
+    TIERKV_ASSIGN_OR_RETURN(ours.cache, AdaptiveKVCache::create(config, tables));
     TIERKV_ASSIGN_OR_RETURN(ours.seq, ours.cache->add_sequence());
   }
   if (ours.tokens == tokens) return &ours;

@@ -45,7 +45,7 @@ class Stage {
   const SourceRows& rows() const { return rows_; }
   ReadCeiling& ceiling() { return ceiling_; }
 
-  // `setting` as apply_spec() takes it.
+  // `setting` as apply_spec() takes it; or "klt" or "rot2": `balanced` with that archive, klt1.875 with tables learnt from rows().
   Result<OurCache*> ours(const std::string& setting, uint32_t tokens);
   Result<Peer*> peer(const std::string& type, PeerLayout layout, uint32_t tokens);
 

@@ -10,6 +10,8 @@
 #include "model_checks.h"
 #include "model_machine.h"
 #include "model_operations.h"
+#include "model_parking.h"
+#include "model_refusals.h"
 
 namespace tierkv::testing {
 namespace {
@@ -59,6 +61,31 @@ std::vector<MachineSetup> setups() {
        {"h2o", "sliding_window", "streaming_llm", "tova", "snapkv", "scissorhands", "pyramidkv", "pyramidkv_linear"}) {
     all.push_back({policy, eviction + "max_seq_len=70,evict=" + policy, 0.2, 200});
   }
+  // With tables: they park, wake, and get another calibration under way.
+  const auto calibrated = [&](const char* name, const std::string& settings, double row_tolerance, uint32_t max_length = 400) {
+    all.push_back({name, small + settings, row_tolerance, max_length});
+    all.back().calibrated = true;
+  };
+  calibrated("klt", "hot=16,warm=32,warm_codec=kivi8-g16,archive=klt1.875,sinks=4", 3.0);
+  calibrated("klt_auto", "hot=16,warm=32,warm_codec=rot4,archive=auto,sinks=4,threads=2", 3.0);
+  calibrated("kltk_nothing_warm", "hot=16,warm=0,archive=kltk4/kivi8-g16,sinks=2", 3.0);
+  calibrated("kvquant_squat", "hot=8,warm=32,warm_codec=squat4/kivi8-g16,archive=kvquant3,sinks=4", 3.0);
+  calibrated("parked_plain", "hot=16,warm=32,warm_codec=kivi8-g16,archive=kivi8-g16,sinks=4", 3.0);
+  calibrated("klt_budget", "hot=16,warm=32,warm_codec=kivi8-g16,archive=klt2.5,sinks=4,budget=256KiB", 3.0);
+  calibrated("klt_h2o",
+             "hot=16,warm=32,warm_codec=kivi8-g16,archive=klt1.875,sinks=4,protect_recent=8,evict_batch=8,observation=8,"
+             "max_seq_len=90,evict=h2o",
+             3.0, 200);
+  // Past splits of attention, in shapes that are cheap.
+  const auto grows_long = [&](const char* name, const std::string& settings, double row_tolerance, bool tables) {
+    all.push_back({name, settings, row_tolerance, 3200});
+    all.back().grows_long = true;
+    all.back().calibrated = tables;
+    all.back().more = [](CacheConfig& c) { c.num_layers = c.num_kv_heads = 1, c.num_heads = 2; };
+  };
+  grows_long("long_exact", "hot=64,warm=256,warm_codec=fp16,archive=fp16,sinks=4", 0.0, false);
+  grows_long("long_rotated", "hot=64,warm=256,warm_codec=rot4,archive=rot2,sinks=4,threads=2", 1.6, false);
+  grows_long("long_klt", "hot=64,warm=256,warm_codec=rot4,archive=klt1.875,sinks=4,threads=2", 3.0, true);
   all.push_back({"tiny_limit",
                  small + "hot=4,warm=0,archive=kivi8-g16,sinks=4,protect_recent=2,evict_batch=1,max_seq_len=8,evict=h2o", 0.2,
                  200});
@@ -89,7 +116,19 @@ TEST_P(ModelBased, BehavesLikeTheReference) {
   std::printf("seed %llu, %llu operations\n", static_cast<unsigned long long>(seed),
               static_cast<unsigned long long>(operations_each()));
   Machine machine(GetParam(), seed);
-  EXPECT_TRUE(machine.run(operations_each())) << machine.report();
+  // A long sequence costs ten times a short one, and finds what is special about it sooner.
+  const uint64_t operations = GetParam().grows_long ? operations_each() / 3 : operations_each();
+  ASSERT_TRUE(machine.run(operations)) << machine.report();
+  if (operations < 500) return;  // too few to count on chance, as under sanitizers
+  if (GetParam().grows_long) {
+    EXPECT_GT(machine.times("over splits"), 10u) << machine.report();
+  }
+  if (!GetParam().calibrated) return;
+  EXPECT_GT(machine.times("calibrated"), 0u) << machine.report();
+  if (GetParam().settings.find("evict=h2o") != std::string::npos) return;  // keeps statistics of its tokens: cannot be parked
+  EXPECT_GT(machine.times("parked"), 3u) << machine.report();
+  EXPECT_GT(machine.times("woken"), 3u) << machine.report();
+  EXPECT_GT(machine.times("deep snapshot"), 0u) << machine.report();
 }
 
 INSTANTIATE_TEST_SUITE_P(Random, ModelBased, ::testing::ValuesIn(setups()), [](const auto& info) { return info.param.name; });

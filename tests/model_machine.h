@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <set>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -25,6 +26,8 @@ struct MachineSetup {
   uint32_t max_length = 256;                         // the machine shortens longer sequences
   bool adapts = false;                               // feeds quality scores, so that thresholds move
   std::function<void(CacheConfig&)> more = nullptr;  // what the inline form cannot say
+  bool calibrated = false;                           // with tables (model_tables.h): it parks, wakes and changes its calibration
+  bool grows_long = false;                           // new sequences start past a split of attention (1,024 tokens)
 };
 
 inline std::ostream& operator<<(std::ostream& out, const MachineSetup& setup) { return out << setup.name; }
@@ -35,6 +38,8 @@ class Machine {
   // True when `operations` operations found nothing.
   bool run(uint64_t operations);
   std::string report() const;
+  // How often an operation ran, or got to where it matters: "parked", "woken", "over splits", "deep snapshot", "calibrated".
+  uint64_t times(const std::string& what) const { return done_.count(what) ? done_.at(what) : 0; }
 
  private:
   struct Rows;  // the caller's rows in one of many layouts
@@ -42,6 +47,7 @@ class Machine {
   // operations
   void add();
   void append();
+  void grow(SeqId id, uint32_t layer, uint32_t tokens);
   void attend();
   void get_rows();
   void truncate();
@@ -54,9 +60,15 @@ class Machine {
   void memory();
   void verify();
   void bad_call();
+  void park();
+  void wake();
+  void deep_freeze();
+  void calibrate();
 
   // checks
   void check_layer(SeqId id, uint32_t layer);
+  void check_parked(SeqId id);
+  void check_parts(const MemoryStats& m);
   void check_rows(SeqId id, uint32_t layer, uint32_t head, uint32_t most);
   void check_live_after_append(SeqId id, uint32_t layer, uint32_t before, const std::vector<std::vector<uint32_t>>& old_live);
   void check_head_attention(SeqId id, uint32_t layer, uint32_t head, const std::vector<float>& queries, uint32_t count,
@@ -69,7 +81,9 @@ class Machine {
   uint32_t below(uint32_t n) { return n ? static_cast<uint32_t>(rng_() % n) : 0; }
   bool one_in(uint32_t n) { return below(n) == 0; }
   float real(float size) { return size * (static_cast<float>(below(1u << 24)) / static_cast<float>(1u << 23) - 1.0f); }
-  SeqId any_sequence();
+  SeqId any_sequence();  // that is awake
+  bool all_parked() const { return !model_.empty() && parked_.size() == model_.size(); }
+  DeepOptions any_deep_options();
   uint32_t any_layer() { return below(config_.num_layers); }
 
   bool may_run_out() const { return config_.byte_budget != 0; }
@@ -89,6 +103,8 @@ class Machine {
   std::unique_ptr<AdaptiveKVCache> cache_;
   std::map<SeqId, ReferenceSequence> model_;
   std::map<SeqId, std::vector<uint32_t>> promised_;  // by layer: the oldest position a windowed layer must still hold
+  std::set<SeqId> parked_;
+  uint32_t tables_ = 0;  // which calibration the cache has; 0: none
   uint64_t operation_ = 0;
   const char* doing_ = "create";
   std::string problem_;

@@ -3,40 +3,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <set>
 
-#include "base/f16.h"
+#include "model_append.h"
 #include "model_machine.h"
+#include "model_rows.h"
+#include "model_tables.h"
 
 namespace tierkv::testing {
-
-inline size_t element_bytes(DType type) { return type == DType::f32 ? 4 : 2; }
-
-inline void store_element(DType type, std::byte* at, float x) {
-  if (type == DType::f32) {
-    std::memcpy(at, &x, 4);
-  } else {
-    const uint16_t half = type == DType::f16 ? f32_to_f16(x) : f32_to_bf16(x);
-    std::memcpy(at, &half, 2);
-  }
-}
-
-inline float as_stored(DType type, float x) {
-  if (type == DType::f16) return f16_to_f32(f32_to_f16(x));
-  if (type == DType::bf16) return bf16_to_f32(f32_to_bf16(x));
-  return x;
-}
-
-struct Machine::Rows {
-  std::vector<std::byte> storage;
-  RowsView view;
-  std::vector<float> values;  // what the view says, [tokens][heads][head_dim]
-  std::vector<float> token(uint32_t t) const {
-    const size_t n = static_cast<size_t>(view.heads) * view.head_dim;
-    return {values.begin() + static_cast<ptrdiff_t>(t * n), values.begin() + static_cast<ptrdiff_t>((t + 1) * n)};
-  }
-};
 
 inline Machine::Machine(const MachineSetup& setup, uint64_t seed) : setup_(setup), seed_(seed), rng_(seed) {
   config_.num_layers = 2;
@@ -48,7 +21,11 @@ inline Machine::Machine(const MachineSetup& setup, uint64_t seed) : setup_(setup
     return;
   }
   if (setup.more) setup.more(config_);
-  auto created = AdaptiveKVCache::create(config_);
+  // A cache whose configuration names no codec with tables gets them when sequences are there already.
+  CalibrationPtr tables;
+  const bool named = setup.settings.find("klt") != std::string::npos || setup.settings.find("kvquant") != std::string::npos;
+  if (setup.calibrated && named) tables_ = 1, tables = machine_tables(config_, 1);
+  auto created = AdaptiveKVCache::create(config_, tables);
   if (!created.ok()) {
     fail(created.status().to_string());
     return;
@@ -79,7 +56,8 @@ inline bool Machine::run(uint64_t operations) {
       {"truncate", &Machine::truncate, 5}, {"fork", &Machine::fork, 3},         {"remove", &Machine::remove, 2},
       {"add", &Machine::add, 2},           {"evict", &Machine::evict, 3},       {"flush", &Machine::flush, 2},
       {"adapt", &Machine::adapt, 3},       {"freeze", &Machine::freeze, 1},     {"memory", &Machine::memory, 6},
-      {"verify", &Machine::verify, 2},     {"bad call", &Machine::bad_call, 6},
+      {"verify", &Machine::verify, 2},     {"bad call", &Machine::bad_call, 6}, {"park", &Machine::park, 4},
+      {"wake", &Machine::wake, 4},         {"deep", &Machine::deep_freeze, 1},  {"calibrate", &Machine::calibrate, 1},
   };
   uint32_t total = 0;
   for (const Choice& c : choices) total += c.weight;
@@ -89,6 +67,7 @@ inline bool Machine::run(uint64_t operations) {
     while (dice >= choice->weight) dice -= (choice++)->weight;
     doing_ = choice->name;
     if (model_.empty()) doing_ = "add", add();
+    else if (all_parked()) doing_ = "wake", wake();
     else (this->*choice->run)();
     ++done_[doing_];
     if (!problem_.empty()) break;
@@ -97,55 +76,16 @@ inline bool Machine::run(uint64_t operations) {
 }
 
 inline SeqId Machine::any_sequence() {
-  auto it = model_.begin();
-  std::advance(it, below(static_cast<uint32_t>(model_.size())));
-  return it->first;
+  std::vector<SeqId> awake;
+  for (const auto& [id, sequence] : model_) {
+    if (!parked_.count(id)) awake.push_back(id);
+  }
+  return awake[below(static_cast<uint32_t>(awake.size()))];
 }
 
 inline const tiers::HeadStream& Machine::stream(SeqId id, uint32_t layer, uint32_t head) const {
   return impl_of(*cache_).sequences.at(id)->heads(layer)[head];
 }
-
-inline Machine::Rows Machine::make_rows(uint32_t tokens, uint32_t heads, DType type, float size) {
-  const uint32_t d = config_.head_dim;
-  Rows rows;
-  rows.view = RowsView::dense(nullptr, type, tokens, heads, d);
-  ptrdiff_t first = 0;
-  size_t elements = static_cast<size_t>(tokens) * heads * d;
-  switch (below(4)) {
-    case 0: break;  // dense
-    case 1:         // gaps after every head and every token
-      rows.view.head_stride = d + 3;
-      rows.view.token_stride = static_cast<ptrdiff_t>(heads) * (d + 3) + 5;
-      elements = static_cast<size_t>(tokens) * static_cast<size_t>(rows.view.token_stride);
-      break;
-    case 2:  // [head][token][channel]
-      rows.view.head_stride = static_cast<ptrdiff_t>(tokens) * d;
-      rows.view.token_stride = d;
-      break;
-    case 3:  // newest first
-      rows.view.token_stride = -rows.view.token_stride;
-      first = static_cast<ptrdiff_t>(tokens - 1) * heads * d;
-      break;
-  }
-  const size_t width = element_bytes(type);
-  rows.storage.assign(std::max<size_t>(elements, 1) * width, std::byte{0xFF});  // NaN where no row is
-  for (uint32_t t = 0; t < tokens; ++t) {
-    for (uint32_t h = 0; h < heads; ++h) {
-      const ptrdiff_t at =
-          first + static_cast<ptrdiff_t>(t) * rows.view.token_stride + static_cast<ptrdiff_t>(h) * rows.view.head_stride;
-      for (uint32_t c = 0; c < d; ++c) {
-        const float x = real(size);
-        store_element(type, rows.storage.data() + (static_cast<size_t>(at) + c) * width, x);
-        rows.values.push_back(as_stored(type, x));
-      }
-    }
-  }
-  rows.view.data = rows.storage.data() + static_cast<size_t>(first) * width;
-  return rows;
-}
-
-// --- operations
 
 inline void Machine::add() {
   if (model_.size() >= 5) return;
@@ -160,115 +100,6 @@ inline void Machine::add() {
   if (model_.count(*added)) return fail("id ", *added, " given twice");
   model_.emplace(*added, ReferenceSequence(config_.num_layers, config_.num_kv_heads));
   promised_[*added].assign(config_.num_layers, 0);
-}
-
-inline void Machine::append() {
-  const SeqId id = any_sequence();
-  const uint32_t layer = any_layer();
-  ReferenceLayer& ref = model_.at(id).layers[layer];
-  const uint32_t dice = below(20);
-  uint32_t tokens = dice < 9 ? 1 : dice < 17 ? 1 + below(12) : dice < 19 ? 1 + below(60) : 1 + below(200);
-  if (ref.length + tokens > setup_.max_length && !evicting()) {
-    truncate();
-    return;
-  }
-  if (evicting() && ref.length > 4 * setup_.max_length) return remove();
-  const DType type = static_cast<DType>(below(3));
-  const Rows keys = make_rows(tokens, config_.num_kv_heads, type, 1.0f);
-  const Rows values = make_rows(tokens, config_.num_kv_heads, static_cast<DType>(below(3)), 1.0f);
-  const uint32_t before = ref.length;
-  const auto old_live = ref.live;
-  const uint64_t digest = may_run_out() ? digest_of(*cache_) : 0;
-  const Status status = cache_->append(id, layer, keys.view, values.view);
-  if (!status.ok()) {
-    const bool full = config_.max_seq_len && !evicting() && before + tokens > config_.max_seq_len;
-    if (!(full || may_run_out()) || status.code() != StatusCode::resource_exhausted) return fail(status.to_string());
-    if (evicting()) {
-      // Making room comes before knowing that it will be enough: old tokens may be gone, but nothing of the call came in.
-      if (cache_->length(id, layer).value() != before) return fail("a refused append changed the length");
-      for (uint32_t h = 0; h < config_.num_kv_heads; ++h) {
-        const auto now = cache_->positions(id, layer, h).value();
-        if (!std::includes(old_live[h].begin(), old_live[h].end(), now.begin(), now.end()))
-          return fail("a refused append left rows behind");
-      }
-      for (uint32_t l = 0; l < config_.num_layers; ++l) {
-        for (uint32_t h = 0; h < config_.num_kv_heads; ++h) model_.at(id).layers[l].live[h] = cache_->positions(id, l, h).value();
-      }
-      model_.at(id).plain = false;
-    } else if (may_run_out() && digest != digest_of(*cache_)) {
-      return fail("a refused append changed the cache: ", status.to_string());
-    }
-    if (const uint32_t window = config_.layer(layer).window) {
-      const uint32_t reach = window - 1 + config_.window_slack;
-      if (before > reach) promised_.at(id)[layer] = std::max(promised_.at(id)[layer], before - reach);
-      for (uint32_t h = 0; h < config_.num_kv_heads; ++h) ref.live[h] = cache_->positions(id, layer, h).value();
-      if (ref.live[0].empty() ? before != 0 : ref.live[0][0] > promised_.at(id)[layer])
-        return fail("a refused append lost rows of the window");
-    }
-    if (one_in(2)) remove();
-    return;
-  }
-  for (uint32_t t = 0; t < tokens; ++t) ref.append(keys.token(t), values.token(t));
-  check_live_after_append(id, layer, before, old_live);
-  if (!problem_.empty()) return;
-  check_layer(id, layer);
-  if (one_in(4)) check_rows(id, layer, below(config_.num_kv_heads), 24);
-}
-
-// Which tokens are there now. Exact without eviction and windows; otherwise what is promised, and then as the cache says.
-inline void Machine::check_live_after_append(SeqId id, uint32_t layer, uint32_t before,
-                                             const std::vector<std::vector<uint32_t>>& old_live) {
-  ReferenceLayer& ref = model_.at(id).layers[layer];
-  const LayerConfig tiers = config_.layer(layer);
-  const uint32_t tokens = ref.length - before;
-  uint32_t& promised = promised_.at(id)[layer];
-  const uint32_t reach = tiers.window ? tiers.window - 1 + config_.window_slack : 0;
-  if (tiers.window && before > reach) promised = std::max(promised, before - reach);
-  for (uint32_t h = 0; h < config_.num_kv_heads; ++h) {
-    const auto now = cache_->positions(id, layer, h).value();
-    if (tiers.window) {
-      // A suffix without holes that reaches back to where the first new token's window (and the slack) begins.
-      const uint32_t oldest = now.empty() ? ref.length : now[0];
-      if (now.size() != ref.length - oldest || (!now.empty() && now.back() != ref.length - 1)) return fail("a hole in a window");
-      if (oldest > promised) return fail("window lost position ", promised, "; oldest is ", oldest);
-      const uint32_t rest = tiers.hot >= tiers.window ? 0 : tiers.hot + 2 * config_.archive_block + tiers.sinks;
-      if (oldest + rest < promised) return fail("window keeps position ", oldest, " though ", promised, " would do");
-      ref.live[h] = now;
-      continue;
-    }
-    if (!evicting()) {
-      if (now != ref.live[h]) return fail("head ", h, " holds ", now.size(), " tokens, expected ", ref.live[h].size());
-      continue;
-    }
-    if (now == ref.live[h]) continue;
-    model_.at(id).plain = false;
-    const auto& impl = impl_of(*cache_);
-    const uint32_t limit =
-        config_.max_seq_len ? std::max(impl.policy->layer_budget(layer, config_.num_layers, config_.max_seq_len), tiers.sinks + 2)
-                            : ~0u;
-    if (now.size() > limit) return fail("head ", h, " holds ", now.size(), " tokens, its limit is ", limit);
-    size_t longest = 0;
-    for (const auto& head : old_live) longest = std::max(longest, head.size());
-    if (!may_run_out() && longest + tokens <= limit) return fail("evicted without need");
-    if (!std::includes(ref.live[h].begin(), ref.live[h].end(), now.begin(), now.end())) return fail("holds what it should not");
-    if (now.empty() || now.back() != ref.length - 1) return fail("the newest token went");
-    for (uint32_t p = 0; p < std::min(tiers.sinks, ref.length); ++p) {
-      if (now[p] != p) return fail("sink ", p, " went");
-    }
-    ref.live[h] = now;
-  }
-  if (evicting()) {
-    // relieve() takes from the sequence's other layers too.
-    for (uint32_t l = 0; l < config_.num_layers && may_run_out(); ++l) {
-      for (uint32_t h = 0; h < config_.num_kv_heads; ++h) {
-        auto& live = model_.at(id).layers[l].live[h];
-        const auto now = cache_->positions(id, l, h).value();
-        if (!std::includes(live.begin(), live.end(), now.begin(), now.end())) return fail("layer ", l, " gained rows");
-        live = now;
-      }
-    }
-    model_.at(id).plain = false;
-  }
 }
 
 inline void Machine::attend() {
@@ -305,6 +136,7 @@ inline void Machine::attend() {
     if (!only_age) return fail("attention that observes nothing changed the cache");
   }
   check_head_attention(id, layer, below(config_.num_kv_heads), queries.values, count, out, options, options.mass);
+  done_["over splits"] += length > 1024 && count * (config_.num_heads / config_.num_kv_heads) <= 16 && !options.mass;
 }
 
 inline void Machine::get_rows() {
@@ -347,7 +179,7 @@ inline void Machine::truncate() {
   ReferenceSequence& ref = model_.at(id);
   const uint32_t longest = ref.longest();
   uint32_t to = below(longest + 1);
-  if (one_in(2)) to = longest - std::min(longest, below(8));
+  if (one_in(2) || (setup_.grows_long && !one_in(8))) to = longest - std::min(longest, below(8));
   bool must_work = true;
   bool may_work = true;
   for (uint32_t l = 0; l < config_.num_layers; ++l) {
@@ -390,7 +222,8 @@ inline void Machine::fork() {
 }
 
 inline void Machine::remove() {
-  const SeqId id = any_sequence();
+  const SeqId id = parked_.empty() || (!all_parked() && one_in(2)) ? any_sequence() : *parked_.begin();
+  parked_.erase(id);
   if (const Status status = cache_->remove(id); !status.ok()) return fail(status.to_string());
   model_.erase(id);
   promised_.erase(id);
@@ -439,7 +272,7 @@ inline void Machine::flush() {
   const Status status = cache_->flush();
   if (!status.ok() && !(may_run_out() && status.code() == StatusCode::resource_exhausted)) return fail(status.to_string());
   for (const auto& [id, ref] : model_) {
-    for (uint32_t l = 0; l < config_.num_layers; ++l) check_layer(id, l);
+    for (uint32_t l = 0; l < config_.num_layers && !parked_.count(id); ++l) check_layer(id, l);
   }
 }
 
@@ -455,8 +288,9 @@ inline void Machine::adapt() {
 }
 
 inline void Machine::memory() {
-  if (const std::string problem = books_problem(*cache_); !problem.empty()) return fail(problem);
   const MemoryStats all = cache_->memory_usage();
+  if (setup_.calibrated) check_parts(all);
+  else if (const std::string problem = books_problem(*cache_); !problem.empty()) return fail(problem);
   uint64_t live = 0;
   for (const auto& [id, ref] : model_) {
     uint64_t own = 0;
@@ -465,13 +299,14 @@ inline void Machine::memory() {
     }
     live += own;
     const MemoryStats m = cache_->memory_usage(id).value();
-    uint64_t tokens = 0, bytes = m.bookkeeping_bytes;
+    uint64_t tokens = m.parked_tokens, bytes = m.bookkeeping_bytes + m.parked_bytes;
+    if ((m.parked_tokens != 0) != (parked_.count(id) != 0)) return fail("sequence ", id, " is not parked as it says");
     for (const TierMemory& tier : m.tier) tokens += tier.tokens, bytes += tier.bytes();
     if (tokens != own) return fail("sequence ", id, " reports ", tokens, " rows, has ", own);
     if (m.total_bytes != bytes) return fail("a sequence's total is not the sum of its parts");
     if (m.fp16_bytes != own * config_.head_dim * 4) return fail("fp16_bytes is wrong");
   }
-  uint64_t tokens = 0;
+  uint64_t tokens = all.parked_tokens;
   for (const TierMemory& tier : all.tier) tokens += tier.tokens;
   if (tokens != live) return fail("the cache reports ", tokens, " rows, has ", live);
 }

@@ -3,7 +3,7 @@
 //
 // It knows no tiers and no codecs. What it predicts about AdaptiveKVCache: lengths, which positions are live, and, given the rows
 // as the cache would use them, what attention must return. The random test of model_based_test.cc and the properties of
-// properties_test.cc hold the cache against it.
+// property_testing.h hold the cache against it.
 #pragma once
 
 #include <algorithm>

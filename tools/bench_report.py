@@ -159,6 +159,27 @@ def marked(setting, point):
     return setting + (" \\*" if unquiet(point) else "")
 
 
+def joined(*parts):
+    return "\n\n".join(part for part in parts if part) or None
+
+
+def archives(results):
+    """The default archive of a calibrated model, klt, beside rot2: the same tiers but for the archive's codec."""
+    rows = []
+    for shape in results.values("shape", op="decode", setting="klt"):
+        for threads in results.values("threads", op="decode", shape=shape, setting="klt"):
+            for tokens in results.values("tokens", op="decode", shape=shape, threads=threads, setting="klt"):
+                klt, rot = (results.find("decode", shape, threads, tokens, setting) for setting in ("klt", "rot2"))
+                if not rot:
+                    continue
+                mark = " \\*" if unquiet(klt) or unquiet(rot) else ""
+                times_of = [point.row["median_ms"] for point in (rot, klt)]
+                rows.append([name_of(shape), str(threads), svg_plot.number(tokens) + mark, ms(times_of[0]), ms(times_of[1]),
+                             f"{times_of[1] / times_of[0]:.2f}", f"{rot.row['bits']:.2f}", f"{klt.row['bits']:.2f}"])
+    head = ["shape", "threads", "tokens", "rot2 ms", "klt ms", "klt to rot2", "rot2 bits", "klt bits"]
+    return "**The calibrated archive beside the plain one**\n\n" + table(head, rows) if rows else None
+
+
 def shapes(results, op):
     """What the page shows at 32K with two threads."""
     rows = []
@@ -363,7 +384,8 @@ def main():
         with open(path, encoding="utf-8") as file:
             documents.append(file.read())
     documents = replace_parts(documents, {
-        "machine": machine(results), "targets": targets(results), "decode": shapes(results, "decode"), "lengths": lengths(results),
+        "machine": machine(results), "targets": targets(results),
+        "decode": joined(shapes(results, "decode"), archives(results)), "lengths": lengths(results),
         "prefill": shapes(results, "prefill512"), "encode": encode(results), "model": model(points),
         "plots": pictures(drawn, folder)})
     written = {os.path.join(options.plots, name): svg for name, svg in drawn.items()}

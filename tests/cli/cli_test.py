@@ -331,6 +331,16 @@ class SnapshotTest(Command):
         # --json before the file is no trap.
         self.assertEqual(json.loads(self.good("snapshot", "inspect", "--json", "s.tkv").stdout), value)
 
+    def test_sessions_that_earlier_versions_wrote_load(self):
+        golden = Path(__file__).resolve().parents[1] / "golden" / "session_1.session"
+        value = self.good_json("snapshot", "inspect", golden)
+        del value["file"]
+        self.assertEqual(value, json.loads(golden.with_suffix(".json").read_text()))
+        self.assertTrue(self.good_json("snapshot", "verify", golden)["whole"])
+        loaded = self.good_json("snapshot", "load", golden, "-m", self.model(), "-n", 4)
+        self.assertEqual(loaded["prefill_tokens"], 0)
+        self.assertGreaterEqual(loaded["length"], value["length"])
+
     def test_damage_is_found(self):
         self.save()
         whole = (self.folder / "s.tkv").read_bytes()

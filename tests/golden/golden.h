@@ -1,8 +1,10 @@
 // golden.h — the sequences whose snapshots are kept for ever: one list, for the program that wrote the files and the test that
 // reads them.
 //
-// tests/golden/NAME.tkv is a snapshot and NAME.json what attention over it gave when it was written. Files are added, never
-// changed: a new format version gets new names here, and the old files must go on loading.
+// tests/golden/NAME.tkv is a snapshot and NAME.json what attention over it gave when it was written. v1 and v2 are versions of the
+// snapshot format: v2 has codecs with tables, or a deep archive, and goes with a calibration (calibration_v1*.tkc). thresholds_v1
+// and session_1 are of the other formats there are. Files are added, never changed: a new format version gets new names here, and
+// the old files must go on loading.
 #pragma once
 
 #include <cmath>
@@ -12,6 +14,7 @@
 #include <random>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tierkv/cache.h"
@@ -23,6 +26,8 @@ struct Case {
   CacheConfig config;
   // The life of the sequence up to its snapshot. False when a call failed.
   std::function<bool(AdaptiveKVCache&, SeqId&)> live;
+  std::string calibration = "";  // NAME of calibration_NAME.tkc, for codecs with tables
+  double deep_ratio = 0.0;       // above 0: the snapshot has a deep archive in it
 };
 
 // Values that any C++ library makes alike: std::normal_distribution is not.
@@ -109,6 +114,14 @@ inline std::vector<Case> cases() {
                    seq = *fork;
                    return cache.truncate(seq, 150).ok() && append(cache, seq, 200, 50);
                  }});
+  const std::pair<const char*, const char*> calibrated[] = {
+      {"v2_klt", "klt1.875"}, {"v2_kltk", "kltk1.5/rot3"}, {"v2_kvquant", "kvquant3"}, {"v2_squat", "squat2"}};
+  for (const auto& [name, codec] : calibrated) {
+    all.push_back({name, config("balanced", 32, 48, 4), plain, "v1"});
+    all.back().config.tiers.archive_codec = codec;
+  }
+  all.push_back({"v2_deep", config("balanced", 32, 48, 4), plain, "v1_deep", 8.0});
+  all.back().config.num_heads = 2, all.back().config.num_kv_heads = 1;
   return all;
 }
 
