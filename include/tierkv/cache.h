@@ -5,7 +5,7 @@
 //   cache->append(seq, layer, keys, values);           // any number of tokens, f32, f16 or bf16 rows
 //   cache->attention(seq, layer, queries, out);        // one softmax over sinks, archive, warm and hot
 //
-// Life of a token: docs/life_of_a_token.md. Every call that can fail says why and changes nothing when it does.
+// Life of a token: docs/build/life_of_a_token.md. Every call that can fail says why and changes nothing when it does.
 //
 // Threads: calls on different sequences may run at the same time from any number of threads; so may add_sequence, fork, remove
 // and the statistics. Calls on one sequence are serialised inside. Views from hot_view() are the exception: see there.
@@ -154,7 +154,7 @@ class AdaptiveKVCache {
   // The codec that new archive blocks of a layer get, `auto` resolved; empty when the layer has no archive.
   std::string archive_codec(uint32_t layer) const;
 
-  // --- snapshots: one sequence, resumed bit for bit. See docs/block_format.md.
+  // --- snapshots: one sequence, resumed bit for bit. See docs/build/block_format.md.
   Status save(SeqId seq, const std::string& path) const;
   Result<SeqId> load(const std::string& path);
   Result<std::vector<std::byte>> freeze(SeqId seq) const;

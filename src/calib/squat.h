@@ -18,7 +18,7 @@
 
 namespace tierkv::calib {
 
-// The defaults were chosen by measurement (docs/measurements.md, "SQuat").
+// The defaults were chosen by measurement (docs/build/measurements.md, "SQuat").
 struct SquatOptions {
   uint32_t rank = 20;   // directions kept, as in the paper; cut to head_dim
   double lambda = 0.1;  // with Q'Q over N; the paper's 0.001 goes with Q'Q itself
