@@ -69,7 +69,7 @@ demo-synthetic: build  ## no model: a long synthetic decode through four presets
 bench: build  ## every benchmark, each checked before it is timed; JSON lines go to build/bench.jsonl
 	build/bin/tierkv-bench --json-file build/bench.jsonl
 
-bench-report: build fetch  ## the grid against ggml into docs/performance.md (half an hour, 10 GiB, a quiet machine)
+bench-report: build fetch  ## the grid against ggml into docs/use/performance.md (half an hour, 10 GiB, a quiet machine)
 	build/bin/tierkv-bench --grid --filter _t --filter graduate --filter unpack --json-file build/bench-report.jsonl
 	build/bin/tierkv bench --depths 0,2048,4096,8192 --kv fp16 --kv kivi4 --kv balanced --json build/bench-model.json
 	python3 tools/bench_report.py build/bench-report.jsonl --model build/bench-model.json

@@ -81,7 +81,7 @@ void add_append_cases(std::vector<Case>& cases);
 void add_peer_cases(std::vector<Case>& cases);
 void add_encode_cases(std::vector<Case>& cases);
 
-// The table of docs/codec_error.md.
+// The table of docs/build/codec_error.md.
 Status print_error_table();
 
 // "AMD EPYC ..." from the operating system, once.

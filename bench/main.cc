@@ -13,12 +13,12 @@ namespace {
 constexpr const char* kUsage =
     "usage: tierkv-bench [options]\n"
     "  --filter TEXT       only cases whose name contains TEXT (may be given again)\n"
-    "  --grid              the large grid as well: every shape and length of docs/performance.md (half an hour, 10 GiB)\n"
+    "  --grid              the large grid as well: every shape and length of docs/use/performance.md (half an hour, 10 GiB)\n"
     "  --list              names of the cases\n"
     "  --json              JSON lines instead of a table (the default when the output is not a terminal)\n"
     "  --json-file FILE    JSON lines into FILE, a table on the output\n"
     "  --quick             a smoke test: small shapes, few repetitions, times not judged\n"
-    "  --markdown-errors   the table of docs/codec_error.md\n"
+    "  --markdown-errors   the table of docs/build/codec_error.md\n"
     "Ends with 1 when a result is wrong or a required figure is missed.\n";
 
 struct Options {

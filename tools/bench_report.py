@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The tables of docs/performance.md and docs/measurements.md, their plots, and the grid behind them as data, from what the
-benchmarks wrote.
+"""The tables of docs/use/performance.md and docs/build/measurements.md, their plots, and the grid behind them as data, from
+what the benchmarks wrote.
 
     tools/bench_report.py build/bench-report.jsonl [--model build/bench-model.json] [--doc PAGE]... [--data CSV] [--plots FOLDER]
 
@@ -20,7 +20,7 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import svg_plot  # noqa: E402
 
-PAGES = ["docs/performance.md", "docs/measurements.md"]  # the first one has the plots
+PAGES = ["docs/use/performance.md", "docs/build/measurements.md"]  # the first one has the plots
 STANDARD = "32x8x128"
 BEST = ("ggml f16", "ggml q8_0", "ggml q4_0")
 BY_TOKEN = tuple(peer + " by token" for peer in BEST)
@@ -367,7 +367,7 @@ def main():
     parser.add_argument("lines", help="JSON lines of tierkv-bench --grid --json-file")
     parser.add_argument("--model", help="what tierkv bench --json wrote")
     parser.add_argument("--doc", action="append", help="a page with places for tables; may be repeated")
-    parser.add_argument("--data", default="docs/performance.csv")
+    parser.add_argument("--data", default="docs/build/data/performance.csv")
     parser.add_argument("--plots", default="docs/plots")
     options = parser.parse_args()
     with open(options.lines, encoding="utf-8") as file:

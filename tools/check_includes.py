@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks who includes whom, that no file grows past 800 lines, and that the map of rooms in docs/HACKING.md is the table below.
+"""Checks who includes whom, that no file is past 800 lines, and that the map of rooms in docs/build/HACKING.md is the table below.
 
     tools/check_includes.py [--write-map] [ROOT]
 
@@ -12,7 +12,7 @@ import re
 import sys
 
 # Room -> (what it is, the rooms below it that it may include, beside itself and the public headers). The one table: the map in
-# docs/HACKING.md is written from it (--write-map), and a room that is not there, or is there without a folder, is an error.
+# docs/build/HACKING.md is written from it (--write-map), and a room that is not there, or is there without a folder, is an error.
 ROOMS = {
     "base": ("16-bit floats, arena, thread pool, checksums, files", ()),
     "calib": ("what calibration knows of a model: RoPE as pairs and angles, statistics, tables and their file", ("base",)),
@@ -43,7 +43,7 @@ LENGTH_CHECKED = CODE + (".py", ".cmake", ".sh")
 CHECKED_FOLDERS = ("include", "src", "apps", "python", "bench", "tests", "fuzz", "tools", "cmake")
 MAX_LINES = 800
 # The map lies between these lines. A tree without docs/ (the tests of this checker) has no map and need not have every room.
-MAP = "docs/HACKING.md"
+MAP = "docs/build/HACKING.md"
 MAP_BEGIN = "<!-- rooms: written by tools/check_includes.py --write-map -->\n"
 MAP_END = "<!-- /rooms -->\n"
 

@@ -18,11 +18,11 @@ class SnippetsTest(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.root = Path(folder.name)
-        (self.root / "docs").mkdir()
+        (self.root / "docs" / "use").mkdir(parents=True)
         (self.root / "f.cc").write_text(SOURCE)
 
     def run_tool(self, text, *options):
-        (self.root / "docs" / "t.md").write_text(text)
+        (self.root / "docs" / "use" / "t.md").write_text(text)
         return subprocess.run([sys.executable, TOOL, *options, self.root], capture_output=True, text=True).returncode
 
     def test_equal_blocks_pass(self):
@@ -31,7 +31,7 @@ class SnippetsTest(unittest.TestCase):
     def test_a_changed_block_is_found_and_mended(self):
         self.assertEqual(self.run_tool(DOCUMENT.replace("a = 1", "a = 3")), 1)
         self.assertEqual(self.run_tool(DOCUMENT.replace("a = 1", "a = 3"), "--write"), 0)
-        self.assertEqual((self.root / "docs" / "t.md").read_text(), DOCUMENT)
+        self.assertEqual((self.root / "docs" / "use" / "t.md").read_text(), DOCUMENT)
 
     def test_missing_parts_and_files_are_named(self):
         for wrong in (DOCUMENT.replace(" two", " three"), DOCUMENT.replace("f.cc one", "g.cc one"),

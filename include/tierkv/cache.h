@@ -175,7 +175,7 @@ class AdaptiveKVCache {
   // The codec that new archive blocks of a layer get, `auto` resolved; empty when the layer has no archive.
   std::string archive_codec(uint32_t layer) const;
 
-  // --- snapshots: one sequence, resumed bit for bit. See docs/block_format.md.
+  // --- snapshots: one sequence, resumed bit for bit. See docs/build/block_format.md.
   Status save(SeqId seq, const std::string& path) const;
   Result<SeqId> load(const std::string& path);
   Result<std::vector<std::byte>> freeze(SeqId seq) const;

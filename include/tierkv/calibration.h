@@ -4,8 +4,8 @@
 //   auto tables = tierkv::load_calibration("smollm2.tkc").value();
 //   auto cache = tierkv::AdaptiveKVCache::create(config, tables).value();     // or config.calibration = "smollm2.tkc"
 //
-// `tierkv calibrate` makes such files; docs/calibration.md says how and describes them. A file is for one model: its shape and the
-// fingerprint of its weights are in it, and blocks carry its id, so nothing is ever decoded with the wrong tables.
+// `tierkv calibrate` makes such files; docs/use/calibration.md says how. A file is for one model: its shape and the fingerprint of
+// its weights are in it, and blocks carry its id, so nothing is ever decoded with the wrong tables.
 //
 // Memory:   a calibration that was loaded keeps little: its tables stay in the file until a codec needs them, and the file must
 //           stay as it is.

@@ -1,6 +1,6 @@
 // snapshot.h — looks into a snapshot without a cache: what model and shape it is of, how long, what its tiers hold.
 //
-// The bytes are those of AdaptiveKVCache::freeze() or of a file save() wrote; docs/block_format.md describes them. Everything
+// The bytes are those of AdaptiveKVCache::freeze() or of a file save() wrote; docs/build/block_format.md describes them. Everything
 // load() checks is checked here too, but for what depends on the cache: whatever passes is whole and loads into a cache of the same
 // shape.
 //

@@ -8,9 +8,8 @@
 //           component may get, chosen on the sample to minimise the mean fourth power of the error (tails matter).
 // Widths:   0, 2, 4 or 8 bits, in 32-bit words of one width per token (16, 8 or 4 components). allocate() gives every head the
 //           words that lower the sum of measured distortions over all layers the most.
-// Values:   stay rotated with a step per token (quant/rot.h, `mid`), which no static basis beat; but how many bits they get is a
-//           choice like the others: 2, and 3 or 4 for heads whose output reaches the residual stream. An error there is in the same
-//           units.
+// Values:   stay rotated with a step per token (quant/rot.h, `mid`). How many bits they get is a choice like the others: 2, and 3
+//           or 4 for heads whose output reaches the residual stream. An error there is in the same units.
 // Threads:  immutable once made.
 #pragma once
 

@@ -3,12 +3,10 @@
 // Keys:     before RoPE, R(-s) k: there a channel keeps to a range of its own wherever the token stands. low and high leave out the
 //           kKvquantOutliers of the sample that lie furthest out, half at either end.
 // Values:   per token, so ranges are found when a block is encoded; only the codebook is learnt here.
-// Codebook: one per layer, tensor and width, of values normalised to [-1, 1] by their range, outliers left out: weighted k-means,
-// exact
-//           (kmeans.h). The paper weighs by squared gradients. Here an error in channel c counts for M(c, c)·range², M being what
-//           errors do to the residual stream (PairSums::key_plain and ::value): forward passes alone tell it. Tokens weigh the
-//           same: by the attention they got, as gradients would have it, a few of them decide, and on other text keys fare a sixth
-//           worse (SmolLM2, 8K tokens).
+// Codebook: one per layer, tensor and width, of values normalised to [-1, 1] by their range, outliers left out: weighted k-means
+//           (kmeans.h), exact. The paper weighs by squared gradients. Here an error in channel c counts for M(c, c)·range², M being
+//           what errors do to the residual stream (PairSums::key_plain and ::value): forward passes alone tell it. Tokens weigh the
+//           same: weighed by the attention they got, a few of them decide, and other text fares worse.
 // Q-Norm:   at 2 bits the levels are then stretched so that what is decoded has the mean and variance of what was encoded, as in
 //           the paper; codes are taken by `edges`, which stay where k-means had them.
 // Threads:  immutable once made.

@@ -543,7 +543,7 @@ TEST(ConfigValidate, ABadModelNameStillPrints) {
 
 TEST(ConfigDocument, HoldsEveryRowOfTheSchema) {
 #ifdef TIERKV_SOURCE_DIR
-  const auto document = read_text_file(std::string(TIERKV_SOURCE_DIR) + "/docs/configuration.md", 1 << 20);
+  const auto document = read_text_file(std::string(TIERKV_SOURCE_DIR) + "/docs/use/configuration.md", 1 << 20);
   ASSERT_TRUE(document.ok()) << document.status().to_string();
   for (const std::string& row : config::markdown_rows())
     EXPECT_NE(document.value().find(row + "\n"), std::string::npos) << "add to the document:\n" << row;
@@ -554,7 +554,7 @@ TEST(ConfigDocument, HoldsEveryRowOfTheSchema) {
 
 TEST(ConfigDocument, ExampleFileIsAccepted) {
 #ifdef TIERKV_SOURCE_DIR
-  const std::string document = read_text_file(std::string(TIERKV_SOURCE_DIR) + "/docs/configuration.md", 1 << 20).value();
+  const std::string document = read_text_file(std::string(TIERKV_SOURCE_DIR) + "/docs/use/configuration.md", 1 << 20).value();
   const size_t begin = document.find("```toml\n"), end = document.find("```\n", begin + 8);
   ASSERT_NE(end, std::string::npos);
   CacheConfig c;

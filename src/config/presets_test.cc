@@ -87,7 +87,7 @@ TEST(Presets, UnknownNamesAreRefusedWithAGuess) {
 
 TEST(Presets, StandInTheDocument) {
 #ifdef TIERKV_SOURCE_DIR
-  const std::string document = read_text_file(std::string(TIERKV_SOURCE_DIR) + "/docs/configuration.md", 1 << 20).value();
+  const std::string document = read_text_file(std::string(TIERKV_SOURCE_DIR) + "/docs/use/configuration.md", 1 << 20).value();
   const auto length = [](uint32_t n) { return n == kAll ? std::string("all") : std::to_string(n); };
   for (const config::Preset& p : config::presets()) {
     const std::string row = "| `" + std::string(p.name) + "` | " + length(p.hot) + " | " + length(p.warm) + " | `" + p.warm_codec +

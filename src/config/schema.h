@@ -1,6 +1,6 @@
 // schema.h — the one table of configuration keys: name, short name, type, allowed values, help, getter and setter.
 //
-// TOML, JSON, the inline form, to_json(), validate() and the tables of docs/configuration.md all go through it: a new key is one
+// TOML, JSON, the inline form, to_json(), validate() and the tables of docs/use/configuration.md all go through it: a new key is a
 // row. Threads: the tables are immutable; everything here is pure.
 #pragma once
 
@@ -78,7 +78,7 @@ Result<uint64_t> parse_bytes(std::string_view text);
 Status parse_layers(const ConfigNode& node, LayerOverride& out);
 std::string layers_text(const LayerOverride& override_);
 
-// The rows of the tables in docs/configuration.md, made from the schema; a test holds the document to them.
+// The rows of the tables in docs/use/configuration.md, made from the schema; a test holds the document to them.
 std::vector<std::string> markdown_rows();
 
 }  // namespace tierkv::config

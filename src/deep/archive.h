@@ -44,8 +44,7 @@ struct EncodeOptions {
   uint32_t chunk = 512;  // tokens, a multiple of 64
   // How much later queries looked at tokens, [coded layer][token], any unit; empty: estimated from the keys and values themselves.
   std::span<const float> weights;
-  // How far steps follow the weights: a step is divided by weight^(power/2); 0: all tokens alike. docs/quality.md has what it is
-  // worth.
+  // How far steps follow the weights: a step is divided by weight^(power/2); 0: all tokens alike (docs/use/quality.md: its worth).
   double weight_power = 0.6;
 };
 

@@ -5,9 +5,8 @@
 // the other reads, on any machine.
 //
 // Layout:   64-bit range, renewed by 32 bits at a time, most significant byte first; zeros among the last eight bytes are left out.
-// Integers: zero or not; then how many bits the magnitude has, one by one, and those bits, the first two of them learnt; then the
-// sign.
-//           Nothing is ever clipped: |level| < 2^30.
+// Integers: zero or not; then how many bits the magnitude has, one by one, and those bits, the first two of them learnt; then
+//           the sign. Nothing is ever clipped: |level| < 2^30.
 // Errors:   a decoder reads zeros past its end and remembers when they are more than were left out (overrun()). Its work is bounded
 //           by what it is asked for, whatever the bytes.
 // Threads:  none of it is shared.

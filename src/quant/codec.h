@@ -54,7 +54,7 @@ struct Workspace {
   Ahead ahead;  // what the caller will have read after this call, or nothing
 
   // Rounding of queries and weights may add up to one percent to the variance of the codes' own error: 2-bit codes of rotated rows
-  // then take one plane of factor bytes instead of two. No model's divergence shows it, and long contexts are read a fifth faster.
+  // then take one plane of factor bytes instead of two. What it is worth: docs/build/measurements.md, "Factors of 8 bits".
   bool coarse = false;
 
   uint64_t queries_id = 0;

@@ -1,12 +1,10 @@
-// kvquant.h — KVQuant (arXiv 2401.18079): keys before RoPE per channel, values per token, a codebook per layer, 1 % kept as they
-// are.
+// kvquant.h — KVQuant (arXiv 2401.18079): keys before RoPE per channel, values per token, a codebook per layer, 1 % kept exact.
 //
 // Keys:     R(-s) k, s the row's position; each channel normalised to [-1, 1] by the range calibration found, coded by the layer's
 //           codebook (calib/kvquant.h). Decoding turns rows forward again; scores() decodes sixteen rows at a time and turns those.
 // Values:   minimum and maximum of each token, outliers left out, normalise; the codebook is the layer's.
 // Outliers: fp16, 1 % of the values of a *block*, not of each row: at head_dim 64 a row's 1 % is no whole number, and rows differ
-// in
-//           how many they need. Keys: where the codes are off the most, in the metric of calibration. Values: where leaving them
+//           in how many they need. Keys: where the codes are off the most, in the metric of calibration. Values: where leaving them
 //           out narrows their tokens' ranges the most.
 // Layout:   [codes, lanes.h, lane = token, depth = channel][values: range of each token, meta.h, three levels]
 //           [u16 index of each outlier, token·head_dim + channel, ascending][f16 value of each outlier]

@@ -1,10 +1,10 @@
 // ruvector.h — the quantizers of ruvector-attention: asymmetric and symmetric, per token and head, round half to even.
 //
 // Codecs:   asym (value = scale·(code - zero point)) and sym (value = scale·(code - 2^(bits-1))), 2..8 bits, one scale per token
-//           over the whole head_dim, stored as f32 like the document does: [codes, lanes.h][f32 scale per token][asym: f32 zeros].
+//           over the whole head_dim, stored as f32 like it does: [codes, lanes.h][f32 scale per token][asym: f32 zeros].
 // Error:    |x - x'| <= scale/2 + 2^-22·max|x|; scale = (max - min)/(2^bits - 1), or max|x|/(2^(bits-1) - 1) for sym.
-// Departs:  a constant group is exact here (scale 1, zero point -x); the document stores scale 1, zero point 0, which rounds it to
-//           the nearest integer in 0..2^bits-1. Groups with a range under 1.2e-7 count as constant, as they do there.
+// Departs:  a constant group is exact here (scale 1, zero point -x); ruvector-attention stores scale 1, zero point 0, which rounds
+//           it to the nearest integer in 0..2^bits-1. Groups with a range under 1.2e-7 count as constant, as they do there.
 //
 // The free functions work on one vector over all heads, one code a byte, for tests and comparisons.
 #pragma once

@@ -1,7 +1,7 @@
 // snapshot.h — one sequence as bytes: the format's constants, what a reader makes of a file, and the two ways.
 //
-// docs/block_format.md is the specification. The reader works in two steps so that a bad file never touches a cache: read_header()
-// and read_body() check everything and give spans into the file; build_sequence() then only copies.
+// docs/build/block_format.md is the specification. The reader works in two steps so that a bad file never touches a cache:
+// read_header() and read_body() check everything and give spans into the file; build_sequence() then only copies.
 //
 // Memory:   what reading allocates is proportional to the bytes given, whatever their length fields claim.
 // Threads:  pure functions, but for build_sequence(), which takes the arena's and the codec set's locks.

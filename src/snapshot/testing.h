@@ -1,4 +1,4 @@
-// snapshot_testing.h — what the snapshot tests share: small caches, a random life for a sequence, and ways to tamper with bytes.
+// testing.h — what the snapshot tests share: small caches, a random life for a sequence, and ways to tamper with bytes.
 #pragma once
 
 #include <gtest/gtest.h>
