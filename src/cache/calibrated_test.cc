@@ -4,7 +4,7 @@
 #include <cmath>
 #include <map>
 
-#include "calib/synthetic_statistics.h"
+#include "solve/testing.h"
 #include "tierkv/cache.h"
 #include "tierkv/snapshot.h"
 
@@ -19,7 +19,7 @@ CalibrationPtr tables(uint32_t seed = 1) {
   SyntheticShape shape;
   shape.seed = seed;
   CalibrationPtr& known = made[seed];
-  if (!known) known = SyntheticModel(shape).calibration().value();
+  if (!known) known = solve::klt_calibration(SyntheticModel(shape).statistics()).value();
   return known;
 }
 

@@ -12,7 +12,7 @@
 #include <map>
 #include <thread>
 
-#include "calib/synthetic_tables.h"
+#include "solve/testing.h"
 
 namespace tierkv::plan {
 namespace {
@@ -27,7 +27,7 @@ calib::SyntheticShape small_shape(uint32_t seed = 1) {
 
 CalibrationPtr klt_tables(uint32_t seed = 1) {
   static std::map<uint32_t, CalibrationPtr> made;
-  if (!made[seed]) made[seed] = calib::SyntheticModel(small_shape(seed)).calibration().value();
+  if (!made[seed]) made[seed] = solve::klt_calibration(calib::SyntheticModel(small_shape(seed)).statistics()).value();
   return made[seed];
 }
 
@@ -43,7 +43,7 @@ CalibrationPtr klt_tables_without(std::initializer_list<size_t> heads) {
 }
 
 CalibrationPtr length_tables() {
-  static const CalibrationPtr made = calib::kvquant_and_squat(calib::SyntheticModel(small_shape()).statistics()).value();
+  static const CalibrationPtr made = solve::kvquant_and_squat(calib::SyntheticModel(small_shape()).statistics()).value();
   return made;
 }
 
