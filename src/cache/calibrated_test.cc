@@ -130,6 +130,23 @@ TEST(Calibrated, SnapshotsNeedTheSameTables) {
   EXPECT_EQ(info->calibration, tables()->id());
 }
 
+// Warm blocks are made and read with the tables of their own head, so that they are the same rows after a snapshot.
+TEST(Calibrated, WarmBlocksComeBackAsTheyWere) {
+  const char* kv = "hot=32,warm=all,warm_codec=kltk4/fp16";
+  Filled f(kv, tables()), plain("fp16", nullptr);
+  f.append(700);
+  plain.append(700);
+  EXPECT_GT(f.cache->memory_usage()[Tier::warm].tokens, 1000u);
+  Filled again(kv, tables());
+  const auto back = again.cache->unfreeze(f.cache->freeze(f.seq).value());
+  ASSERT_TRUE(back.ok()) << back.status().to_string();
+  again.seq = *back;
+  for (uint32_t l = 0; l < 2; ++l) {
+    EXPECT_EQ(again.attend(l), f.attend(l)) << l;
+    EXPECT_LT(distance(f.attend(l), plain.attend(l)), 0.12) << l;
+  }
+}
+
 TEST(Calibrated, TablesMayArriveLate) {
   Filled f("hot=32,warm=128,archive=auto", nullptr);
   f.append(600);

@@ -100,6 +100,23 @@ TEST(Planner, EveryHeadHasItsOwnTables) {
   }
 }
 
+TEST(Planner, WarmBlocksHaveTheTablesOfTheirHeadToo) {
+  Planned planned("hot=32,warm=64,warm_codec=klt4,archive=auto", klt_tables());
+  for (const uint32_t seed : {1u, 2u}) {
+    ASSERT_TRUE(planned.planner->set_calibration(klt_tables(seed)).ok());
+    for (uint32_t l = 0; l < 2; ++l) {
+      for (uint32_t h = 0; h < 2; ++h) {
+        const CodecEntry* warm = planned.planner->layer(l, 0).first_codec(h);
+        EXPECT_EQ(quant::to_string(warm->pair), "klt4");
+        EXPECT_EQ(warm->tokens, planned.config.warm_block);
+        EXPECT_EQ(warm->layer, l);
+        EXPECT_EQ(warm->head, h);
+        EXPECT_EQ(warm->calibration, klt_tables(seed));
+      }
+    }
+  }
+}
+
 TEST(Planner, AdaptiveChoosesByLength) {
   const Planned planned("hot=32,warm=64,archive=adaptive", length_tables());
   const struct {

@@ -30,7 +30,7 @@ struct Target {
 };
 
 Target target_of(const LayerPlan& plan, uint32_t head) {
-  if (plan.warm == kAll) return {plan.warm_codec, plan.raw_warm, Tier::warm};
+  if (plan.warm == kAll) return {plan.warm_of(head), plan.raw_warm, Tier::warm};
   return {plan.archive(head), plan.raw_archive, Tier::archive};
 }
 
@@ -206,7 +206,7 @@ Segment segment_at(const DeepTarget& target, const deep::ArchiveInfo& info, uint
   const uint32_t end = info.first_position + info.tokens;
   const uint32_t warm =
       target.warm_from.empty() ? end : std::min(end, target.warm_from[static_cast<size_t>(layer) * info.kv_heads + head]);
-  if (info.first_position + done >= warm && plan.warm_codec) return {{plan.warm_codec, plan.raw_warm, Tier::warm}, info.tokens};
+  if (info.first_position + done >= warm && plan.warm_codec) return {{plan.warm_of(head), plan.raw_warm, Tier::warm}, info.tokens};
   return {target_of(plan, head), (plan.warm_codec ? warm : end) - info.first_position};
 }
 
