@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/status_macros.h"
-#include "calib/synthetic_tables.h"
+#include "solve/testing.h"
 
 namespace tierkv::bench {
 namespace {
@@ -20,9 +20,9 @@ Result<CalibrationPtr> tables_of(Shape shape, uint32_t dim) {
   if (known) return known;
   const std::vector<float> keys = make_rows(shape, kSampled, dim, 71);
   const std::vector<float> values = make_rows(shape == Shape::outlier ? Shape::gaussian : shape, kSampled, dim, 72);
-  calib::SampleRows sample;
+  solve::SampleRows sample;
   sample.tokens = kSampled, sample.head_dim = dim, sample.keys = keys, sample.values = values;
-  TIERKV_ASSIGN_OR_RETURN(known, calib::all_tables(calib::statistics_of(sample, calib::usual_rope(dim))));
+  TIERKV_ASSIGN_OR_RETURN(known, solve::all_tables(solve::statistics_of(sample, solve::usual_rope(dim))));
   return known;
 }
 
@@ -32,10 +32,10 @@ Result<CalibrationPtr> tables_of(const SourceRows& rows) {
     keys.insert(keys.end(), rows.key(t), rows.key(t) + rows.shape.row());
     values.insert(values.end(), rows.value(t), rows.value(t) + rows.shape.row());
   }
-  calib::SampleRows sample;
+  solve::SampleRows sample;
   sample.tokens = kSampled, sample.heads = rows.shape.heads, sample.kv_heads = rows.shape.kv_heads;
   sample.head_dim = rows.shape.head_dim, sample.keys = keys, sample.values = values;
-  return calib::all_tables(calib::statistics_of(sample, calib::usual_rope(rows.shape.head_dim)));
+  return solve::all_tables(solve::statistics_of(sample, solve::usual_rope(rows.shape.head_dim)));
 }
 
 }  // namespace tierkv::bench

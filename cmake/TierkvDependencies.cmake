@@ -1,4 +1,5 @@
 # What the library is built from: four header-only libraries, used in .cc files alone, so that a consumer needs none of them.
+# Eigen is for src/solve alone, and no other room's compiler finds it.
 find_package(Threads REQUIRED)
 
 find_path(TIERKV_TOMLPLUSPLUS_DIR toml++/toml.h)
@@ -13,5 +14,7 @@ foreach(dependency TOMLPLUSPLUS NLOHMANN_JSON XXHASH EIGEN)
     message(FATAL_ERROR "The headers of ${dependency} are missing. `make deps` installs them; "
                         "or point TIERKV_${dependency}_DIR at the directory that holds them.")
   endif()
-  target_include_directories(tierkv_headers_only SYSTEM INTERFACE ${TIERKV_${dependency}_DIR})
+  if(NOT dependency STREQUAL EIGEN)
+    target_include_directories(tierkv_headers_only SYSTEM INTERFACE ${TIERKV_${dependency}_DIR})
+  endif()
 endforeach()

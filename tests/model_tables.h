@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "calib/deep.h"
-#include "calib/synthetic_tables.h"
+#include "solve/testing.h"
 #include "tierkv/config.h"
 
 namespace tierkv::testing {
@@ -19,7 +19,7 @@ inline CalibrationPtr machine_tables(const CacheConfig& config, uint32_t which) 
   static std::map<std::array<uint32_t, 3>, CalibrationPtr> all;
   CalibrationPtr& made = all[{config.num_layers, config.num_kv_heads, which}];
   if (made) return made;
-  calib::SampleRows sample;
+  solve::SampleRows sample;
   sample.tokens = 1024, sample.heads = config.num_heads, sample.kv_heads = config.num_kv_heads, sample.head_dim = config.head_dim;
   std::mt19937 rng(which);
   std::uniform_real_distribution<float> uniform(-1.0f, 1.0f);
@@ -29,12 +29,12 @@ inline CalibrationPtr machine_tables(const CacheConfig& config, uint32_t which) 
     for (float& x : keys) x = uniform(rng);
     for (float& x : values) x = uniform(rng);
     sample.keys = keys, sample.values = values;
-    calib::Statistics layer = calib::statistics_of(sample, calib::usual_rope(config.head_dim), config.num_layers);
+    calib::Statistics layer = solve::statistics_of(sample, solve::usual_rope(config.head_dim), config.num_layers);
     if (l == 0) s = std::move(layer);
     else s.layers[l] = std::move(layer.layers[0]);
   }
-  auto tables = calib::all_tables(s);
-  auto deep = calib::solve_deep(s, {});
+  auto tables = solve::all_tables(s);
+  auto deep = solve::solve_deep(s, {});
   if (!tables.ok() || !deep.ok()) return nullptr;
   auto out = std::make_shared<calib::Calibration>(s, calib::Origin{"the machine's rows", s.tokens, "test"});
   out->klt = (*tables)->klt;

@@ -5,7 +5,7 @@
 //   cache->append(seq, layer, keys, values);           // any number of tokens, f32, f16 or bf16 rows
 //   cache->attention(seq, layer, queries, out);        // one softmax over sinks, archive, warm and hot
 //
-// Life of a token: docs/life_of_a_token.md. Every call that can fail says why and changes nothing when it does, unless its comment
+// Life of a token: docs/build/life_of_a_token.md. Every call that can fail says why and changes nothing when it does, unless its comment
 // says otherwise. Files are written as tierkv/file.h says.
 //
 // Threads: calls on different sequences may run at the same time from any number of threads; so may add_sequence, fork, remove

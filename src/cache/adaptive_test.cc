@@ -1,8 +1,8 @@
 // The archive codec `adaptive`: ADR-004's choice by length, in blocks that know their own codec.
 #include <gtest/gtest.h>
 
-#include "calib/synthetic_tables.h"
 #include "snapshot/testing.h"
+#include "solve/testing.h"
 #include "tierkv/snapshot.h"
 
 namespace tierkv::cache {
@@ -18,7 +18,7 @@ calib::Statistics statistics() {
   return calib::SyntheticModel(shape).statistics();
 }
 
-CalibrationPtr tables() { return calib::kvquant_and_squat(statistics()).value(); }
+CalibrationPtr tables() { return solve::kvquant_and_squat(statistics()).value(); }
 
 std::unique_ptr<AdaptiveKVCache> make(const std::string& spec, CalibrationPtr calibration) {
   CacheConfig config;

@@ -7,13 +7,13 @@
 #include <limits>
 
 #include "base/file.h"
-#include "calib/synthetic_tables.h"
+#include "solve/testing.h"
 
 namespace tierkv::calib {
 namespace {
 
 CalibrationPtr made() {
-  static const CalibrationPtr calibration = SyntheticModel({}).calibration().value();
+  static const CalibrationPtr calibration = solve::klt_calibration(SyntheticModel({}).statistics()).value();
   return calibration;
 }
 
@@ -27,7 +27,9 @@ TEST(Calibration, ComesBackFromItsBytes) {
   EXPECT_EQ((*back)->serialize(), bytes);
 }
 
-TEST(Calibration, IsTheSameWhenMadeAgain) { EXPECT_EQ(SyntheticModel({}).calibration().value()->id(), made()->id()); }
+TEST(Calibration, IsTheSameWhenMadeAgain) {
+  EXPECT_EQ(solve::klt_calibration(SyntheticModel({}).statistics()).value()->id(), made()->id());
+}
 
 TEST(Calibration, RefusesEveryFlippedByteAndEveryCut) {
   const auto bytes = made()->serialize();
@@ -42,7 +44,7 @@ TEST(Calibration, RefusesEveryFlippedByteAndEveryCut) {
 }
 
 TEST(Calibration, KeepsTheTablesOfKvquantAndSquat) {
-  const auto made = kvquant_and_squat(SyntheticModel({1, 4, 2, 32, 300, 9, true}).statistics());
+  const auto made = solve::kvquant_and_squat(SyntheticModel({1, 4, 2, 32, 300, 9, true}).statistics());
   ASSERT_TRUE(made.ok()) << made.status().message();
   const auto bytes = (*made)->serialize();
   const auto back = Calibration::parse(bytes, "test");
@@ -188,17 +190,17 @@ TEST(SolveKlt, RefusesStatisticsThatSayNothing) {
   Statistics s = model.statistics();
   Statistics bad = s;
   bad.pairs[1].key_block[5] = std::nan("");
-  EXPECT_FALSE(solve_klt(bad, nullptr).ok());
+  EXPECT_FALSE(solve::solve_klt(bad, nullptr).ok());
   bad = s;
   for (PairSums& p : bad.pairs) p.key_block.assign(p.key_block.size(), 0.0);
-  EXPECT_FALSE(solve_klt(bad, nullptr).ok());
+  EXPECT_FALSE(solve::solve_klt(bad, nullptr).ok());
   bad = s;
   bad.layers[0].keys.assign(bad.layers[0].keys.size(), 0x3C00);
   bad.ropes.assign(bad.ropes.size(), {});
-  EXPECT_FALSE(solve_klt(bad, nullptr).ok());
+  EXPECT_FALSE(solve::solve_klt(bad, nullptr).ok());
   bad = s;
   bad.positions.resize(100);
-  EXPECT_FALSE(solve_klt(bad, nullptr).ok());
+  EXPECT_FALSE(solve::solve_klt(bad, nullptr).ok());
 }
 
 TEST(Turner, TurnsBackAndForth) {

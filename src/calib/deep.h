@@ -64,10 +64,10 @@ struct DeepTables {
   static Result<DeepTables> read(ByteReader& in, const ModelId& model);
 };
 
+// What DeepLayer::weight multiplies: 1, x - mean, then the logs of each head. x as above, `centred` = x - mean.
+std::vector<double> deep_weight_features(const DeepTables& tables, const DeepLayer& layer, const float* x, const float* centred);
+
 // Bits of a Laplace component whose spread is r steps, quantized as the archive does.
 double deep_bits(double r);
-
-// invalid_argument: too few tokens, or statistics that are not finite or hold nothing.
-Result<DeepTables> solve_deep(const Statistics& statistics, const Progress& progress);
 
 }  // namespace tierkv::calib

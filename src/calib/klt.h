@@ -14,7 +14,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <vector>
 
@@ -67,10 +66,5 @@ struct KltTables {
   void write(ByteWriter& out) const;
   static Result<KltTables> read(ByteReader& in, const ModelId& model);
 };
-
-using Progress = std::function<void(double done)>;  // 0..1
-
-// invalid_argument: too few tokens, or statistics that are not finite or hold nothing.
-Result<KltTables> solve_klt(const Statistics& statistics, const Progress& progress);
 
 }  // namespace tierkv::calib

@@ -4,9 +4,9 @@
 //           kKvquantOutliers of the sample that lie furthest out, half at either end.
 // Values:   per token, so ranges are found when a block is encoded; only the codebook is learnt here.
 // Codebook: one per layer, tensor and width, of values normalised to [-1, 1] by their range, outliers left out: weighted k-means
-//           (kmeans.h), exact. The paper weighs by squared gradients. Here an error in channel c counts for M(c, c)·range², M being
-//           what errors do to the residual stream (PairSums::key_plain and ::value): forward passes alone tell it. Tokens weigh the
-//           same: weighed by the attention they got, a few of them decide, and other text fares worse.
+//           (solve/kmeans.h), exact. The paper weighs by squared gradients. Here an error in channel c counts for M(c, c)·range², M
+//           being what errors do to the residual stream (PairSums::key_plain and ::value): forward passes alone tell it. Tokens
+//           weigh the same: weighed by the attention they got, a few of them decide, and other text fares worse.
 // Q-Norm:   at 2 bits the levels are then stretched so that what is decoded has the mean and variance of what was encoded, as in
 //           the paper; codes are taken by `edges`, which stay where k-means had them.
 // Threads:  immutable once made.
@@ -61,9 +61,6 @@ struct KvquantTables {
   // data_loss: cut short, or numbers that solve_kvquant() could not have written. invalid_argument: another model's shape.
   static Result<KvquantTables> read(ByteReader& in, const ModelId& model);
 };
-
-// invalid_argument: too few tokens, or statistics that are not finite or of the wrong size.
-Result<KvquantTables> solve_kvquant(const Statistics& statistics, const Progress& progress);
 
 // How many values of a block are kept as they are, beside the codes.
 uint32_t kvquant_outliers(uint32_t tokens, uint32_t head_dim);

@@ -18,11 +18,7 @@
 
 namespace tierkv::calib {
 
-// The defaults were chosen by measurement (docs/build/measurements.md, "SQuat").
-struct SquatOptions {
-  uint32_t rank = 20;   // directions kept, as in the paper; cut to head_dim
-  double lambda = 0.1;  // with Q'Q over N; the paper's 0.001 goes with Q'Q itself
-};
+inline constexpr float kSquatLongest = 1e6f;  // a direction: queries are fp16 and lambda is small
 
 struct SquatTables {
   uint32_t layers = 0, kv_heads = 0, head_dim = 0, rank = 0;
@@ -37,9 +33,5 @@ struct SquatTables {
   // data_loss: cut short, or numbers that are not finite. invalid_argument: another model's shape.
   static Result<SquatTables> read(ByteReader& in, const ModelId& model);
 };
-
-// A layer without queries (its window never reaches the archive) has directions of zero, which is kivi.
-// invalid_argument: statistics of the wrong size, not finite, or without a single query.
-Result<SquatTables> solve_squat(const Statistics& statistics, const Progress& progress, const SquatOptions& options = {});
 
 }  // namespace tierkv::calib

@@ -6,7 +6,6 @@
 #include <random>
 
 #include "base/f16.h"
-#include "calib/calibration.h"
 #include "calib/statistics.h"
 
 namespace tierkv::calib {
@@ -75,17 +74,6 @@ class SyntheticModel {
     }
     for (uint32_t i = 0; i < shape_.layers * shape_.kv_heads; ++i) s.pairs.push_back(pair_sums());
     return s;
-  }
-
-  // A calibration with a section for klt.
-  Result<CalibrationPtr> calibration() {
-    const Statistics s = statistics();
-    auto c = std::make_shared<Calibration>(s, Origin{"synthetic", s.tokens, "test"});
-    auto klt = solve_klt(s, nullptr);
-    if (!klt.ok()) return klt.status();
-    c->klt = std::make_shared<KltTables>(std::move(*klt));
-    if (Status status = c->finish(); !status.ok()) return status;
-    return CalibrationPtr(std::move(c));
   }
 
  private:

@@ -1,30 +1,16 @@
 #include "deep/archive.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
-#include <cstring>
-#include <mutex>
 #include <optional>
 
-#include "base/bytes.h"
-#include "base/checksum.h"
 #include "base/status_macros.h"
 #include "base/thread_pool.h"
+#include "deep/archive_file.h"
 #include "deep/chunk.h"
 
 namespace tierkv::deep {
 namespace {
-
-constexpr unsigned char kMagic[8] = {0x89, 'T', 'K', 'D', '\r', '\n', 0x1A, '\n'};
-constexpr uint32_t kVersion = 1;
-constexpr uint32_t kHeaderBytes = 88, kTableBytes = 8, kTrailerBytes = 8;
-constexpr uint32_t kMostChunk = 4096;
-constexpr int32_t kMostLogStep = 20 * 256;
-
-uint32_t chunks_of(uint32_t tokens, uint32_t chunk) {
-  return static_cast<uint32_t>((static_cast<uint64_t>(tokens) + chunk - 1) / chunk);
-}
 
 uint64_t fp16_bytes(const calib::DeepTables& t, uint32_t tokens) { return 2ull * tokens * t.dim() * t.coded.size(); }
 
@@ -144,7 +130,7 @@ class Encoding {
     });
     Landing landing;
     for (const ChunkResult& c : p.chunks) {
-      p.bytes += c.bytes.size() + kTableBytes;
+      p.bytes += c.bytes.size() + kArchiveTableBytes;
       p.lost += c.lost;
       p.energy += c.energy;
       finite_ &= c.finite;
@@ -178,8 +164,7 @@ class Encoding {
     if (options_.ratio > 0.0) {
       double share = 0.0;
       for (const Stretch& stretch : which) share += stretch.count;
-      const double allowed =
-          static_cast<double>(fp16_bytes(*shared_.book->tables, tokens_)) / options_.ratio - kHeaderBytes - kTrailerBytes;
+      const double allowed = static_cast<double>(fp16_bytes(*shared_.book->tables, tokens_)) / options_.ratio - kArchiveFixedBytes;
       return std::log2(static_cast<double>(p.bytes) / std::max(1.0, allowed * share / tokens_));
     }
     return -std::log2(std::max(p.lost, 1e-300) / std::max(p.energy * (1.0 - options_.quality), 1e-290));
@@ -250,32 +235,22 @@ class Encoding {
 
   std::vector<std::byte> write() const {
     const calib::DeepTables& tables = *shared_.book->tables;
-    ByteWriter out;
-    out.put_bytes(std::as_bytes(std::span(kMagic)));
-    out.put(kVersion);
-    out.put(kHeaderBytes);
-    uint64_t total = kHeaderBytes + kTrailerBytes;
-    for (const ChunkResult& c : best_.chunks) total += kTableBytes + c.bytes.size();
-    out.put(total);
-    out.put(shared_.book->id);
-    out.put(static_cast<uint32_t>(tables.coded.size()));
-    out.put(tables.kv_heads);
-    out.put(tables.head_dim);
-    out.put(shared_.first_position);
-    out.put(tokens_);
-    out.put(options_.chunk);
-    out.put(best_.step);
-    out.put(best_.log_step);
-    for (const auto& row : best_.centroids.offset) {
-      for (const uint8_t offset : row) out.put(offset);
-    }
+    ArchiveFile file;
+    file.info.calibration = shared_.book->id;
+    file.info.layers = static_cast<uint32_t>(tables.coded.size());
+    file.info.kv_heads = tables.kv_heads;
+    file.info.head_dim = tables.head_dim;
+    file.info.first_position = shared_.first_position;
+    file.info.tokens = tokens_;
+    file.info.chunk = options_.chunk;
+    file.step = best_.step;
+    file.log_step = best_.log_step;
+    file.centroids = best_.centroids;
     for (const ChunkResult& c : best_.chunks) {
-      out.put(static_cast<uint32_t>(c.bytes.size()));
-      out.put(c.check);
+      file.chunks.push_back(c.bytes);
+      file.checks.push_back(c.check);
     }
-    for (const ChunkResult& c : best_.chunks) out.put_bytes(c.bytes);
-    out.put(checksum(out.bytes()));
-    return std::move(out.bytes());
+    return write_archive(file);
   }
 
   void fill(EncodeReport& report, size_t bytes) const {
@@ -310,80 +285,6 @@ class Encoding {
 
 Status damaged(const std::string& what) { return error(StatusCode::data_loss, "the deep archive is damaged: ", what); }
 
-struct Parsed {
-  ArchiveInfo info;
-  float step = 0.0f;
-  int32_t log_step = 0;
-  Centroids centroids;
-  std::vector<std::span<const std::byte>> chunks;
-  std::vector<uint32_t> checks;
-};
-
-Result<Parsed> parse(std::span<const std::byte> bytes) {
-  if (bytes.size() < sizeof kMagic || std::memcmp(bytes.data(), kMagic, sizeof kMagic) != 0) {
-    return error(StatusCode::data_loss, "not a deep archive: its first bytes are others");
-  }
-  if (bytes.size() < kHeaderBytes + kTrailerBytes) return damaged("it is cut short");
-  const auto content = bytes.first(bytes.size() - kTrailerBytes);
-  ByteReader in(content.subspan(sizeof kMagic));
-  Parsed p;
-  p.info.version = in.get<uint32_t>();
-  const uint32_t header = in.get<uint32_t>();
-  const uint64_t length = in.get<uint64_t>();
-  uint64_t stored = 0;
-  std::memcpy(&stored, bytes.data() + content.size(), sizeof stored);
-  if (length != bytes.size()) return damaged("it says it has another length");
-  if (checksum(content) != stored) return damaged("it does not match its checksum");
-  if (p.info.version != kVersion) {
-    return error(StatusCode::unsupported, "a deep archive of version ", p.info.version, ", and this build knows version ",
-                 kVersion);
-  }
-  if (header != kHeaderBytes) return damaged("a header of another length");
-  ArchiveInfo& i = p.info;
-  i.bytes = bytes.size();
-  i.calibration = in.get<uint64_t>();
-  i.layers = in.get<uint32_t>();
-  i.kv_heads = in.get<uint32_t>();
-  i.head_dim = in.get<uint32_t>();
-  i.first_position = in.get<uint32_t>();
-  i.tokens = in.get<uint32_t>();
-  i.chunk = in.get<uint32_t>();
-  p.step = in.get<float>();
-  p.log_step = in.get<int32_t>();
-  for (auto& row : p.centroids.offset) {
-    for (uint8_t& offset : row) offset = in.get<uint8_t>();
-  }
-  if (i.layers == 0 || i.layers > 4096 || i.kv_heads == 0 || i.kv_heads > 1024 || i.head_dim < 32 || i.head_dim > 256 ||
-      i.head_dim % 16 != 0 || 2ull * i.kv_heads * i.head_dim > calib::kDeepMostDim) {
-    return damaged("its shape is of no model");
-  }
-  if (i.tokens == 0 || i.first_position >= (1u << 21) || i.tokens > (1u << 21) - i.first_position)
-    return damaged("positions out of range");
-  if (i.chunk < kBlock || i.chunk > kMostChunk || i.chunk % kBlock != 0) return damaged("chunks of a length no encoder makes");
-  if (!std::isfinite(p.step) || p.log_step < -kMostLogStep || p.log_step > kMostLogStep ||
-      !(std::fabs(static_cast<double>(p.step) / std::exp2(p.log_step / 256.0) - 1.0) < 1e-3)) {
-    return damaged("an impossible step");
-  }
-  const uint32_t count = chunks_of(i.tokens, i.chunk);
-  std::vector<uint32_t> sizes;
-  uint64_t left = content.size() - kHeaderBytes;
-  if (static_cast<uint64_t>(count) * kTableBytes > left) return damaged("its table does not fit");
-  left -= static_cast<uint64_t>(count) * kTableBytes;
-  for (uint32_t c = 0; c < count; ++c) {
-    sizes.push_back(in.get<uint32_t>());
-    p.checks.push_back(in.get<uint32_t>());
-    if (sizes.back() > left) return damaged("a chunk does not fit");
-    left -= sizes.back();
-    // Every block of a layer takes some bits that cannot be left out: what a file makes a reader do is bounded by its length.
-    const uint32_t tokens = std::min(i.chunk, i.tokens - c * i.chunk);
-    const uint64_t least = static_cast<uint64_t>(chunks_of(tokens, kBlock)) * i.layers;
-    if (sizes.back() + 8ull < least) return damaged("a chunk is too short for its tokens");
-  }
-  if (left != 0) return damaged("bytes that belong to no chunk");
-  for (const uint32_t size : sizes) p.chunks.push_back(in.get_bytes(size));
-  return p;
-}
-
 }  // namespace
 
 Result<std::vector<std::byte>> encode(const Book& book, uint32_t first_position, uint32_t tokens, const ReadRows& read,
@@ -411,12 +312,12 @@ Result<std::vector<std::byte>> encode(const Book& book, uint32_t first_position,
 }
 
 Result<ArchiveInfo> inspect(std::span<const std::byte> bytes) {
-  TIERKV_ASSIGN_OR_RETURN(const Parsed p, parse(bytes));
+  TIERKV_ASSIGN_OR_RETURN(const ArchiveFile p, parse_archive(bytes));
   return p.info;
 }
 
 struct Decoder::State {
-  Parsed parsed;
+  ArchiveFile file;
   Book book;
   Shared shared;
   std::optional<Models> models;
@@ -425,11 +326,11 @@ struct Decoder::State {
 Decoder::Decoder(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Decoder::Decoder(Decoder&&) noexcept = default;
 Decoder::~Decoder() = default;
-const ArchiveInfo& Decoder::info() const { return state_->parsed.info; }
-uint32_t Decoder::chunks() const { return static_cast<uint32_t>(state_->parsed.chunks.size()); }
+const ArchiveInfo& Decoder::info() const { return state_->file.info; }
+uint32_t Decoder::chunks() const { return static_cast<uint32_t>(state_->file.chunks.size()); }
 
 Result<Decoder> Decoder::open(std::span<const std::byte> bytes, const Book& book, ThreadPool& pool) {
-  TIERKV_ASSIGN_OR_RETURN(Parsed p, parse(bytes));
+  TIERKV_ASSIGN_OR_RETURN(ArchiveFile p, parse_archive(bytes));
   if (p.info.calibration != book.id) {
     return error(StatusCode::failed_precondition, "the deep archive was encoded with another calibration: with ", std::hex,
                  p.info.calibration, ", not ", book.id);
@@ -448,12 +349,12 @@ Result<Decoder> Decoder::open(std::span<const std::byte> bytes, const Book& book
   shared.centroids = p.centroids;
   shared.first_position = p.info.first_position;
   state->models.emplace(tables, p.log_step);
-  state->parsed = std::move(p);
+  state->file = std::move(p);
   return Decoder(std::move(state));
 }
 
 Status Decoder::decode(uint32_t first_chunk, uint32_t count, ThreadPool& pool, const WriteRows& write) const {
-  const Parsed& p = state_->parsed;
+  const ArchiveFile& p = state_->file;
   std::vector<uint8_t> good(count);
   pool.run(count, [&](uint32_t i) {
     const uint32_t c = first_chunk + i, first = c * p.info.chunk;

@@ -289,13 +289,13 @@ TEST(DeepTables, RefuseSumsThatOverflow) {
 TEST(DeepTables, RefuseStatisticsThatSayNothing) {
   calib::Statistics s = model().statistics();
   for (calib::PairSums& p : s.pairs) p.key_plain.assign(p.key_plain.size(), 0.0);
-  EXPECT_EQ(calib::solve_deep(s, {}).status().code(), StatusCode::invalid_argument);
+  EXPECT_EQ(solve::solve_deep(s, {}).status().code(), StatusCode::invalid_argument);
   s = model().statistics();
   s.pairs[0].value[3] = std::numeric_limits<double>::infinity();
-  EXPECT_EQ(calib::solve_deep(s, {}).status().code(), StatusCode::invalid_argument);
+  EXPECT_EQ(solve::solve_deep(s, {}).status().code(), StatusCode::invalid_argument);
   s = model().statistics();
   s.positions.resize(100);
-  EXPECT_EQ(calib::solve_deep(s, {}).status().code(), StatusCode::invalid_argument);
+  EXPECT_EQ(solve::solve_deep(s, {}).status().code(), StatusCode::invalid_argument);
 }
 
 }  // namespace

@@ -32,7 +32,8 @@ extern const Kernels kPlainKernels;
 extern const Kernels kAvx2Kernels, kAvx512Kernels;
 #endif
 
-// Those of the instruction set that quant/isa.h says is active, if they do what the plain ones do.
+// Those of the instruction set that quant/isa.h says is active (base/cpu.h looks at the processor, once for all rooms), if they do
+// what the plain ones do.
 const Kernels& kernels();
 
 }  // namespace tierkv::deep

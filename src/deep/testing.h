@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "base/f16.h"
-#include "calib/deep.h"
 #include "deep/archive.h"
+#include "solve/testing.h"
 
 namespace tierkv::deep::testing {
 
@@ -45,7 +45,7 @@ class Model {
       rope_.push_back({p, static_cast<uint16_t>(p + kDim / 2), std::pow(10000.0, -2.0 * p / kDim)});
     turner_ = std::make_unique<calib::Turner>(rope_, kDim);
     statistics_ = collect(1500);
-    auto solved = calib::solve_deep(statistics_, {});
+    auto solved = solve::solve_deep(statistics_, {});
     status_ = solved.status();
     if (solved.ok()) tables_ = std::move(*solved);
   }

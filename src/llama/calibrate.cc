@@ -6,10 +6,12 @@
 #include "base/file.h"
 #include "base/status_macros.h"
 #include "calib/calibration.h"
-#include "calib/deep.h"
-#include "calib/klt.h"
 #include "llama/collect.h"
 #include "llama/probe.h"
+#include "solve/deep.h"
+#include "solve/klt.h"
+#include "solve/kvquant.h"
+#include "solve/squat.h"
 #include "tierkv/c.h"
 
 namespace tierkv::llama {
@@ -31,18 +33,18 @@ std::vector<double> bits_by_layer(const calib::KltTables& tables) {
 // The tables of every codec that has some.
 Status solve(const calib::Statistics& statistics, const CalibrateOptions& options, calib::Calibration& calibration) {
   // Each part of the work reports its own 0..1; klt takes most of the time.
-  const auto part = [&](double from, double to) -> calib::Progress {
+  const auto part = [&](double from, double to) -> solve::Progress {
     return [&options, from, to](double done) {
       if (options.progress) options.progress({"solving", static_cast<uint64_t>(1000.0 * (from + (to - from) * done)), 1000});
     };
   };
   const auto stopped = [&] { return options.cancelled && options.cancelled(); };
-  TIERKV_ASSIGN_OR_RETURN(calib::KltTables klt, calib::solve_klt(statistics, part(0.0, 0.8)));
+  TIERKV_ASSIGN_OR_RETURN(calib::KltTables klt, solve::solve_klt(statistics, part(0.0, 0.8)));
   calibration.klt = std::make_shared<const calib::KltTables>(std::move(klt));
   if (stopped()) return error(StatusCode::failed_precondition, "calibration was stopped");
-  TIERKV_ASSIGN_OR_RETURN(calib::KvquantTables kvquant, calib::solve_kvquant(statistics, part(0.8, 0.95)));
+  TIERKV_ASSIGN_OR_RETURN(calib::KvquantTables kvquant, solve::solve_kvquant(statistics, part(0.8, 0.95)));
   calibration.kvquant = std::make_shared<const calib::KvquantTables>(std::move(kvquant));
-  TIERKV_ASSIGN_OR_RETURN(calib::SquatTables squat, calib::solve_squat(statistics, part(0.95, 1.0)));
+  TIERKV_ASSIGN_OR_RETURN(calib::SquatTables squat, solve::solve_squat(statistics, part(0.95, 1.0)));
   calibration.squat = std::make_shared<const calib::SquatTables>(std::move(squat));
   if (stopped()) return error(StatusCode::failed_precondition, "calibration was stopped");
   return Status();
@@ -87,7 +89,7 @@ Result<CalibrateReport> calibrate(const ModelShape& shape, const std::vector<std
   if (options.probe) TIERKV_RETURN_IF_ERROR(weigh(shape, windows, options, collected.statistics, calibration, report));
   report.key_bits = bits_by_layer(*calibration.klt);
   if (options.deep) {
-    TIERKV_ASSIGN_OR_RETURN(calib::DeepTables deep, calib::solve_deep(collected.statistics, [&](double done) {
+    TIERKV_ASSIGN_OR_RETURN(calib::DeepTables deep, solve::solve_deep(collected.statistics, [&](double done) {
                               if (options.progress) options.progress({"solving", static_cast<uint64_t>(1000.0 * done), 1000});
                             }));
     calibration.deep = std::make_shared<const calib::DeepTables>(std::move(deep));

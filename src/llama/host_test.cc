@@ -339,7 +339,7 @@ TEST(HostPark, AParkedSequenceIsRefusedAndKeptUntilItWakes) {
   statistics.ropes.resize(hosted.shape.layers);
   statistics.pairs.resize(static_cast<size_t>(hosted.shape.layers) * hosted.shape.kv_heads);
   auto calibration = std::make_shared<calib::Calibration>(statistics, calib::Origin());
-  calibration->deep = std::make_shared<calib::DeepTables>(calib::solve_deep(statistics, {}).value());
+  calibration->deep = std::make_shared<calib::DeepTables>(solve::solve_deep(statistics, {}).value());
   ASSERT_TRUE(calibration->finish().ok());
   ASSERT_TRUE(hosted.cache->set_calibration(calibration).ok());
   const auto tokens = some_tokens(240, 1);

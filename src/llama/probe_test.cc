@@ -10,8 +10,8 @@
 #include <iterator>
 
 #include "calib/calibration.h"
-#include "calib/synthetic_statistics.h"
 #include "llama/test_model.h"
+#include "solve/testing.h"
 
 namespace tierkv::llama {
 namespace {
@@ -66,7 +66,7 @@ TEST(ProbeWeights, AreBoundedAndLeaveOutWhatWasNotProbed) {
 }
 
 TEST(ProbeWeights, MoveBitsToTheLayerThatMatters) {
-  calib::KltTables tables = *calib::SyntheticModel({}).calibration().value()->klt;
+  calib::KltTables tables = *solve::klt_calibration(calib::SyntheticModel({}).statistics()).value()->klt;
   const auto words = [&](uint32_t layer) {
     uint32_t sum = 0;
     const auto choices = tables.allocate(1.5, true);

@@ -22,16 +22,18 @@ struct LayerShape {
 struct LayerPlan : LayerShape {
   uint32_t hot = 0;
   uint32_t warm = 0;
-  const CodecEntry* warm_codec = nullptr;            // null when warm == 0
+  const CodecEntry* warm_codec = nullptr;            // null when warm == 0; of head 0 where every head has its own
+  const CodecEntry* const* warm_heads = nullptr;     // [kv head], or null: all have warm_codec
   const CodecEntry* archive_codec = nullptr;         // null when warm == kAll; of head 0 where every head has its own
   const CodecEntry* const* archive_heads = nullptr;  // [kv head], or null: all have archive_codec
   const CodecEntry* sink_codec = nullptr;            // null when sinks == 0
   const CodecEntry* raw_warm = nullptr;              // 16-bit rows in blocks of the same size: for rows a codec refuses
   const CodecEntry* raw_archive = nullptr;
 
+  const CodecEntry* warm_of(uint32_t head) const { return warm_heads ? warm_heads[head] : warm_codec; }
   const CodecEntry* archive(uint32_t head) const { return archive_heads ? archive_heads[head] : archive_codec; }
   // What the tail graduates into, in blocks of this many tokens.
-  const CodecEntry* first_codec(uint32_t head) const { return warm ? warm_codec : archive(head); }
+  const CodecEntry* first_codec(uint32_t head) const { return warm ? warm_of(head) : archive(head); }
   uint32_t first_block() const { return first_codec(0) ? first_codec(0)->tokens : 0; }
   // Rows a linear tail holds at most in the ordinary course of things; 0: no bound.
   uint32_t tail_bound() const;

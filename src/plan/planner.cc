@@ -67,16 +67,21 @@ Status Planner::plan_layer(uint32_t layer, Next& next) const {
   static_cast<LayerShape&>(p) = shapes_[layer];
   p.hot = tiers.hot;
   p.warm = tiers.warm;
-  TIERKV_ASSIGN_OR_RETURN(const CodecPair warm, quant::parse_codec_pair(tiers.warm_codec));
-  if (p.warm) {
-    TIERKV_ASSIGN_OR_RETURN(p.warm_codec, next.codecs.get(warm, config_.warm_block));
-  }
+  if (p.warm) TIERKV_RETURN_IF_ERROR(plan_warm(layer, next));
   if (p.warm != kAll) TIERKV_RETURN_IF_ERROR(plan_archive(layer, next));
   if (p.sinks) {
     TIERKV_ASSIGN_OR_RETURN(p.sink_codec, next.codecs.get(raw_, p.sinks));
   }
   TIERKV_ASSIGN_OR_RETURN(p.raw_warm, next.codecs.get(raw_, config_.warm_block));
   TIERKV_ASSIGN_OR_RETURN(p.raw_archive, next.codecs.get(raw_, config_.archive_block));
+  return {};
+}
+
+Status Planner::plan_warm(uint32_t layer, Next& next) const {
+  TIERKV_ASSIGN_OR_RETURN(const CodecPair pair, quant::parse_codec_pair(config_.layer(layer).warm_codec));
+  TIERKV_ASSIGN_OR_RETURN(const Plans::Step step, codecs_of(layer, pair, config_.warm_block, next));
+  next.plans.layers_[layer].plan.warm_codec = step.codec;
+  next.plans.layers_[layer].plan.warm_heads = step.heads;
   return {};
 }
 
@@ -87,7 +92,7 @@ Status Planner::plan_archive(uint32_t layer, Next& next) const {
   const bool calibrated = next.codecs.calibration() && next.codecs.calibration()->has_klt();
   Plans::Layer& out = next.plans.layers_[layer];
   TIERKV_ASSIGN_OR_RETURN(out.configured, quant::parse_codec_pair(quant::resolve_auto(name, calibrated)));
-  TIERKV_ASSIGN_OR_RETURN(const Plans::Step step, archive_step(layer, out.configured, next));
+  TIERKV_ASSIGN_OR_RETURN(const Plans::Step step, codecs_of(layer, out.configured, config_.archive_block, next));
   out.archive.assign(1, step);
   return {};
 }
@@ -97,10 +102,10 @@ Status Planner::plan_by_length(uint32_t layer, Next& next) const {
   out.archive.clear();
   for (const quant::AdaptiveStep& wanted : quant::adaptive_steps()) {
     TIERKV_ASSIGN_OR_RETURN(CodecPair pair, quant::parse_codec_pair(wanted.codec));
-    auto step = archive_step(layer, pair, next);
+    auto step = codecs_of(layer, pair, config_.archive_block, next);
     if (step.status().code() == StatusCode::failed_precondition) {  // no calibration, or one without these tables
       TIERKV_ASSIGN_OR_RETURN(pair, quant::parse_codec_pair(wanted.plain));
-      step = archive_step(layer, pair, next);
+      step = codecs_of(layer, pair, config_.archive_block, next);
     }
     if (!step.ok()) return step.status();
     step->below = wanted.below;
@@ -110,18 +115,18 @@ Status Planner::plan_by_length(uint32_t layer, Next& next) const {
   return {};
 }
 
-Result<Plans::Step> Planner::archive_step(uint32_t layer, const CodecPair& pair, Next& next) const {
+Result<Plans::Step> Planner::codecs_of(uint32_t layer, const CodecPair& pair, uint32_t tokens, Next& next) const {
   Plans::Step step;
   if (!quant::needs_tables(pair)) {
-    TIERKV_ASSIGN_OR_RETURN(step.codec, next.codecs.get(pair, config_.archive_block));
+    TIERKV_ASSIGN_OR_RETURN(step.codec, next.codecs.get(pair, tokens));
     return step;
   }
   HeadCodecs heads;
   for (uint32_t h = 0; h < config_.num_kv_heads; ++h) {
-    auto entry = next.codecs.get(pair, config_.archive_block, layer, h);
+    auto entry = next.codecs.get(pair, tokens, layer, h);
     if (entry.status().code() == StatusCode::failed_precondition && next.codecs.calibration() && shapes_[layer].window != 0) {
       // A windowed layer whose keys never are far from their queries: calibration has nothing to say about it.
-      entry = next.codecs.uncalibrated(config_.archive_block);
+      entry = next.codecs.uncalibrated(tokens);
     }
     if (!entry.ok()) return entry.status();
     heads.push_back(*entry);
@@ -144,7 +149,7 @@ Status Planner::move_layer(uint32_t layer, const LayerThresholds& wanted, Next& 
   if (!l.plan.ring) l.plan.hot = wanted.hot;
   if (l.plan.warm != 0 && l.plan.warm != kAll && wanted.warm != 0 && wanted.warm != kAll) l.plan.warm = wanted.warm;
   if (l.archive.empty() || l.by_length() || wanted.archive_bits == 0 || l.configured.key.bits == 0) return {};
-  TIERKV_ASSIGN_OR_RETURN(l.archive[0], archive_step(layer, at_bits(l.configured, wanted.archive_bits), next));
+  TIERKV_ASSIGN_OR_RETURN(l.archive[0], codecs_of(layer, at_bits(l.configured, wanted.archive_bits), config_.archive_block, next));
   return {};
 }
 
@@ -180,6 +185,7 @@ Status Planner::set_calibration(CalibrationPtr calibration) {
   std::lock_guard lock(writer_);
   return replan(std::move(calibration), quality_, [&](Next& next) -> Status {
     for (uint32_t l = 0; l < config_.num_layers; ++l) {
+      if (next.plans.layers_[l].plan.warm_codec) TIERKV_RETURN_IF_ERROR(plan_warm(l, next));
       if (!next.plans.layers_[l].archive.empty()) TIERKV_RETURN_IF_ERROR(plan_archive(l, next));
     }
     return {};

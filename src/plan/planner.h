@@ -45,7 +45,7 @@ class Planner {
   const CodecEntry& hot_codec() const { return *hot_codec_; }  // the tail's 16-bit rows
 
   // --- writers
-  // Archives are made with these tables from now on, and at the widths that are configured for them.
+  // Blocks are made with these tables from now on, archives at the widths that are configured for them.
   // invalid_argument: null, or of another model.
   [[nodiscard]] Status set_calibration(CalibrationPtr calibration);
   // Lengths move, tiers do not come and go; a ring holds its window, and an archive by length its codecs, whatever this says.
@@ -65,11 +65,12 @@ class Planner {
 
   Planner(const CacheConfig& config, quant::CodecSet& codecs);
   Status plan_layer(uint32_t layer, Next& next) const;
+  Status plan_warm(uint32_t layer, Next& next) const;
   Status plan_archive(uint32_t layer, Next& next) const;
   Status plan_by_length(uint32_t layer, Next& next) const;
   Status move_layer(uint32_t layer, const LayerThresholds& wanted, Next& next) const;
-  // The codecs of one layer's archive. Heads that a calibration has no tables for get the uncalibrated codec.
-  Result<Plans::Step> archive_step(uint32_t layer, const quant::CodecPair& pair, Next& next) const;
+  // The codecs of one layer's heads. Those that a calibration has no tables for get the uncalibrated codec.
+  Result<Plans::Step> codecs_of(uint32_t layer, const quant::CodecPair& pair, uint32_t tokens, Next& next) const;
   const CodecEntry* const* keep_list(HeadCodecs heads, Next& next) const;
   // Makes the next plans by `change` and, when nothing failed, lets everybody see them with what was learned.
   template <class Change>

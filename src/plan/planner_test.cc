@@ -12,7 +12,7 @@
 #include <map>
 #include <thread>
 
-#include "calib/synthetic_tables.h"
+#include "solve/testing.h"
 
 namespace tierkv::plan {
 namespace {
@@ -27,7 +27,7 @@ calib::SyntheticShape small_shape(uint32_t seed = 1) {
 
 CalibrationPtr klt_tables(uint32_t seed = 1) {
   static std::map<uint32_t, CalibrationPtr> made;
-  if (!made[seed]) made[seed] = calib::SyntheticModel(small_shape(seed)).calibration().value();
+  if (!made[seed]) made[seed] = solve::klt_calibration(calib::SyntheticModel(small_shape(seed)).statistics()).value();
   return made[seed];
 }
 
@@ -43,7 +43,7 @@ CalibrationPtr klt_tables_without(std::initializer_list<size_t> heads) {
 }
 
 CalibrationPtr length_tables() {
-  static const CalibrationPtr made = calib::kvquant_and_squat(calib::SyntheticModel(small_shape()).statistics()).value();
+  static const CalibrationPtr made = solve::kvquant_and_squat(calib::SyntheticModel(small_shape()).statistics()).value();
   return made;
 }
 
@@ -96,6 +96,23 @@ TEST(Planner, EveryHeadHasItsOwnTables) {
       EXPECT_EQ(p.archive(h)->head, h);
       EXPECT_EQ(p.archive(h)->calibration, klt_tables());
       ASSERT_NE(p.archive(h)->fallback, nullptr);
+    }
+  }
+}
+
+TEST(Planner, WarmBlocksHaveTheTablesOfTheirHeadToo) {
+  Planned planned("hot=32,warm=64,warm_codec=klt4,archive=auto", klt_tables());
+  for (const uint32_t seed : {1u, 2u}) {
+    ASSERT_TRUE(planned.planner->set_calibration(klt_tables(seed)).ok());
+    for (uint32_t l = 0; l < 2; ++l) {
+      for (uint32_t h = 0; h < 2; ++h) {
+        const CodecEntry* warm = planned.planner->layer(l, 0).first_codec(h);
+        EXPECT_EQ(quant::to_string(warm->pair), "klt4");
+        EXPECT_EQ(warm->tokens, planned.config.warm_block);
+        EXPECT_EQ(warm->layer, l);
+        EXPECT_EQ(warm->head, h);
+        EXPECT_EQ(warm->calibration, klt_tables(seed));
+      }
     }
   }
 }

@@ -49,6 +49,7 @@ size_t Plans::largest_block(const std::function<size_t(const CodecEntry&)>& byte
   };
   for (const Layer& l : layers_) {
     for (const CodecEntry* entry : {l.plan.warm_codec, l.plan.raw_warm, l.plan.raw_archive}) add(entry);
+    for (uint32_t h = 0; l.plan.warm_heads && h < kv_heads; ++h) add(l.plan.warm_heads[h]);
     for (const Step& step : l.archive) {
       add(step.codec);
       for (uint32_t h = 0; step.heads && h < kv_heads; ++h) add(step.heads[h]);

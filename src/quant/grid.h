@@ -3,7 +3,7 @@
 // Every grid here is x' = offset + scale·code with code in 0..levels-1. A fit says what it wants; meta.h rounds the wish to what
 // can be stored and the codes are then taken against the stored grid (or, for an unbiased grid, against the one of the fit).
 // Groups have at least one value. Non-finite input is the caller's to refuse. Sums run in the order of the group, in float (squares
-// in a unit of the group's own, so that they neither overflow nor vanish): the kernels (simd/body_encode.h) do the same in every
+// in a unit of the group's own, so that they neither overflow nor vanish): the kernels (simd/body_fit.h) do the same in every
 // lane and give the same bits.
 #pragma once
 

@@ -2,15 +2,11 @@
 
 #include <atomic>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 
+#include "base/cpu.h"
 #include "base/f16.h"
 #include "quant/lanes.h"
-
-#if defined(TIERKV_KERNELS_NEON) && defined(__linux__)
-#include <sys/auxv.h>
-#endif
 
 namespace tierkv::quant {
 
@@ -27,21 +23,14 @@ namespace {
 
 std::vector<const Kernels*> find_kernels() {
   std::vector<const Kernels*> found;
+  [[maybe_unused]] const CpuFeatures& cpu = cpu_features();
 #if defined(TIERKV_KERNELS_X86)
-  __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  if (avx512 && __builtin_cpu_supports("avx512vnni")) found.push_back(&kAvx512VnniKernels);
-  if (avx512) found.push_back(&kAvx512Kernels);
-  if (avx2) found.push_back(&kAvx2Kernels);
+  if (cpu.avx512vnni) found.push_back(&kAvx512VnniKernels);
+  if (cpu.avx512) found.push_back(&kAvx512Kernels);
+  if (cpu.avx2) found.push_back(&kAvx2Kernels);
 #elif defined(TIERKV_KERNELS_NEON)
-#if defined(__linux__)
-  if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) found.push_back(&kNeonDotprodKernels);
-#elif defined(__ARM_FEATURE_DOTPROD)
-  found.push_back(&kNeonDotprodKernels);  // the whole build is for processors that have it
-#endif
-  found.push_back(&kNeonKernels);
+  if (cpu.neon_dotprod) found.push_back(&kNeonDotprodKernels);
+  if (cpu.neon) found.push_back(&kNeonKernels);
 #endif
   std::erase_if(found, [](const Kernels* k) { return !kernels_work(*k); });
   return found;
@@ -61,11 +50,8 @@ const Kernels* find(std::string_view name) {
 
 std::atomic<const Kernels*>& active() {
   static std::atomic<const Kernels*> kernels = [] {
-    const char* forced = std::getenv("TIERKV_FORCE_ISA");
-    if (forced && std::string_view(forced) == "scalar") return static_cast<const Kernels*>(nullptr);
-    if (forced) {
-      if (const Kernels* k = find(forced)) return k;
-    }
+    if (forced_isa() == "scalar") return static_cast<const Kernels*>(nullptr);
+    if (const Kernels* k = find(forced_isa())) return k;
     return all_kernels().empty() ? nullptr : all_kernels().front();
   }();
   return kernels;

@@ -1,7 +1,7 @@
 // kernels.h — the inner loops of attention and encoding, once per instruction set; isa.h says which one runs.
 //
-// Everything here works on raw pointers and plain structs: the files that implement it (kernels_*.cc over simd/body.h) are compiled
-// for wider instruction sets than the rest, and nothing inline that others share may be compiled there.
+// Everything here works on raw pointers and plain structs: the files that implement it (kernels_*.cc over simd/body_*.h) are
+// compiled for wider instruction sets than the rest, and nothing inline that others share may be compiled there.
 //
 // Scores and sums on codes multiply unsigned codes with signed bytes. The other side (queries with scales folded in, or weights) is
 // rounded to such bytes per row: one plane (steps of max/127) or two (steps of max/32639), as PackedSide::factor_planes says. What

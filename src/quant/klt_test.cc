@@ -4,9 +4,9 @@
 
 #include <cmath>
 
-#include "calib/synthetic_statistics.h"
 #include "quant/isa.h"
 #include "quant/registry.h"
+#include "solve/testing.h"
 
 namespace tierkv::quant {
 namespace {
@@ -18,7 +18,7 @@ struct Made {
   SyntheticModel model;
   CalibrationPtr calibration;
   explicit Made(const SyntheticShape& shape) : model(shape) {
-    auto c = model.calibration();
+    auto c = solve::klt_calibration(model.statistics());
     EXPECT_TRUE(c.ok()) << c.status().message();
     calibration = *c;
   }

@@ -9,8 +9,8 @@
 #include <limits>
 
 #include "base/f16.h"
-#include "calib/synthetic_tables.h"
 #include "quant/registry.h"
+#include "solve/testing.h"
 
 namespace tierkv::quant {
 namespace {
@@ -23,7 +23,7 @@ struct Made {
   calib::Statistics statistics;
   CalibrationPtr calibration;
   explicit Made(uint32_t d, bool rope = true) : model(SyntheticShape{2, 4, 2, d, 384, d, rope}), statistics(model.statistics()) {
-    auto c = calib::kvquant_and_squat(statistics);
+    auto c = solve::kvquant_and_squat(statistics);
     EXPECT_TRUE(c.ok()) << c.status().message();
     calibration = *c;
   }

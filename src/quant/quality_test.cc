@@ -6,9 +6,9 @@
 #include <cstdio>
 #include <random>
 
-#include "calib/synthetic_tables.h"
 #include "quant/frame.h"
 #include "quant/registry.h"
+#include "solve/testing.h"
 
 namespace tierkv::quant {
 namespace {
@@ -42,9 +42,9 @@ Scene make_scene(bool heavy, uint32_t seed) {
     keys.push_back(shift[i % kDim] + gain[i % kDim] * draw());
     values.push_back(draw());
   }
-  calib::SampleRows sample;
+  solve::SampleRows sample;
   sample.tokens = kBlocks * kBlock, sample.head_dim = kDim, sample.keys = keys, sample.values = values;
-  auto tables = calib::all_tables(calib::statistics_of(sample, calib::Rope()));
+  auto tables = solve::all_tables(solve::statistics_of(sample, calib::Rope()));
   EXPECT_TRUE(tables.ok()) << tables.status().message();
   if (tables.ok()) s.tables = *tables;
   return s;

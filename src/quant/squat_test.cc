@@ -6,10 +6,10 @@
 #include <cstring>
 #include <limits>
 
-#include "calib/synthetic_tables.h"
 #include "quant/isa.h"
 #include "quant/registry.h"
 #include "quant/squat_feedback.h"
+#include "solve/testing.h"
 
 namespace tierkv::quant {
 namespace {
@@ -21,7 +21,7 @@ constexpr uint32_t kDim = 64, kTokens = 128;
 struct Made {
   calib::Statistics statistics;
   CalibrationPtr calibration;
-  explicit Made(const calib::SquatOptions& options) : statistics(SyntheticModel({1, 4, 2, kDim, 384, 21, true}).statistics()) {
+  explicit Made(const solve::SquatOptions& options) : statistics(SyntheticModel({1, 4, 2, kDim, 384, 21, true}).statistics()) {
     // Queries along eight directions, and a little of everything.
     SyntheticModel random({1, 1, 1, 32, 1, 22, false});
     for (calib::PairSums& sums : statistics.pairs) {
@@ -37,7 +37,7 @@ struct Made {
         }
       }
     }
-    auto c = calib::kvquant_and_squat(statistics, options);
+    auto c = solve::kvquant_and_squat(statistics, options);
     EXPECT_TRUE(c.ok()) << c.status().message();
     calibration = *c;
   }

@@ -11,8 +11,8 @@
 #include <random>
 #include <vector>
 
-#include "calib/synthetic_tables.h"
 #include "quant/registry.h"
+#include "solve/testing.h"
 
 namespace tierkv::quant::testing {
 
@@ -54,15 +54,15 @@ class TableModel {
   }
 
  private:
-  explicit TableModel(uint32_t head_dim) : head_dim_(head_dim), turner_(calib::usual_rope(head_dim), head_dim) {
-    calib::SampleRows sample;
+  explicit TableModel(uint32_t head_dim) : head_dim_(head_dim), turner_(solve::usual_rope(head_dim), head_dim) {
+    solve::SampleRows sample;
     sample.tokens = 1024;
     sample.head_dim = head_dim;
     const std::vector<float> keys = turned(random_rows({sample.tokens, head_dim}, 1), sample.first);
     const std::vector<float> values = random_rows({sample.tokens, head_dim}, 2);
     sample.keys = keys;
     sample.values = values;
-    auto made = calib::all_tables(calib::statistics_of(sample, turner_.rope()));
+    auto made = solve::all_tables(solve::statistics_of(sample, turner_.rope()));
     status_ = made.status();
     if (made.ok()) calibration_ = std::move(*made);
   }

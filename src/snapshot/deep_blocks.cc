@@ -138,7 +138,7 @@ struct Target {
 };
 
 Target target_of(const LayerPlan& plan, uint32_t head) {
-  if (plan.warm == kAll) return {plan.warm_codec, plan.raw_warm, Tier::warm};
+  if (plan.warm == kAll) return {plan.warm_of(head), plan.raw_warm, Tier::warm};
   return {plan.archive(head), plan.raw_archive, Tier::archive};
 }
 

@@ -24,7 +24,7 @@ void kill_rows(BlockRef& ref, const uint8_t* keep) {
 bool merge_run(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, size_t first, size_t count) {
   if (first + count > s.blocks.size()) return false;
   const Tier tier = s.blocks[first].block.tier();
-  const CodecEntry* codec = tier == Tier::warm ? plan.warm_codec : plan.archive(s.head);
+  const CodecEntry* codec = tier == Tier::warm ? plan.warm_of(s.head) : plan.archive(s.head);
   const CodecEntry* raw = tier == Tier::warm ? plan.raw_warm : plan.raw_archive;
   if (tier == Tier::sink || !codec) return false;
   uint64_t live = 0;

@@ -9,8 +9,8 @@
 
 #include "base/checksum.h"
 #include "calib/deep.h"
-#include "calib/synthetic_tables.h"
 #include "golden/golden.h"
+#include "solve/testing.h"
 #include "tierkv/snapshot.h"
 
 namespace {
@@ -28,13 +28,13 @@ bool calibrate(const std::string& name, const std::filesystem::path& folder) {
   const auto path = folder / ("calibration_" + name + ".tkc");
   if (std::filesystem::exists(path)) return true;
   const bool deep = name == "v1_deep";
-  calib::SampleRows sample;
+  solve::SampleRows sample;
   sample.tokens = 1024, sample.head_dim = 32;
   sample.kv_heads = deep ? 1 : 2, sample.heads = 2 * sample.kv_heads;
   const size_t n = static_cast<size_t>(sample.tokens) * sample.kv_heads * sample.head_dim;
   const std::vector<float> keys = golden::rows(7000, n), values = golden::rows(7001, n);
   sample.keys = keys, sample.values = values;
-  calib::Statistics s = calib::statistics_of(sample, calib::usual_rope(32), 2);
+  calib::Statistics s = solve::statistics_of(sample, solve::usual_rope(32), 2);
   s.model.name = "golden";
   s.block = 32;
   const std::vector<float> more_keys = golden::rows(7002, n), more_values = golden::rows(7003, n);
@@ -42,12 +42,12 @@ bool calibrate(const std::string& name, const std::filesystem::path& folder) {
     s.layers[1].keys[i] = f32_to_f16(more_keys[i]);
     s.layers[1].values[i] = f32_to_f16(more_values[i]);
   }
-  auto tables = calib::all_tables(s);
+  auto tables = solve::all_tables(s);
   if (!tables.ok()) return false;
   calib::Calibration out(s, {"golden rows", s.tokens, "tests/golden"});
   out.klt = (*tables)->klt;
   if (deep) {
-    auto solved = calib::solve_deep(s, {});
+    auto solved = solve::solve_deep(s, {});
     if (!solved.ok()) return false;
     out.deep = std::make_shared<calib::DeepTables>(std::move(*solved));
   } else {

@@ -1,4 +1,4 @@
-// avx2.h — eight lanes in a 256-bit register: the vocabulary that body.h is written in. Needs AVX2, FMA and F16C.
+// avx2.h — eight lanes in a 256-bit register: the vocabulary that body_*.h are written in. Needs AVX2, FMA and F16C.
 #pragma once
 
 #include <immintrin.h>

@@ -1,4 +1,4 @@
-// avx512.h — sixteen lanes in one 512-bit register: the vocabulary that body.h is written in. Needs AVX-512 F, BW, DQ and VL.
+// avx512.h — sixteen lanes in one 512-bit register: the vocabulary that body_*.h are written in. Needs AVX-512 F, BW, DQ and VL.
 //
 // With TIERKV_SIMD_VNNI defined (and AVX-512 VNNI switched on for the file) four bytes are multiplied and added in one instruction.
 #pragma once

@@ -1,8 +1,11 @@
-// body_rows.h — kernels on rows of floats: 16-bit rows, softmax, metadata lookups, the Walsh–Hadamard transform. See body.h.
+// body_rows.h — kernels on rows of floats: 16-bit rows, softmax, metadata lookups, the Walsh–Hadamard transform. See body_codes.h.
 #pragma once
 
-#include "quant/simd/body.h"
-#include "quant/simd/body_encode.h"
+#include "quant/simd/body_blocks.h"
+#include "quant/simd/body_fit.h"
+#include "quant/simd/body_frame.h"
+#include "quant/simd/body_keys.h"
+#include "quant/simd/body_values.h"
 
 namespace tierkv::quant {
 namespace {

@@ -1,5 +1,5 @@
-// neon.h — four lanes in a 128-bit register: the vocabulary that body.h is written in. Needs little-endian AArch64, whose baseline
-// has fused multiply-adds and conversions of fp16.
+// neon.h — four lanes in a 128-bit register: the vocabulary that body_*.h are written in. Needs little-endian AArch64, whose
+// baseline has fused multiply-adds and conversions of fp16.
 //
 // With TIERKV_SIMD_DOTPROD defined (and the dot product extension switched on for the file) four bytes are multiplied and added in
 // one instruction. Minimum, maximum and rounding are those of the x86 headers to the bit: no byte may depend on the machine.

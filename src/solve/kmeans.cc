@@ -1,9 +1,9 @@
-#include "calib/kmeans.h"
+#include "solve/kmeans.h"
 
 #include <algorithm>
 #include <limits>
 
-namespace tierkv::calib {
+namespace tierkv::solve {
 
 namespace {
 
@@ -83,4 +83,4 @@ std::vector<double> kmeans_on_a_line(std::span<const WeightedPoint> points, uint
   return centres;
 }
 
-}  // namespace tierkv::calib
+}  // namespace tierkv::solve

@@ -1,4 +1,4 @@
-#include "calib/kmeans.h"
+#include "solve/kmeans.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <limits>
 #include <random>
 
-namespace tierkv::calib {
+namespace tierkv::solve {
 namespace {
 
 double cost(const std::vector<WeightedPoint>& points, const std::vector<double>& centres) {
@@ -79,4 +79,4 @@ TEST(Kmeans, FewPointsAreTheirOwnCentres) {
 }
 
 }  // namespace
-}  // namespace tierkv::calib
+}  // namespace tierkv::solve

@@ -1,4 +1,4 @@
-#include "calib/kvquant.h"
+#include "solve/kvquant.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,10 @@
 
 #include "calib/synthetic_statistics.h"
 
-namespace tierkv::calib {
+namespace tierkv::solve {
+
+using namespace calib;
+
 namespace {
 
 constexpr SyntheticShape kSmall{2, 4, 2, 32, 512, 5, true};
@@ -254,4 +257,4 @@ TEST(Kvquant, ALayerWithoutPairsStillHasTables) {
 }
 
 }  // namespace
-}  // namespace tierkv::calib
+}  // namespace tierkv::solve

@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-namespace tierkv::calib {
+namespace tierkv::solve {
 
 struct WeightedPoint {
   double x = 0.0;
@@ -22,4 +22,4 @@ struct WeightedPoint {
 // points.
 std::vector<double> kmeans_on_a_line(std::span<const WeightedPoint> points, uint32_t k);
 
-}  // namespace tierkv::calib
+}  // namespace tierkv::solve

@@ -1,4 +1,4 @@
-#include "calib/squat.h"
+#include "solve/squat.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,10 @@
 
 #include "calib/synthetic_statistics.h"
 
-namespace tierkv::calib {
+namespace tierkv::solve {
+
+using namespace calib;
+
 namespace {
 
 const Statistics& statistics() {
@@ -92,4 +95,4 @@ TEST(Squat, StatisticsThatSayNothingAreRefused) {
 }
 
 }  // namespace
-}  // namespace tierkv::calib
+}  // namespace tierkv::solve
