@@ -1,6 +1,6 @@
 #include "quant/codec_set.h"
 
-#include <set>
+#include <algorithm>
 
 #include "base/status_macros.h"
 
@@ -48,6 +48,10 @@ Result<const CodecEntry*> CodecSet::find_or_make(const quant::CodecPair& pair, u
 
 void CodecSet::set_calibration(CalibrationPtr calibration) {
   std::lock_guard lock(mutex_);
+  if (calibration == calibration_) return;
+  std::erase(earlier_, calibration);
+  const auto uses = [&](const CodecEntry& entry) { return entry.calibration == calibration_; };
+  if (calibration_ && std::any_of(entries_.begin(), entries_.end(), uses)) earlier_.push_back(calibration_);
   calibration_ = std::move(calibration);
 }
 
@@ -63,13 +67,9 @@ std::shared_ptr<const void> CodecSet::hold_tables() const {
 
 size_t CodecSet::table_bytes() const {
   std::lock_guard lock(mutex_);
-  size_t total = 0;
-  std::set<CalibrationPtr> calibrations = {calibration_};
-  for (const CodecEntry& entry : entries_) {
-    total += entry.key->table_bytes() + entry.value->table_bytes();
-    calibrations.insert(entry.calibration);
-  }
-  for (const CalibrationPtr& calibration : calibrations) total += calibration ? calibration->bytes() : 0;
+  size_t total = calibration_ ? calibration_->bytes() : 0;
+  for (const CalibrationPtr& calibration : earlier_) total += calibration->bytes();
+  for (const CodecEntry& entry : entries_) total += entry.key->table_bytes() + entry.value->table_bytes();
   return total;
 }
 

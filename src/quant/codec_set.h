@@ -6,6 +6,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "calib/calibration.h"
 #include "quant/registry.h"
@@ -38,7 +39,7 @@ class CodecSet {
   // While the result lives, the calibration's tables are read once and stay in memory: for making the codecs of many heads. May be
   // null.
   std::shared_ptr<const void> hold_tables() const;
-  // Of every entry, and of the calibrations they and the next ones are made from.
+  // Of every entry, and of the calibrations they and the next ones are made from. Allocates nothing.
   size_t table_bytes() const;
 
  private:
@@ -48,6 +49,7 @@ class CodecSet {
   const uint32_t head_dim_;
   mutable std::mutex mutex_;
   CalibrationPtr calibration_;
+  std::vector<CalibrationPtr> earlier_;  // that some entry was made from
   std::deque<CodecEntry> entries_;
 };
 
