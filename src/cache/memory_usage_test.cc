@@ -11,14 +11,14 @@ namespace {
 std::atomic<uint64_t> allocations = 0;
 }
 
-// This program's own: every allocation is counted.
-void* operator new(size_t bytes) {
+// This program's own: every allocation is counted. Not inlined, so that the compiler sees pairs and not malloc against delete.
+[[gnu::noinline]] void* operator new(size_t bytes) {
   ++allocations;
   if (void* p = std::malloc(bytes)) return p;
   throw std::bad_alloc();
 }
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete(void* p, size_t) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, size_t) noexcept { std::free(p); }
 
 namespace tierkv::cache {
 namespace {
