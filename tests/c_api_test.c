@@ -241,7 +241,7 @@ static void tokens_and_attention(void) {
   tierkv_memory memory;
   memory.size = sizeof memory;
   OK(tierkv_memory_usage(cache, &memory));
-  uint64_t bytes = memory.bookkeeping_bytes + memory.free_bytes;
+  uint64_t bytes = memory.bookkeeping_bytes + memory.free_bytes + memory.parked_bytes;
   for (int t = 0; t < TIERKV_NUM_TIERS; ++t) bytes += memory.tier[t].payload_bytes + memory.tier[t].overhead_bytes;
   CHECK(bytes == memory.total_bytes && memory.tier[TIERKV_ARCHIVE].tokens > 0 && memory.tier[TIERKV_SINK].tokens > 0);
   OK(tierkv_seq_memory_usage(cache, seq, &memory));

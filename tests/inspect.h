@@ -3,10 +3,12 @@
 
 #include <cstdint>
 #include <cstring>
+#include <set>
 #include <type_traits>
 
 #include "base/checksum.h"
 #include "cache/impl.h"
+#include "store/packed_group.h"
 #include "tierkv/cache.h"
 
 namespace tierkv::testing {
@@ -93,22 +95,65 @@ inline uint64_t digest_of(const AdaptiveKVCache& cache) {
   return d.value();
 }
 
-// Resident bytes as reported against the arena's own books; empty when they agree.
+// What the sequences hold, walked block by block, each block and buffer once: the truth that the arena's books must agree with.
+struct Walked {
+  uint64_t tier[kNumTiers] = {};
+  uint64_t bookkeeping = 0;  // without block headers
+  uint64_t parked = 0;
+  uint64_t blocks = 0;
+};
+inline Walked walk(const AdaptiveKVCache& cache) {
+  const AdaptiveKVCache::Impl& impl = impl_of(cache);
+  Walked out;
+  std::set<const void*> seen;
+  for (const auto& [id, sequence] : impl.sequences) {
+    out.bookkeeping += sequence->record_bytes();
+    for (uint32_t l = 0; l < sequence->num_layers(); ++l) {
+      for (const tiers::HeadStream& s : sequence->heads(l)) {
+        for (const tiers::BlockRef& ref : s.blocks) {
+          if (ref.positions) out.bookkeeping += Arena::rounded(ref.tokens() * sizeof(uint32_t));
+          if (ref.stats) out.bookkeeping += Arena::rounded(size_t{ref.tokens()} * impl.env.signals * sizeof(float));
+          if (!seen.insert(ref.block.identity()).second) continue;
+          ++out.blocks;
+          if (ref.block.resident()) {
+            out.tier[static_cast<int>(ref.block.tier())] += impl.store->held_bytes(*ref.block.codec());
+          } else if (seen.insert(ref.block.group()).second) {
+            out.parked += ref.block.group()->held();
+          }
+        }
+        out.bookkeeping += s.blocks.storage_bytes() + s.tail.bookkeeping_bytes();
+        if (s.tail.buffer_bytes() && seen.insert(s.tail.buffer_identity()).second) {
+          out.tier[static_cast<int>(Tier::hot)] += s.tail.buffer_bytes();
+        }
+      }
+    }
+  }
+  return out;
+}
+
+// Resident bytes as reported, as walked, and the arena's own books; empty when they agree.
 inline std::string books_problem(const AdaptiveKVCache& cache) {
   const Arena& arena = *impl_of(cache).arena;
   const MemoryStats m = cache.memory_usage();
   const auto differ = [](const char* what, uint64_t reported, uint64_t truth) {
     return std::string(what) + " reported " + std::to_string(reported) + ", the arena has " + std::to_string(truth);
   };
-  uint64_t sum = m.bookkeeping_bytes + m.free_bytes;
+  const Walked walked = walk(cache);
+  uint64_t sum = m.bookkeeping_bytes + m.free_bytes + m.parked_bytes;
   for (int t = 0; t < kNumTiers; ++t) {
     const uint64_t truth = arena.allocated(static_cast<MemoryTag>(t));
+    if (walked.tier[t] != truth) return differ(tier_name(static_cast<Tier>(t)), walked.tier[t], truth);
     if (m.tier[t].bytes() != truth) return differ(tier_name(static_cast<Tier>(t)), m.tier[t].bytes(), truth);
     sum += m.tier[t].bytes();
   }
   if (m.bookkeeping_bytes != arena.allocated(MemoryTag::bookkeeping)) {
     return differ("bookkeeping", m.bookkeeping_bytes, arena.allocated(MemoryTag::bookkeeping));
   }
+  const uint64_t slabs = m.bookkeeping_bytes - walked.bookkeeping;
+  if (slabs % store::BlockStore::kSlabBytes || slabs < walked.blocks * sizeof(store::BlockHeader)) {
+    return differ("bookkeeping without headers", walked.bookkeeping, m.bookkeeping_bytes);
+  }
+  if (walked.parked != m.parked_bytes) return differ("parked", walked.parked, m.parked_bytes);
   if (m.free_bytes != arena.free_bytes()) return differ("free", m.free_bytes, arena.free_bytes());
   if (m.total_bytes != arena.mapped()) return differ("total", m.total_bytes, arena.mapped());
   if (sum != m.total_bytes) return differ("the sum of all parts", sum, m.total_bytes);

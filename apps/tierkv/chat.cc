@@ -113,8 +113,8 @@ class Chat {
       const uint32_t streams = engine_.shape().layers * engine_.shape().kv_heads;
       const MemoryStats memory = session_->memory();
       std::string text = human_count(session_->length()) + " tokens, --kv " + session_->name() + "\n  " +
-                         tier_bar(memory, std::max(memory.fp16_bytes, memory.total_bytes), 48) + " " +
-                         human_bytes(static_cast<double>(memory.total_bytes)) + ", " + versus_fp16(memory) + "\n";
+                         tier_bar(memory, std::max(memory.fp16_bytes, memory.resident_bytes()), 48) + " " +
+                         human_bytes(static_cast<double>(memory.resident_bytes())) + ", " + versus_fp16(memory) + "\n";
       remark(text + tier_lines(memory, streams, engine_.shape().head_dim, "  "));
     } else if (command == "/save") {
       if (rest.empty()) bad_input("/save needs a file");

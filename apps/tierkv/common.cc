@@ -170,7 +170,9 @@ nlohmann::json memory_json(const MemoryStats& stats, uint32_t head_dim) {
           {"bookkeeping_bytes", stats.bookkeeping_bytes},
           {"parked_bytes", stats.parked_bytes},
           {"free_bytes", stats.free_bytes},
+          {"table_bytes", stats.table_bytes},
           {"total_bytes", stats.total_bytes},
+          {"resident_bytes", stats.resident_bytes()},
           {"peak_bytes", stats.peak_bytes},
           {"fp16_bytes", stats.fp16_bytes},
           {"compression", stats.compression()}};

@@ -164,7 +164,7 @@ void print_outcome(const Outcome& o, Engine& engine, bool yardstick) {
   const llama::ModelShape& shape = engine.shape();
   const int bar = std::clamp(terminal_width() - 60, 24, 60);
   std::printf("%s |%s| %s %s\n", bold(format("%-9s", o.kv.c_str())).c_str(), tier_bar(o.memory, o.memory.fp16_bytes, bar).c_str(),
-              bold(human_bytes(static_cast<double>(o.memory.total_bytes))).c_str(), dim(versus_fp16(o.memory)).c_str());
+              bold(human_bytes(static_cast<double>(o.memory.resident_bytes()))).c_str(), dim(versus_fp16(o.memory)).c_str());
   std::printf("%s", tier_lines(o.memory, shape.layers * shape.kv_heads, shape.head_dim, "          ").c_str());
   std::printf("          reads %.0f tokens/s, writes %.1f tokens/s, PPL %.2f", o.times.prefill_rate(), o.times.decode_rate(),
               o.ppl);
@@ -186,7 +186,7 @@ json outcome_json(const Outcome& o) {
   value["prefill_tokens"] = o.times.prefill_tokens;
   value["prefill_seconds"] = o.times.prefill_s;
   value["prefill_tokens_per_second"] = o.times.prefill_rate();
-  value["resident_bytes"] = o.memory.total_bytes;
+  value["resident_bytes"] = o.memory.resident_bytes();
   return value;
 }
 
@@ -194,10 +194,10 @@ json outcome_json(const Outcome& o) {
 std::string closing(const std::vector<Outcome>& outcomes, size_t tokens) {
   const Outcome &first = outcomes.front(), &last = outcomes.back();
   const double smaller =
-      static_cast<double>(first.memory.total_bytes) / static_cast<double>(std::max<uint64_t>(1, last.memory.total_bytes));
+      static_cast<double>(first.memory.resident_bytes()) / static_cast<double>(std::max<uint64_t>(1, last.memory.resident_bytes()));
   std::string text = "In words: \"" + last.kv + "\" remembers all " + human_count(tokens) + " tokens in " +
-                     human_bytes(static_cast<double>(last.memory.total_bytes)) + " instead of " +
-                     human_bytes(static_cast<double>(first.memory.total_bytes)) +
+                     human_bytes(static_cast<double>(last.memory.resident_bytes())) + " instead of " +
+                     human_bytes(static_cast<double>(first.memory.resident_bytes())) +
                      format(", %.1f times less memory; perplexity changes by %+.1f %%, ", smaller, 100 * last.delta);
   text += last.right    ? "it still finds the hidden fact, "
           : first.right ? "it no longer finds the hidden fact, "

@@ -123,7 +123,7 @@ class TieredSession : public Session {
     length_ = length;
   }
   bool stock() const override { return false; }
-  uint64_t kv_bytes() const override { return cache_->memory_usage().total_bytes; }
+  uint64_t kv_bytes() const override { return cache_->memory_usage().resident_bytes(); }
   uint64_t micro_batch_bytes() const override { return host_->micro_batch_bytes(); }
   MemoryStats memory() const override { return cache_->memory_usage(); }
   AdaptiveKVCache* cache() override { return cache_.get(); }

@@ -163,7 +163,7 @@ std::string tier_bar(const MemoryStats& stats, uint64_t full, int width) {
   }
   uint64_t tiers = 0;
   for (const TierMemory& tier : stats.tier) tiers += tier.bytes();
-  grow(stats.total_bytes > tiers ? stats.total_bytes - tiers : 0, [&](int n) {
+  grow(stats.resident_bytes() > tiers ? stats.resident_bytes() - tiers : 0, [&](int n) {
     std::string dots;
     for (int i = 0; i < n; ++i) dots += "·";
     return dim(dots);
@@ -193,7 +193,7 @@ std::string tier_summary(const MemoryStats& stats, uint32_t streams) {
     text += (text.empty() ? "" : " · ") + tier_colour(which, std::string(tier_name(which)) + " " + human_count(tokens));
   }
   if (text.empty()) return "the cache is empty";
-  return text + " tokens, " + human_bytes(static_cast<double>(stats.total_bytes)) + ", " + versus_fp16(stats);
+  return text + " tokens, " + human_bytes(static_cast<double>(stats.resident_bytes())) + ", " + versus_fp16(stats);
 }
 
 Progress::Progress(std::string label, uint64_t total, bool quiet)

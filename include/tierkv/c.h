@@ -217,12 +217,14 @@ typedef struct tierkv_memory {
   tierkv_tier_memory tier[TIERKV_NUM_TIERS];
   uint64_t bookkeeping_bytes;
   uint64_t free_bytes;
-  uint64_t total_bytes; /* everything above: what the cache has mapped */
+  uint64_t total_bytes; /* the tiers, bookkeeping_bytes, free_bytes and parked_bytes: never more than a budget */
   uint64_t peak_bytes;
   uint64_t budget_bytes;  /* 0: no budget */
   uint64_t fp16_bytes;    /* what the same live and parked tokens would take as plain FP16 */
   uint64_t parked_tokens; /* rows of parked sequences, in no tier */
   uint64_t parked_bytes;  /* what they take, counted in total_bytes */
+  uint64_t table_bytes;   /* calibrated tables, beside total_bytes: they do not grow, and a budget does not count them */
+  uint64_t scratch_bytes; /* rows that calls under way decode from deep archives, beside total_bytes */
 } tierkv_memory;
 
 typedef struct tierkv_quality {

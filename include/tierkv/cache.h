@@ -5,8 +5,8 @@
 //   cache->append(seq, layer, keys, values);           // any number of tokens, f32, f16 or bf16 rows
 //   cache->attention(seq, layer, queries, out);        // one softmax over sinks, archive, warm and hot
 //
-// Life of a token: docs/build/life_of_a_token.md. Every call that can fail says why and changes nothing when it does, unless its comment
-// says otherwise. Files are written as tierkv/file.h says.
+// Life of a token: docs/build/life_of_a_token.md. Every call that can fail says why and changes nothing when it does, unless its
+// comment says otherwise. Files are written as tierkv/file.h says.
 //
 // Threads: calls on different sequences may run at the same time from any number of threads; so may add_sequence, fork, remove
 // and the statistics. Calls on one sequence are serialised inside. Views from hot_view() are the exception: see there.
@@ -111,6 +111,20 @@ struct DeepReport {
   std::string note;  // what kept tokens out of the deep archive, if anything did
 };
 
+// A call lacks memory under byte_budget.
+struct MemoryPressure {
+  SeqId seq = 0;              // the call's; 0: it makes a new one (add_sequence, load, unfreeze). For fork() the one to copy
+  uint64_t needed_bytes = 0;  // at least what it lacks, as far as it knows: an append's 16-bit rows, the blocks of a wake or a load
+  uint64_t used_bytes = 0;    // of the budget, free ones not counted
+  uint64_t budget_bytes = 0;
+  uint32_t attempt = 0;  // 0, then 1, … within one call
+};
+// Makes room and says whether the call shall be tried again: park(), evict(), truncate() or remove() sequences nobody waits for,
+// its own too where the call still makes sense afterwards (an append to a sequence that was parked is refused as always). It is
+// called with no lock held, on the thread of the call, and from several threads at once when several calls lack memory; calls that
+// it makes may lack memory themselves and come here again. It does not throw.
+using PressureHandler = std::function<bool(const MemoryPressure&)>;
+
 class AdaptiveKVCache {
  public:
   // `calibration` takes the place of CacheConfig::calibration, for a caller that has it in memory.
@@ -121,9 +135,14 @@ class AdaptiveKVCache {
 
   const CacheConfig& config() const;
 
+  // What happens when append(), wake(), load(), unfreeze(), fork() or add_sequence() lacks memory under byte_budget, after the
+  // eviction policy had its turn: the handler is asked, and while it returns true the whole call is tried again, at most 16 times.
+  // Until then the call has changed nothing. Empty, as at the start: such calls are refused with resource_exhausted at once.
+  void set_pressure_handler(PressureHandler handler);
+
   // --- sequences
   Result<SeqId> add_sequence();
-  // A copy that shares every block until one of the two changes it.
+  // A copy that shares every block, packed ones too, until one of the two changes it. A copy of a parked sequence is parked.
   Result<SeqId> fork(SeqId seq);
   Status remove(SeqId seq);
   std::vector<SeqId> sequences() const;
@@ -187,16 +206,20 @@ class AdaptiveKVCache {
   Result<SeqId> unfreeze(std::span<const std::byte> bytes);
 
   // --- idle sequences
-  // Packs the older tokens of a sequence as freeze(seq, options) does and gives their blocks back (those that a fork shares go when
-  // the fork lets go of them). The packed bytes stay under the same id and count as MemoryStats::parked_bytes and against
-  // byte_budget. Until wake() everything that reads or changes its tokens, fork() included, is refused with failed_precondition:
-  // waking takes memory and time, so it is never done behind a caller's back. length(), memory_usage(), verify() and remove() work,
-  // and so do save() and freeze(): they write a deep snapshot of the packed bytes as they are. A failed park changes nothing;
-  // failed_precondition: no calibration with tables for it, or nothing to pack (the message says why).
+  // Packs the older tokens of a sequence as freeze(seq, options) does and gives their blocks back (those that a fork shares stay
+  // the fork's). The packed bytes stay under the same id and count as MemoryStats::parked_bytes and against byte_budget. Until
+  // wake() everything that reads or changes its tokens is refused with failed_precondition: waking takes memory and time, so it is
+  // never done behind a caller's back. length(), memory_usage(), verify(), fork() and remove() work, and so do save() and freeze():
+  // they write a deep snapshot of the packed bytes as they are. park() again packs what else is due by its options, as a part of
+  // its own; a snapshot holds one part, so save() and freeze() of several are refused with failed_precondition.
+  // A failed park changes nothing; failed_precondition: no calibration with tables for it, nothing to pack, or it would not shrink,
+  // because the packed bytes take no less than the blocks that would go (the message says why, and both figures).
   Status park(SeqId seq, const DeepOptions& options = {}, DeepReport* report = nullptr);
-  // Back into blocks of the tiers the tokens came from. resource_exhausted: byte_budget has no room; the sequence stays parked and
-  // loses nothing. Takes the calibration it was parked with, which a parked sequence keeps; its file must still be there when it
-  // came from one.
+  // All packed parts back into blocks, each in the codec and the tier it had. resource_exhausted: byte_budget has no room; the
+  // sequence stays parked and loses nothing. Takes the calibration it was parked with, which a parked sequence keeps; its file must
+  // still be there when it came from one. Meanwhile, and while a deep snapshot is loaded, the call holds outside the budget the
+  // packed bytes, the calibration's tables, and as 16-bit rows of all layers one piece of 512 tokens per thread (256 MiB of them at
+  // most, or one) and a block: MemoryStats::scratch_bytes.
   Status wake(SeqId seq);
   Result<bool> is_parked(SeqId seq) const;
 

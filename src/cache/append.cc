@@ -7,6 +7,7 @@
 #include "base/guarded.h"
 #include "base/status_macros.h"
 #include "cache/impl.h"
+#include "cache/pressure.h"
 #include "cache/rows.h"
 
 namespace tierkv {
@@ -123,7 +124,8 @@ class Backup {
 
 }  // namespace
 
-Status AdaptiveKVCache::Impl::append(Sequence& seq, uint32_t layer, const RowsView& keys, const RowsView& values) {
+Status AdaptiveKVCache::Impl::append(Sequence& seq, uint32_t layer, const RowsView& keys, const RowsView& values,
+                                     uint64_t& needed) {
   LayerState& state = seq.layer(layer);
   const auto plans = planner->now();
   Appending a{seq, layer, keys, values, plans, plans->layer(layer, state.length), evicts(layer)};
@@ -136,6 +138,7 @@ Status AdaptiveKVCache::Impl::append(Sequence& seq, uint32_t layer, const RowsVi
     return error(StatusCode::resource_exhausted, "max_seq_len is ", config.max_seq_len, " and layer ", layer, " would hold ",
                  length, " tokens; raise max_seq_len or set eviction.policy");
   }
+  needed = 2ull * n * config.num_kv_heads * config.head_dim * sizeof(uint16_t);  // what is refused from here on is memory
   // What the first of the new tokens cannot see nobody will; the later ones' windows wait for the next append, because their
   // queries may all come at once after this one.
   if (a.plan.window) {
@@ -177,10 +180,12 @@ Status AdaptiveKVCache::append(SeqId seq, uint32_t layer, const RowsView& keys, 
   TIERKV_RETURN_IF_ERROR(impl_->env.backend->accepts(values, "values"));
   TIERKV_RETURN_IF_ERROR(cache::check_finite(keys, "keys", impl_->env.hot_bf16));
   TIERKV_RETURN_IF_ERROR(cache::check_finite(values, "values", impl_->env.hot_bf16));
-  TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
-  std::lock_guard lock(sequence->mutex);
-  TIERKV_RETURN_IF_ERROR(impl_->check_awake(seq, *sequence));
-  return impl_->append(*sequence, layer, keys, values);
+  return cache::with_pressure(*impl_, seq, [&](uint64_t& needed) -> Status {
+    TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
+    std::lock_guard lock(sequence->mutex);
+    TIERKV_RETURN_IF_ERROR(impl_->check_awake(seq, *sequence));
+    return impl_->append(*sequence, layer, keys, values, needed);
+  });
 }
 TIERKV_NO_MEMORY("append rows")
 

@@ -4,6 +4,7 @@
 #include "base/guarded.h"
 #include "base/status_macros.h"
 #include "cache/impl.h"
+#include "cache/pressure.h"
 #include "store/packed_group.h"
 
 namespace tierkv {
@@ -100,26 +101,48 @@ Result<SeqId> AdaptiveKVCache::Impl::adopt(std::shared_ptr<Sequence> sequence) {
   return next_id++;
 }
 
+bool AdaptiveKVCache::Impl::make_others_room(SeqId seq, uint64_t needed, uint32_t attempt) {
+  std::shared_ptr<const PressureHandler> handler;
+  {
+    std::lock_guard lock(pressure_mutex);
+    handler = pressure;
+  }
+  if (!handler || config.byte_budget == 0) return false;
+  const Arena::Books books = arena->books();
+  return (*handler)({seq, needed, books.mapped - books.free_bytes, config.byte_budget, attempt});
+}
+
+void AdaptiveKVCache::set_pressure_handler(PressureHandler handler) {
+  auto shared = handler ? std::make_shared<const PressureHandler>(std::move(handler)) : nullptr;
+  std::lock_guard lock(impl_->pressure_mutex);
+  impl_->pressure.swap(shared);
+}
+
 Result<SeqId> AdaptiveKVCache::add_sequence() try {
-  auto sequence = Sequence::create(impl_->env, impl_->config.num_layers, impl_->config.num_kv_heads);
-  if (sequence) {
-    for (uint32_t l = 0; l < sequence->num_layers(); ++l) {
+  const uint32_t layers = impl_->config.num_layers, heads = impl_->config.num_kv_heads;
+  return cache::with_pressure(*impl_, 0, [&](uint64_t& needed) -> Result<SeqId> {
+    needed = Sequence::record_bytes(layers, heads);
+    auto sequence = Sequence::create(impl_->env, layers, heads);
+    for (uint32_t l = 0; sequence && l < layers; ++l) {
       const bool ring = impl_->planner->shape(l).ring;
       for (HeadStream& s : sequence->heads(l)) s.tail.configure(impl_->env.head_dim, impl_->env.signals, ring);
     }
-  }
-  return impl_->adopt(std::move(sequence));
+    return impl_->adopt(std::move(sequence));
+  });
 }
 TIERKV_NO_MEMORY("add a sequence")
 
 Result<SeqId> AdaptiveKVCache::fork(SeqId seq) try {
-  TIERKV_ASSIGN_OR_RETURN(auto source, impl_->find(seq));
-  std::shared_ptr<Sequence> copy;
-  {
-    std::lock_guard lock(source->mutex);
-    copy = Sequence::fork(*source);
-  }
-  return impl_->adopt(std::move(copy));
+  return cache::with_pressure(*impl_, seq, [&](uint64_t& needed) -> Result<SeqId> {
+    TIERKV_ASSIGN_OR_RETURN(auto source, impl_->find(seq));
+    needed = source->record_bytes();
+    std::shared_ptr<Sequence> copy;
+    {
+      std::lock_guard lock(source->mutex);
+      copy = Sequence::fork(*source);
+    }
+    return impl_->adopt(std::move(copy));
+  });
 }
 TIERKV_NO_MEMORY("fork a sequence")
 

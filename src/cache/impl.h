@@ -7,10 +7,11 @@
 //   memory.cc     resident bytes
 //   save.cc       save, load, freeze, unfreeze
 //   park.cc       park, wake
+//   pressure.h    calls that lack memory, tried again
 //
 // Locks, outermost first: a sequence's mutex, or that of the planner's writers (never both); the map's mutex, the planner's leaf,
-// the codec set's, the store's and the arena's are leaves and never held while another is taken or a file is read (the sequence map
-// is read, a shared_ptr copied out, and the map let go).
+// the codec set's, the handler's, the store's and the arena's are leaves and never held while another is taken or a file is read
+// (the sequence map is read, a shared_ptr copied out, and the map let go).
 #pragma once
 
 #include <map>
@@ -47,7 +48,12 @@ struct AdaptiveKVCache::Impl {
   std::map<SeqId, std::shared_ptr<tiers::Sequence>> sequences;
   SeqId next_id = 1;
 
+  mutable std::mutex pressure_mutex;                // a leaf
+  std::shared_ptr<const PressureHandler> pressure;  // or null
+
   // --- helpers
+  // Asks the handler; false: there is none, or it has no more to give. REQUIRES: no lock is held.
+  bool make_others_room(SeqId seq, uint64_t needed, uint32_t attempt);
   Result<std::shared_ptr<tiers::Sequence>> find(SeqId seq) const;
   Result<SeqId> adopt(std::shared_ptr<tiers::Sequence> sequence);
   Status check_layer(uint32_t layer) const;
@@ -61,7 +67,8 @@ struct AdaptiveKVCache::Impl {
   DeepOptions deep_options(DeepOptions options) const;
 
   // append.cc
-  Status append(tiers::Sequence& seq, uint32_t layer, const RowsView& keys, const RowsView& values);
+  // `needed`: as with_pressure() (pressure.h) wants it.
+  Status append(tiers::Sequence& seq, uint32_t layer, const RowsView& keys, const RowsView& values, uint64_t& needed);
   // evict.cc; all with the sequence's lock held
   bool evicts(uint32_t layer) const { return policy && planner->shape(layer).window == 0; }
   // Live tokens a layer may hold under max_seq_len; 0: any number.

@@ -3,6 +3,7 @@
 #include "base/guarded.h"
 #include "base/status_macros.h"
 #include "cache/impl.h"
+#include "cache/pressure.h"
 #include "snapshot/pack.h"
 
 namespace tierkv {
@@ -53,12 +54,13 @@ Status AdaptiveKVCache::park(SeqId seq, const DeepOptions& options, DeepReport* 
 TIERKV_NO_MEMORY("park a sequence")
 
 Status AdaptiveKVCache::wake(SeqId seq) {
-  return guarded("wake a sequence", [&]() -> Status {
-    TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
-    std::lock_guard lock(sequence->mutex);
-    if (sequence->packed.empty()) return error(StatusCode::failed_precondition, "sequence ", seq, " is not parked");
-    uint64_t needed = 0;
-    return snapshot::unpack(impl_->env, *sequence, impl_->codecs, impl_->pool, needed);
+  return cache::with_pressure(*impl_, seq, [&](uint64_t& needed) {
+    return guarded("wake a sequence", [&]() -> Status {
+      TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
+      std::lock_guard lock(sequence->mutex);
+      if (sequence->packed.empty()) return error(StatusCode::failed_precondition, "sequence ", seq, " is not parked");
+      return snapshot::unpack(impl_->env, *sequence, impl_->codecs, impl_->pool, needed);
+    });
   });
 }
 

@@ -4,6 +4,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "cache/impl.h"
+#include "cache/pressure.h"
 #include "snapshot/deep_blocks.h"
 #include "snapshot/pack.h"
 #include "snapshot/snapshot.h"
@@ -60,7 +61,8 @@ Status no_room(const Arena& arena, uint64_t needed) {
                arena.mapped() - arena.free_bytes(), " are in use");
 }
 
-Result<std::shared_ptr<tiers::Sequence>> thaw(AdaptiveKVCache::Impl& impl, std::span<const std::byte> bytes) {
+// `lacks`: the bytes it needs, when it is refused for want of them.
+Result<std::shared_ptr<tiers::Sequence>> thaw(AdaptiveKVCache::Impl& impl, std::span<const std::byte> bytes, uint64_t& lacks) {
   TIERKV_ASSIGN_OR_RETURN(SnapshotHeader header, snapshot::read_header(bytes));
   TIERKV_RETURN_IF_ERROR(check_model(header, impl));
   TIERKV_ASSIGN_OR_RETURN(Snapshot snapshot, snapshot::read_body(bytes, std::move(header), impl.codecs.calibration()));
@@ -76,6 +78,7 @@ Result<std::shared_ptr<tiers::Sequence>> thaw(AdaptiveKVCache::Impl& impl, std::
     TIERKV_ASSIGN_OR_RETURN(deep, snapshot::deep_calibration(impl.codecs.calibration()));
     needed += snapshot::deep_needed_bytes(impl.env, snapshot, plans, *deep.tables);
   }
+  lacks = needed;
   Arena& arena = *impl.arena;
   const size_t mapped = arena.mapped();
   if (arena.limit() && mapped - arena.free_bytes() + needed > arena.limit()) return no_room(arena, needed);
@@ -138,9 +141,11 @@ Result<std::vector<std::byte>> AdaptiveKVCache::freeze(SeqId seq, const DeepOpti
 TIERKV_NO_MEMORY("write a snapshot")
 
 Result<SeqId> AdaptiveKVCache::unfreeze(std::span<const std::byte> bytes) {
-  return guarded("read a snapshot", [&]() -> Result<SeqId> {
-    TIERKV_ASSIGN_OR_RETURN(auto sequence, thaw(*impl_, bytes));
-    return impl_->adopt(std::move(sequence));
+  return cache::with_pressure(*impl_, 0, [&](uint64_t& needed) {
+    return guarded("read a snapshot", [&]() -> Result<SeqId> {
+      TIERKV_ASSIGN_OR_RETURN(auto sequence, thaw(*impl_, bytes, needed));
+      return impl_->adopt(std::move(sequence));
+    });
   });
 }
 

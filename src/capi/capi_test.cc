@@ -92,6 +92,11 @@ TEST(Park, PacksWakesAndReports) {
   ASSERT_EQ(tierkv_seq_memory_usage(cache, seq, &memory), TIERKV_OK);
   EXPECT_EQ(memory.parked_tokens, static_cast<uint64_t>(report.tokens) * made_up::kLayers * made_up::kHeads);
   EXPECT_GE(memory.parked_bytes, report.bytes);
+  ASSERT_EQ(tierkv_memory_usage(cache, &memory), TIERKV_OK);
+  uint64_t sum = memory.bookkeeping_bytes + memory.free_bytes + memory.parked_bytes;
+  for (const tierkv_tier_memory& tier : memory.tier) sum += tier.payload_bytes + tier.overhead_bytes;
+  EXPECT_EQ(sum, memory.total_bytes);
+  EXPECT_GT(memory.table_bytes, 0u) << "the calibration's, beside the total";
   EXPECT_EQ(tierkv_truncate(cache, seq, 10), TIERKV_FAILED_PRECONDITION);
   EXPECT_NE(std::string(tierkv_last_error()).find("wake()"), std::string::npos) << tierkv_last_error();
   ASSERT_EQ(tierkv_seq_wake(cache, seq), TIERKV_OK) << tierkv_last_error();

@@ -26,6 +26,8 @@ tierkv_memory plain(const MemoryStats& m) {
   out.fp16_bytes = m.fp16_bytes;
   out.parked_tokens = m.parked_tokens;
   out.parked_bytes = m.parked_bytes;
+  out.table_bytes = m.table_bytes;
+  out.scratch_bytes = m.scratch_bytes;
   return out;
 }
 

@@ -95,7 +95,7 @@ int32_t tierkv_llama_load(tierkv_llama* kv, int32_t seq, const char* path) {
 }
 
 uint64_t tierkv_llama_bytes(const tierkv_llama* kv) {
-  return kv != nullptr ? kv->cache->memory_usage().total_bytes + kv->host->micro_batch_bytes() : 0;
+  return kv != nullptr ? kv->cache->memory_usage().resident_bytes() + kv->host->micro_batch_bytes() : 0;
 }
 
 const char* tierkv_llama_error(const tierkv_llama* kv) { return kv != nullptr ? kv->error.c_str() : "there is no handle"; }

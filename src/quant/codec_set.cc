@@ -1,6 +1,6 @@
 #include "quant/codec_set.h"
 
-#include <set>
+#include <algorithm>
 
 #include "base/status_macros.h"
 
@@ -78,18 +78,30 @@ std::shared_ptr<const void> CodecSet::hold_tables() const {
   return tables ? tables->hold() : nullptr;
 }
 
+const calib::Calibration* CodecSet::earlier_calibration(const CalibrationPtr& next, size_t index) const {
+  std::lock_guard lock(mutex_);
+  for (auto entry = entries_.begin(); entry != entries_.end(); ++entry) {
+    if (!entry->calibration || entry->calibration == next) continue;
+    const auto same = [&](const CodecEntry& other) { return other.calibration == entry->calibration; };
+    if (std::any_of(entries_.begin(), entry, same)) continue;
+    if (index-- == 0) return entry->calibration.get();
+  }
+  return nullptr;
+}
+
 size_t CodecSet::table_bytes() const {
-  size_t total = 0;
-  std::set<CalibrationPtr> calibrations;
+  const CalibrationPtr next = calibration();
+  size_t total = next ? next->bytes() : 0;
   {
     std::lock_guard lock(mutex_);
-    calibrations.insert(calibration_);
-    for (const CodecEntry& entry : entries_) {
-      total += entry.key->table_bytes() + entry.value->table_bytes();
-      calibrations.insert(entry.calibration);
-    }
+    for (const CodecEntry& entry : entries_) total += entry.key->table_bytes() + entry.value->table_bytes();
   }
-  for (const CalibrationPtr& calibration : calibrations) total += calibration ? calibration->bytes() : 0;
+  // A calibration has a lock of its own, and this one is a leaf: they are asked one by one. Entries stay, and so do theirs.
+  for (size_t i = 0;; ++i) {
+    const calib::Calibration* other = earlier_calibration(next, i);
+    if (!other) break;
+    total += other->bytes();
+  }
   return total;
 }
 

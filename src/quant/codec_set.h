@@ -39,10 +39,12 @@ class CodecSet {
   // While the result lives, the calibration's tables are read once and stay in memory: for making the codecs of many heads. May be
   // null.
   std::shared_ptr<const void> hold_tables() const;
-  // Of every entry, and of the calibrations they and the next ones are made from.
+  // Of every entry, and of the calibrations they and the next ones are made from. Allocates nothing.
   size_t table_bytes() const;
 
  private:
+  // The i-th different one, beside `next`, that some entry was made from; or null.
+  const calib::Calibration* earlier_calibration(const CalibrationPtr& next, size_t index) const;
   friend class CodecDraft;
   // REQUIRES: mutex_ held.
   const CodecEntry* find(const quant::CodecPair& pair, uint32_t tokens, uint32_t layer, uint32_t head,

@@ -87,8 +87,12 @@ Status pack(const StreamEnv& env, Sequence& sequence, std::span<const LayerPlan>
   report.note = run.note;
   if (run.first == run.end) return error(StatusCode::failed_precondition, run.note);
   const std::vector<BlockHandle*> blocks = blocks_of_run(sequence, *calibration.tables, run);
-  const uint64_t most = env.store->price(blocks).frees;
-  if (most == 0) return would_not_shrink(2ull * (run.end - run.first), 0);
+  if (env.store->price(blocks).frees == 0) {  // seen without encoding anything
+    return error(
+        StatusCode::failed_precondition,
+        "it would not shrink: its blocks give back 0 bytes (other sequences hold all of them as well), and packed its tokens "
+        "take some");
+  }
   auto group = std::make_unique<PackedGroup>();
   TIERKV_ASSIGN_OR_RETURN(const DeepPart part, encode_deep(env, sequence, calibration, run, options, threads, &report));
   const BlockStore::Price price = env.store->price(blocks);

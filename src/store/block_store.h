@@ -69,6 +69,7 @@ class BlockHandle {
   BlockHandle() = default;
   explicit operator bool() const { return header_ != nullptr; }
   bool operator==(const BlockHandle&) const = default;
+  const void* identity() const { return header_; }
 
   Tier tier() const { return header_->tier; }
   BlockState state() const { return header_->state; }

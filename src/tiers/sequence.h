@@ -36,6 +36,9 @@ class Sequence {
   // The smallest length over layers.
   uint32_t length() const;
   size_t record_bytes() const { return Arena::rounded(bytes_); }
+  static size_t record_bytes(uint32_t layers, uint32_t kv_heads) {
+    return Arena::rounded(layers * sizeof(LayerState) + static_cast<size_t>(layers) * kv_heads * sizeof(HeadStream));
+  }
 
   mutable std::mutex mutex;
   // Whose members some of its blocks are, in order of position, each with at least one of them; empty: every block is resident.

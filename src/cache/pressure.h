@@ -1,0 +1,33 @@
+// pressure.h — calls that lack memory, tried again after the caller's handler made room (tierkv/cache.h: PressureHandler).
+//
+// No lock is held while the handler runs: `call` takes what locks it needs and lets go of them before it returns. It must change
+// nothing when it fails, so that trying it whole again is clean.
+#pragma once
+
+#include <cstdint>
+
+#include "cache/impl.h"
+
+namespace tierkv::cache {
+
+inline constexpr uint32_t kMostAttempts = 16;  // of the handler in one call: one that frees nothing must not loop for ever
+
+inline StatusCode code_of(const Status& status) { return status.code(); }
+template <class T>
+StatusCode code_of(const Result<T>& result) {
+  return result.ok() ? StatusCode::ok : result.status().code();
+}
+
+// call(needed) sets `needed` to the bytes it lacks, at least and as far as it knows; 0: it is not this cache's memory that it
+// lacks.
+template <class Call>
+auto with_pressure(AdaptiveKVCache::Impl& impl, SeqId seq, Call&& call) {
+  for (uint32_t attempt = 0;; ++attempt) {
+    uint64_t needed = 0;
+    auto result = call(needed);
+    if (code_of(result) != StatusCode::resource_exhausted || needed == 0 || attempt == kMostAttempts) return result;
+    if (!impl.make_others_room(seq, needed, attempt)) return result;
+  }
+}
+
+}  // namespace tierkv::cache
