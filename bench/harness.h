@@ -78,6 +78,7 @@ void add_error_cases(std::vector<Case>& cases);
 void add_codec_cases(std::vector<Case>& cases);
 void add_memory_cases(std::vector<Case>& cases);
 void add_append_cases(std::vector<Case>& cases);
+void add_batch_cases(std::vector<Case>& cases);
 void add_peer_cases(std::vector<Case>& cases);
 void add_encode_cases(std::vector<Case>& cases);
 

@@ -51,6 +51,20 @@ tierkv::Status step(tierkv::AdaptiveKVCache& cache, tierkv::SeqId seq, uint32_t 
 }
 // [/step]
 
+// [many]
+// One layer's attention for the newest token of many sequences: their work is shared out together.
+tierkv::Status attend_many(tierkv::AdaptiveKVCache& cache, const std::vector<tierkv::SeqId>& seqs, uint32_t layer,
+                           std::vector<std::vector<float>>& out) {
+  const std::vector<float> queries = made_up(kHeads * kDim, 0.11f);
+  std::vector<tierkv::AttentionItem> items;
+  out.assign(seqs.size(), std::vector<float>(queries.size()));
+  for (size_t i = 0; i < seqs.size(); ++i) {
+    items.push_back({seqs[i], tierkv::RowsView::f32(queries.data(), 1, kHeads, kDim), out[i].data()});
+  }
+  return cache.attention(layer, items);  // the first failure; items[i].status is each one's own
+}
+// [/many]
+
 // [memory]
 void report(const tierkv::AdaptiveKVCache& cache) {
   const tierkv::MemoryStats memory = cache.memory_usage();
@@ -112,6 +126,12 @@ int main(int argc, char** argv) {
   for (int i = 0; i < 50; ++i) {
     if (tierkv::Status status = step(cache, *seq, 1, out); !status.ok()) return fail(status);  // one token after the other
   }
+  const auto twin = cache.fork(*seq);
+  if (!twin.ok()) return fail(twin.status());
+  std::vector<std::vector<float>> outs;
+  if (tierkv::Status status = attend_many(cache, {*seq, *twin}, 0, outs); !status.ok()) return fail(status);
+  if (outs[0] != outs[1]) return std::fprintf(stderr, "twins differ\n"), 1;
+  if (tierkv::Status status = cache.remove(*twin); !status.ok()) return fail(status);
   report(cache);
   if (tierkv::Status status = branch_and_save(cache, *seq, argc > 1 ? argv[1] : "embed_cache.tkv"); !status.ok())
     return fail(status);

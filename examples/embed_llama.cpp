@@ -70,7 +70,8 @@ int main(int argc, char** argv) {
   if (status.ok()) status = (*host)->fork(0, 1);
   if (!status.ok()) return fail(status);
 
-  // One token of each a step, in one batch.
+  // One token of each a step, in one batch. Each answers for itself: one without room would not hold the other up.
+  std::vector<tierkv::llama::SequenceStatus> answers;
   llama_batch batch = llama_batch_init(2, 0, 1);
   llama_sampler* sampler = llama_sampler_init_greedy();
   for (int step = 0; step < 16; ++step) {
@@ -82,7 +83,7 @@ int main(int argc, char** argv) {
       batch.seq_id[s][0] = s;
       batch.logits[s] = true;
     }
-    if (status = (*host)->decode(context.get(), batch); !status.ok()) return fail(status);
+    if (status = (*host)->decode(context.get(), batch, answers); !status.ok()) return fail(status);  // the first that failed
     for (int32_t s = 0; s < 2; ++s) last[s] = llama_sampler_sample(sampler, context.get(), s);
   }
   llama_sampler_free(sampler);

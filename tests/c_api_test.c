@@ -181,6 +181,28 @@ static void tokens_and_attention(void) {
   OK(tierkv_attention(cache, seq, 0, &queries, again, NULL));
   CHECK(strcmp(tierkv_last_error(), "") == 0);
 
+  /* many at once: one that is not there does not disturb the other */
+  tierkv_attention_item items[2];
+  memset(again, 0, sizeof again);
+  for (int i = 0; i < 2; ++i) {
+    tierkv_attention_item_init(&items[i]);
+    items[i].queries = &queries;
+    items[i].out = again;
+  }
+  items[0].seq = seq + 100;
+  items[1].seq = seq;
+  REFUSED(tierkv_attention_batch(cache, 0, items, 2, NULL), TIERKV_NOT_FOUND, "sequence");
+  CHECK(items[0].status == TIERKV_NOT_FOUND && items[1].status == TIERKV_OK);
+  CHECK(memcmp(out, again, sizeof out) == 0);
+  OK(tierkv_attention_batch(cache, 0, &items[1], 1, NULL));
+  OK(tierkv_attention_batch(cache, 0, NULL, 0, NULL));
+  REFUSED(tierkv_attention_batch(cache, 0, NULL, 1, NULL), TIERKV_INVALID_ARGUMENT, "items");
+  items[1].queries = NULL;
+  REFUSED(tierkv_attention_batch(cache, 0, items, 2, NULL), TIERKV_INVALID_ARGUMENT, "queries");
+  items[1].queries = &queries;
+  items[1].size = 8;
+  REFUSED(tierkv_attention_batch(cache, 0, items, 2, NULL), TIERKV_INVALID_ARGUMENT, "size");
+
   uint32_t some[4];
   size_t count = 0;
   OK(tierkv_positions(cache, seq, 0, 1, some, 4, &count));

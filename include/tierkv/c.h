@@ -177,11 +177,29 @@ typedef struct tierkv_attention_options {
 } tierkv_attention_options;
 
 void tierkv_attention_options_init(tierkv_attention_options* options);
-/* out is [tokens][query heads][head_dim]; options may be null. */
+/* out is [tokens][query heads][head_dim]; options may be null. Queries are up to 1e25 (times scale, where that is above 1). When
+ * scores overflow all the same, or the system refuses memory, out is undefined. */
 tierkv_status tierkv_attention(tierkv_cache* cache, tierkv_seq seq, uint32_t layer, const tierkv_rows* queries, float* out,
                                const tierkv_attention_options* options);
 tierkv_status tierkv_attention_f32(tierkv_cache* cache, tierkv_seq seq, uint32_t layer, const float* queries, uint32_t tokens,
                                    float* out);
+
+/* One sequence's part in an attention call over many. */
+typedef struct tierkv_attention_item {
+  size_t size;                /* sizeof(tierkv_attention_item) of the caller, in every element of an array */
+  tierkv_seq seq;             /* each sequence at most once */
+  const tierkv_rows* queries; /* any number of tokens */
+  float* out;                 /* [tokens][query heads][head_dim] */
+  int64_t first_position;     /* of the first query; -1: the queries are the newest tokens */
+  tierkv_status status;       /* written by the call */
+} tierkv_attention_item;
+
+void tierkv_attention_item_init(tierkv_attention_item* item);
+/* Attention for many sequences at once, their work shared out together. An item that fails says so in its status and does not
+ * disturb the others; the call returns TIERKV_OK when all items are, otherwise the status of the first that is not. options may be
+ * null; their first_position and token_mass must be as _init left them. */
+tierkv_status tierkv_attention_batch(tierkv_cache* cache, uint32_t layer, tierkv_attention_item* items, size_t count,
+                                     const tierkv_attention_options* options);
 
 /* Rows at positions, as the cache would use them: [positions][kv heads][head_dim]; either output may be null. */
 tierkv_status tierkv_get(const tierkv_cache* cache, tierkv_seq seq, uint32_t layer, const uint32_t* positions, size_t count,

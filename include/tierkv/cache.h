@@ -78,7 +78,7 @@ struct AttentionItem {
   float* out = nullptr;         // [tokens][query heads][head_dim], f32
   int64_t first_position = -1;  // as AttentionOptions::first_position
   MassReport* mass = nullptr;   // as AttentionOptions::mass
-  Status status;                // written by the call
+  Status status = {};           // written by the call
 };
 
 // The hot rows of one KV head, zero-copy: 16-bit floats of CacheConfig::hot_type, row-major, oldest first.
@@ -151,8 +151,18 @@ class AdaptiveKVCache {
   // Appends the next tokens of one layer; positions go on from length(seq, layer). Refused, no token is in; what an eviction policy
   // had given up to make room is gone.
   Status append(SeqId seq, uint32_t layer, const RowsView& keys, const RowsView& values);
-  // out is [tokens][query heads][head_dim], f32.
+  // out is [tokens][query heads][head_dim], f32, and finite when the call succeeds. invalid_argument: a query that is not finite or
+  // beyond 1e25 (times scale, where that is above 1), or scores or sums that overflow 32-bit floats all the same, as enormous bf16
+  // keys can make them; resource_exhausted: the system refused memory. After an overflow or want of memory `out` is undefined and
+  // the policy may have learned from a part of the queries; nothing else has changed.
   Status attention(SeqId seq, uint32_t layer, const RowsView& queries, float* out, const AttentionOptions& options = {});
+  // The same for many sequences at once, each with any number of queries: all their work is shared out together, so that many short
+  // sequences keep all threads busy. Every item gets its own status: one that fails (unknown, parked, not finite) does not disturb
+  // the others, whose results are the same bits as from calls of their own. Returns OK when all items are, otherwise the status of
+  // the first that is not. first_position and mass come from the items; the options must leave theirs alone. A wrong layer or
+  // option, or a sequence that is there twice, refuses the whole call, and every item has that status.
+  // Threads: the sequences are locked for the whole call, in the order of their ids, so two such calls cannot block each other.
+  Status attention(uint32_t layer, std::span<AttentionItem> items, const AttentionOptions& options = {});
   // Rows at positions, as the cache would use them; keys and values are [positions][kv heads][head_dim], either may be null.
   Status get(SeqId seq, uint32_t layer, std::span<const uint32_t> positions, float* keys, float* values) const;
   // Forgets every position >= length in every layer.

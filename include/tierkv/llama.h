@@ -38,9 +38,23 @@ typedef struct tierkv_llama tierkv_llama;
  * one sentence in `error`; `params` is then as it was. */
 tierkv_llama* tierkv_llama_attach(struct llama_context_params* params, struct llama_model* model, const char* kv, char* error,
                                   size_t error_size);
-/* As llama_decode: 0 on success. 1: no room in the cache; 2: aborted; below 0: an error. Nothing of the batch is kept unless it is
- * 0. */
+/* As llama_decode: 0 on success. 1: no room in the cache; 2: aborted, or parked; below 0: an error. Nothing of the batch is kept
+ * unless it is 0: every sequence is as long as before. What an eviction policy gave up meanwhile does not come back, and a sequence
+ * that cannot go back, because layers with a sliding window have forgotten more than window_slack tokens, is forgotten whole. */
 int32_t tierkv_llama_decode(tierkv_llama* kv, struct llama_context* ctx, struct llama_batch batch);
+/* The same for each sequence by itself: one that fails is as long as before (with the same two exceptions), and the others have
+ * advanced. 0: all of them; otherwise the number of the first that failed, which tierkv_llama_seq_status() tells of each. */
+int32_t tierkv_llama_decode_each(tierkv_llama* kv, struct llama_context* ctx, struct llama_batch batch);
+/* What became of a sequence in the last tierkv_llama_decode_each(): 0, 1, 2 or below 0 as above; 0 if it was not in the batch. And
+ * why, "" when it is 0. */
+int32_t tierkv_llama_seq_status(const tierkv_llama* kv, int32_t seq);
+const char* tierkv_llama_seq_error(const tierkv_llama* kv, int32_t seq);
+/* The logits of token `i` of the last batch, if it asked for them and its sequence did not fail; -1: of the last that asked. Unlike
+ * llama_get_logits_ith() it knows all of the batch, not only what was computed last. Valid until the next decode; NULL: there are
+ * none. */
+const float* tierkv_llama_logits(tierkv_llama* kv, struct llama_context* ctx, int32_t i);
+/* One more sequence, beside the n_seq_max there are at first; its number, or -1. */
+int32_t tierkv_llama_add_seq(tierkv_llama* kv);
 /* Forgets the positions >= from of a sequence; from <= 0 forgets the sequence. */
 int32_t tierkv_llama_seq_rm(tierkv_llama* kv, int32_t seq, int32_t from);
 /* Makes sequence `to` a copy of `from` that shares its blocks. */
@@ -61,6 +75,7 @@ void tierkv_llama_free(tierkv_llama* kv);
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -113,7 +128,7 @@ enum class Path {
 // What one layer did for consecutive tokens of one sequence. Rows are valid during the call.
 struct AttentionSeen {
   uint32_t layer = 0;
-  int32_t seq = 0;             // libllama's number
+  int32_t seq = 0;             // the caller's number
   uint32_t position = 0;       // of the first row
   RowsView queries;            // f32, after RoPE
   RowsView keys, values;       // f16, after RoPE
@@ -137,16 +152,23 @@ struct HostOptions {
 // Where the time of decode() went, in seconds, since the host was made.
 struct HostTimes {
   double decode = 0.0;     // all of it
-  double append = 0.0;     // in AdaptiveKVCache::append, summed over threads
-  double attention = 0.0;  // in AdaptiveKVCache::attention, summed over threads
+  double append = 0.0;     // while rows were appended
+  double attention = 0.0;  // while attention was computed
   double own = 0.0;        // the host's own work around them
   uint64_t calls = 0;      // micro-batches
+};
+
+// What became of one sequence of a batch.
+struct SequenceStatus {
+  int32_t seq = 0;
+  Status status;
 };
 
 class Host {
  public:
   // Changes `params` so that llama_init_from_model() gives a context whose attention is the cache's. The cache, the host and the
-  // params' own callbacks must outlive that context.
+  // params' own callbacks must outlive that context. There are slots 0 to params.n_seq_max - 1 for sequences, and n_seq_max is how
+  // many of them are computed together; add_slot() makes more slots.
   // Refuses a cache with the calibration of another model. REQUIRES: the cache has the model's shape (ModelShape::apply).
   static Result<std::unique_ptr<Host>> attach(llama_context_params& params, const ModelShape& shape, AdaptiveKVCache& cache,
                                               const HostOptions& options = {});
@@ -154,15 +176,30 @@ class Host {
   Host(const Host&) = delete;
   Host& operator=(const Host&) = delete;
 
-  // llama_decode() with the sequences in the cache: splits the batch into micro-batches, and leaves nothing of a batch that failed.
-  // Positions must go on where each sequence ends; a batch without positions goes on by itself. A token belongs to one sequence.
-  // Logits are those of the last micro-batch (llama_get_logits_ith counts within it; -1 is the last token): a batch that wants more
-  // is refused.
+  // llama_decode() with the sequences in the cache, all or nothing: splits the batch into micro-batches, and leaves nothing of a
+  // batch that failed. Positions must go on where each sequence ends; a batch without positions goes on by itself. A token belongs
+  // to one sequence.
+  // After a failure every sequence is as long as before, with two exceptions: what an eviction policy gave up meanwhile does not
+  // come back; and a sequence whose layers with a sliding window no longer hold what it would need (more than
+  // CacheConfig::window_slack tokens back) is removed whole, and its slot is empty. One that was parked meanwhile is cut when it is
+  // used after waking.
   Status decode(llama_context* context, const llama_batch& batch);
+  // The same for each sequence by itself. One that fails (no room, full, parked, removed, a wrong position) is as long as before,
+  // with the exceptions above; the others have advanced, and their logits are right. `sequences` gets the status of each, in the
+  // order in which they appear in the batch. Returns OK when all are, otherwise the first that is not. A batch that is wrong as a
+  // whole is refused, and `sequences` is empty.
+  Status decode(llama_context* context, const llama_batch& batch, std::vector<SequenceStatus>& sequences);
+  // The logits of token `index` of the last batch, if it asked for them and its sequence did not fail; -1: of the last token that
+  // asked. Valid until the next decode(), and as long as the context. llama_get_logits_ith() counts within the last micro-batch:
+  // for a batch of no more than micro_batch() tokens it is the same.
+  Result<std::span<const float>> logits(int32_t index) const;
 
-  // The cache's sequence behind libllama's number, made when it is first asked for.
+  // One more slot for a sequence; its number. Slots stay as long as the host.
+  Result<int32_t> add_slot();
+  uint32_t slots() const;
+  // The cache's sequence in a slot, made when it is first asked for.
   Result<SeqId> sequence(int32_t seq);
-  // Lets libllama's number stand for a sequence of the cache (one that was loaded, say). The one before is removed.
+  // Puts a sequence of the cache (one that was loaded, say) into a slot. The one before is removed.
   Status bind(int32_t seq, SeqId id);
   Status fork(int32_t from, int32_t to);
   Status truncate(int32_t seq, uint32_t length);

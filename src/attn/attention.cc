@@ -172,19 +172,20 @@ float join_sink(const float* sink, float& top, float& sum) {
   return shrink;
 }
 
-// One row of output from its sums; top and sum then count the sink too. False: something is not finite. The row is then zeros, and
-// its sum too, so that it has no mass.
+bool all_finite(const float* x, size_t n) {
+  constexpr float kLargest = std::numeric_limits<float>::max();
+  if (const quant::Kernels* kernels = quant::active_kernels()) return kernels->within(x, static_cast<uint32_t>(n), kLargest);
+  return std::all_of(x, x + n, [](float value) { return std::fabs(value) <= kLargest; });
+}
+
+// One row of output from its sums, which may be the same memory; top and sum then count the sink too. False: something is not
+// finite. The row is then zeros, and its sum too, so that it has no mass.
 bool normalise(const float* sums, const float* sink, float& top, float& sum, size_t d, float* out) {
-  bool finite = top == kHidden || std::isfinite(top);
+  const bool finite = top == kHidden || std::isfinite(top);
   const float scale = join_sink(sink, top, sum);
   const float norm = sum > 0.0f ? scale / sum : 0.0f;
-  finite &= std::isfinite(sum);
-  bool fits = true;  // one pass without early exit, so that it vectorises
-  for (size_t c = 0; c < d; ++c) {
-    out[c] = sums[c] * norm;
-    fits &= std::fabs(out[c]) <= std::numeric_limits<float>::max();
-  }
-  if (finite && fits) return true;
+  for (size_t c = 0; c < d; ++c) out[c] = sums[c] * norm;
+  if (finite && std::isfinite(sum) && all_finite(out, d)) return true;
   std::fill(out, out + d, 0.0f);
   sum = 0.0f;
   return false;
@@ -276,19 +277,19 @@ void attend_partial(std::span<const BlockView> views, const QueryTile& tile, con
 
 bool merge(std::span<const Partial> partials, const QueryTile& tile, const AttendParams& params, float* out) {
   const size_t d = params.head_dim;
-  std::vector<float> sums(d);
   bool finite = true;
   for (uint32_t i = 0; i < tile.queries * tile.group; ++i) {
     float top = kHidden, total = 0.0f;
     for (const Partial& part : partials) top = std::max(top, part.max[i]);
-    std::fill(sums.begin(), sums.end(), 0.0f);
+    float* sums = out + i * d;
+    std::fill(sums, sums + d, 0.0f);
     for (const Partial& part : partials) {
       if (part.max[i] == kHidden) continue;
       const float weight = std::exp(part.max[i] - top);
       total += weight * part.sum[i];
       for (size_t c = 0; c < d; ++c) sums[c] += weight * part.out[i * d + c];
     }
-    finite &= normalise(sums.data(), sink_of(tile, i), top, total, d, out + i * d);
+    finite &= normalise(sums, sink_of(tile, i), top, total, d, sums);
   }
   return finite;
 }

@@ -81,6 +81,9 @@ void store_tile(const AttendWork& work, uint32_t head, uint32_t first, uint32_t 
 class Piece {
  public:
   explicit Piece(std::span<AttendWork> works) : works_(works), failures_(works.size()) {
+    size_t heads = 0;
+    for (const AttendWork& work : works_) heads += work.heads.size();
+    tasks_.reserve(heads);
     for (uint32_t w = 0; w < works.size(); ++w) {
       const AttendWork& work = works_[w];
       if (work.queries.tokens == 0) continue;
@@ -92,6 +95,7 @@ class Piece {
         cut_queries(w);
       }
     }
+    if (num_joins_ == 0) return;
     partials_.resize(num_partials_);
     // Counters cannot move, so they come when their number is known.
     joins_ = std::make_unique<Join[]>(num_joins_);

@@ -77,15 +77,18 @@ class Attending {
     return {};
   }
 
-  // The first item that failed says what is returned.
-  Status run(std::span<AttentionItem> items) {
+  // Checks the items, locks the sequences of those that can be served and collects their views. Fails as a whole when a sequence is
+  // there twice.
+  Status hold(std::span<AttentionItem> items) {
     held_.reserve(items.size());
     works_.reserve(items.size());
-    for (AttentionItem& item : items) {
-      item.status = check_item(item);
-      if (item.status.ok() && item.queries.tokens != 0) held_.push_back({&item, {}, {}, {}, {}, {}});
-    }
-    TIERKV_RETURN_IF_ERROR(lock_all());
+    for (AttentionItem& item : items) held_.push_back({&item, {}, {}, {}, {}, {}});
+    TIERKV_RETURN_IF_ERROR(sort_by_id());
+    std::erase_if(held_, [&](const Held& held) {
+      held.item->status = check_item(*held.item);
+      return !held.item->status.ok() || held.item->queries.tokens == 0;
+    });
+    lock_all();
     size_t kept = 0;
     for (size_t i = 0; i < held_.size(); ++i) {
       AttentionItem& item = *held_[i].item;
@@ -95,11 +98,13 @@ class Attending {
       ++kept;
     }
     held_.resize(kept);
+    return {};
+  }
+
+  void work() {
     for (Held& held : held_) observe(held);
     attend();
     for (size_t i = 0; i < held_.size(); ++i) finish(held_[i], works_[i]);
-    for (const AttentionItem& item : items) TIERKV_RETURN_IF_ERROR(item.status);
-    return {};
   }
 
  private:
@@ -112,12 +117,16 @@ class Attending {
   }
 
   // Every call that holds several sequences takes their locks in the order of ids, so that no two can wait for each other.
-  Status lock_all() {
+  Status sort_by_id() {
     std::sort(held_.begin(), held_.end(), [](const Held& a, const Held& b) { return a.item->seq < b.item->seq; });
     for (size_t i = 1; i < held_.size(); ++i) {
       if (held_[i].item->seq == held_[i - 1].item->seq)
         return error(StatusCode::invalid_argument, "sequence ", held_[i].item->seq, " is in the batch twice");
     }
+    return {};
+  }
+
+  void lock_all() {
     for (Held& held : held_) {
       auto found = impl_.find(held.item->seq);
       if (!found.ok()) {
@@ -127,7 +136,6 @@ class Attending {
       held.sequence = std::move(found).value();
       held.lock = std::unique_lock(held.sequence->mutex);
     }
-    return {};
   }
 
   Status collect(Held& held) {
@@ -211,11 +219,17 @@ class Attending {
   std::vector<attn::AttendWork> works_;
 };
 
-Status attend(AdaptiveKVCache::Impl& impl, uint32_t layer, std::span<AttentionItem> items, const AttentionOptions& options) {
+// `ran`, where given: the items have been worked on, and each has its status.
+Status attend(AdaptiveKVCache::Impl& impl, uint32_t layer, std::span<AttentionItem> items, const AttentionOptions& options,
+              bool* ran = nullptr) {
   return guarded("attend", [&]() -> Status {
     Attending call(impl, layer, options);
     TIERKV_RETURN_IF_ERROR(call.check());
-    return call.run(items);
+    TIERKV_RETURN_IF_ERROR(call.hold(items));
+    call.work();
+    if (ran) *ran = true;
+    for (const AttentionItem& item : items) TIERKV_RETURN_IF_ERROR(item.status);
+    return {};
   });
 }
 
@@ -224,6 +238,19 @@ Status attend(AdaptiveKVCache::Impl& impl, uint32_t layer, std::span<AttentionIt
 Status AdaptiveKVCache::attention(SeqId seq, uint32_t layer, const RowsView& queries, float* out, const AttentionOptions& options) {
   AttentionItem item{seq, queries, out, options.first_position, options.mass, {}};
   return attend(*impl_, layer, {&item, 1}, options);
+}
+
+Status AdaptiveKVCache::attention(uint32_t layer, std::span<AttentionItem> items, const AttentionOptions& options) {
+  Status whole;
+  if (options.first_position != -1 || options.mass) {
+    whole = error(StatusCode::invalid_argument, "attention over many sequences takes first_position and mass from its items");
+  }
+  bool ran = false;  // past the checks of the whole call: items have a status of their own
+  if (whole.ok()) whole = attend(*impl_, layer, items, options, &ran);
+  if (!ran) {
+    for (AttentionItem& item : items) item.status = whole;
+  }
+  return whole;
 }
 
 }  // namespace tierkv

@@ -48,8 +48,7 @@ Result<tierkv_attention_options> options_of(const tierkv_attention_options* give
   return all;
 }
 
-Status attend(AdaptiveKVCache& cache, SeqId seq, uint32_t layer, const RowsView& queries, float* out,
-              const tierkv_attention_options& o) {
+AttentionOptions attention_options(const tierkv_attention_options& o) {
   AttentionOptions options;
   options.causal = o.causal != 0;
   options.observe = o.observe != 0;
@@ -57,6 +56,12 @@ Status attend(AdaptiveKVCache& cache, SeqId seq, uint32_t layer, const RowsView&
   options.softcap = o.softcap;
   options.first_position = o.first_position;
   options.sink_logits = o.sink_logits;
+  return options;
+}
+
+Status attend(AdaptiveKVCache& cache, SeqId seq, uint32_t layer, const RowsView& queries, float* out,
+              const tierkv_attention_options& o) {
+  AttentionOptions options = attention_options(o);
   MassReport mass;
   mass.want_tokens = true;
   if (o.token_mass) {
@@ -72,6 +77,32 @@ Status attend(AdaptiveKVCache& cache, SeqId seq, uint32_t layer, const RowsView&
   // Another thread may have appended in between: never more than there is room for.
   if (o.token_mass) std::copy_n(mass.tokens.begin(), std::min(mass.tokens.size(), o.token_mass_size), o.token_mass);
   return {};
+}
+
+// Element i of an array whose elements are as long as the caller knew them.
+tierkv_attention_item& item_at(tierkv_attention_item* items, size_t i) {
+  return *reinterpret_cast<tierkv_attention_item*>(reinterpret_cast<char*>(items) + i * items->size);
+}
+
+Status attend_batch(AdaptiveKVCache& cache, uint32_t layer, tierkv_attention_item* items, size_t count,
+                    const tierkv_attention_options& o) {
+  if (o.token_mass) return error(StatusCode::invalid_argument, "token_mass is for tierkv_attention(), one sequence at a time");
+  std::vector<AttentionItem> batch(count);
+  for (size_t i = 0; i < count; ++i) {
+    const tierkv_attention_item& item = item_at(items, i);
+    // The first version of the struct is the shortest there can be.
+    if (item.size != items->size || item.size < sizeof(tierkv_attention_item)) {
+      return error(StatusCode::invalid_argument, "items[", i, "].size is ", item.size, "; call tierkv_attention_item_init()");
+    }
+    if (!item.queries) return null_argument("queries");
+    TIERKV_ASSIGN_OR_RETURN(batch[i].queries, view_of(item.queries, "queries"));
+    batch[i].seq = item.seq;
+    batch[i].out = item.out;
+    batch[i].first_position = item.first_position;
+  }
+  const Status status = cache.attention(layer, batch, attention_options(o));
+  for (size_t i = 0; i < count; ++i) item_at(items, i).status = static_cast<int>(batch[i].status.code());
+  return status;
 }
 
 }  // namespace
@@ -131,6 +162,24 @@ tierkv_status tierkv_attention_f32(tierkv_cache* cache, tierkv_seq seq, uint32_t
     TIERKV_NOT_NULL(out);
     const auto& c = cache->value->config();
     return cache->value->attention(seq, layer, RowsView::f32(queries, tokens, c.query_heads(), c.head_dim), out);
+  });
+}
+
+void tierkv_attention_item_init(tierkv_attention_item* item) {
+  if (!item) return;
+  *item = tierkv_attention_item{};
+  item->size = sizeof *item;
+  item->first_position = -1;
+}
+
+tierkv_status tierkv_attention_batch(tierkv_cache* cache, uint32_t layer, tierkv_attention_item* items, size_t count,
+                                     const tierkv_attention_options* options) {
+  return guarded([&]() -> Status {
+    TIERKV_NOT_NULL(cache);
+    if (count == 0) return {};
+    TIERKV_NOT_NULL(items);
+    TIERKV_ASSIGN_OR_RETURN(const tierkv_attention_options o, options_of(options));
+    return attend_batch(*cache->value, layer, items, count, o);
   });
 }
 

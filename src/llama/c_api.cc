@@ -1,8 +1,11 @@
 // c_api.cc — tierkv_llama_*: the host for C programs. Nothing thrown leaves a function.
 #include <llama.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <exception>
+#include <new>
 
 #include "base/status_macros.h"
 #include "tierkv/llama.h"
@@ -11,6 +14,8 @@
 struct tierkv_llama {
   std::unique_ptr<tierkv::AdaptiveKVCache> cache;
   std::unique_ptr<tierkv::llama::Host> host;
+  std::vector<tierkv::llama::SequenceStatus> sequences;  // of the last tierkv_llama_decode_each()
+  llama_context* context = nullptr;                      // of the last decode
   std::string error;
 };
 
@@ -32,20 +37,43 @@ Result<std::unique_ptr<tierkv_llama>> attach(llama_context_params& params, llama
   return handle;
 }
 
+int32_t number_of(const Status& status) {
+  switch (status.code()) {
+    case StatusCode::ok: return 0;
+    case StatusCode::resource_exhausted:
+    case StatusCode::out_of_range: return 1;
+    case StatusCode::failed_precondition: return 2;
+    default: return -1;
+  }
+}
+
+// Short enough to need no memory.
+constexpr const char* kNoMemory = "out of memory";
+
 template <class Call>
 int32_t guarded(tierkv_llama* kv, const Call& call) {
   if (kv == nullptr) return -1;
-  Status status;
   try {
-    status = call();
+    Status status = call();
+    if (!status.ok()) kv->error = status.message();
+    return number_of(status);
+  } catch (const std::bad_alloc&) {
+    kv->error = kNoMemory;
+    return 1;
   } catch (const std::exception& problem) {
-    status = Status(StatusCode::internal, problem.what());
+    kv->error.assign(problem.what(), std::min<size_t>(std::strlen(problem.what()), 15));
+    return -1;
   }
-  if (status.ok()) return 0;
-  kv->error = status.message();
-  if (status.code() == StatusCode::resource_exhausted || status.code() == StatusCode::out_of_range) return 1;
-  if (status.code() == StatusCode::failed_precondition) return 2;
-  return -1;
+}
+
+Status no(const char* what) { return tierkv::error(StatusCode::invalid_argument, "there is no ", what); }
+
+const Status* find_status(const tierkv_llama* kv, int32_t seq) {
+  if (kv == nullptr) return nullptr;
+  for (const auto& of : kv->sequences) {
+    if (of.seq == seq) return &of.status;
+  }
+  return nullptr;
 }
 
 }  // namespace
@@ -67,7 +95,48 @@ tierkv_llama* tierkv_llama_attach(llama_context_params* params, llama_model* mod
 }
 
 int32_t tierkv_llama_decode(tierkv_llama* kv, llama_context* ctx, llama_batch batch) {
-  return guarded(kv, [&] { return kv->host->decode(ctx, batch); });
+  return guarded(kv, [&] {
+    kv->context = ctx;
+    return kv->host->decode(ctx, batch);
+  });
+}
+
+int32_t tierkv_llama_decode_each(tierkv_llama* kv, llama_context* ctx, llama_batch batch) {
+  return guarded(kv, [&] {
+    kv->context = ctx;
+    return kv->host->decode(ctx, batch, kv->sequences);
+  });
+}
+
+int32_t tierkv_llama_seq_status(const tierkv_llama* kv, int32_t seq) {
+  const Status* status = find_status(kv, seq);
+  return status != nullptr ? number_of(*status) : 0;
+}
+
+const char* tierkv_llama_seq_error(const tierkv_llama* kv, int32_t seq) {
+  const Status* status = find_status(kv, seq);
+  return status != nullptr ? status->message().c_str() : "";
+}
+
+const float* tierkv_llama_logits(tierkv_llama* kv, llama_context* ctx, int32_t i) {
+  const float* logits = nullptr;
+  (void)guarded(kv, [&]() -> Status {
+    if (ctx == nullptr) return no("context");
+    if (ctx != kv->context) return tierkv::error(StatusCode::failed_precondition, "the last decode was of another context");
+    TIERKV_ASSIGN_OR_RETURN(const std::span<const float> row, kv->host->logits(i));
+    logits = row.data();
+    return {};
+  });
+  return logits;
+}
+
+int32_t tierkv_llama_add_seq(tierkv_llama* kv) {
+  int32_t number = -1;
+  (void)guarded(kv, [&]() -> Status {
+    TIERKV_ASSIGN_OR_RETURN(number, kv->host->add_slot());
+    return {};
+  });
+  return number;
 }
 
 int32_t tierkv_llama_seq_rm(tierkv_llama* kv, int32_t seq, int32_t from) {
@@ -80,6 +149,7 @@ int32_t tierkv_llama_seq_cp(tierkv_llama* kv, int32_t from, int32_t to) {
 
 int32_t tierkv_llama_save(tierkv_llama* kv, int32_t seq, const char* path) {
   return guarded(kv, [&]() -> Status {
+    if (path == nullptr) return no("path");
     TIERKV_ASSIGN_OR_RETURN(const tierkv::SeqId id, kv->host->sequence(seq));
     return kv->cache->save(id, path);
   });
@@ -87,6 +157,7 @@ int32_t tierkv_llama_save(tierkv_llama* kv, int32_t seq, const char* path) {
 
 int32_t tierkv_llama_load(tierkv_llama* kv, int32_t seq, const char* path) {
   return guarded(kv, [&]() -> Status {
+    if (path == nullptr) return no("path");
     TIERKV_ASSIGN_OR_RETURN(const tierkv::SeqId id, kv->cache->load(path));
     Status bound = kv->host->bind(seq, id);
     if (!bound.ok()) (void)kv->cache->remove(id).ok();

@@ -31,6 +31,64 @@ TEST(LlamaC, ThreeLinesGiveTheSameText) {
   tierkv_llama_free(kv);
 }
 
+TEST(LlamaC, EachSequenceAnswersForItself) {
+  const ModelPtr model = load_tiny("llama");
+  llama_context_params params = test_params(32);
+  tierkv_llama* kv = tierkv_llama_attach(&params, model.get(), "fp16,max_seq_len=10", nullptr, 0);
+  ASSERT_NE(kv, nullptr);
+  llama_context* context = llama_init_from_model(model.get(), params);
+  EXPECT_EQ(tierkv_llama_add_seq(kv), 1);
+  const auto tokens = some_tokens(40, 1);
+  TestBatch batch(40);
+  for (int i = 0; i < 40; ++i) batch.add(tokens[static_cast<size_t>(i)], i % 35, i / 35);  // 35 of sequence 0, 5 of sequence 1
+  EXPECT_EQ(tierkv_llama_decode(kv, context, batch.batch), 1) << "all or nothing";
+  EXPECT_EQ(tierkv_llama_logits(kv, context, 39), nullptr);
+  EXPECT_EQ(tierkv_llama_decode_each(kv, context, batch.batch), 1);
+  EXPECT_EQ(tierkv_llama_seq_status(kv, 0), 1);
+  EXPECT_NE(std::string(tierkv_llama_seq_error(kv, 0)).find("max_seq_len"), std::string::npos) << tierkv_llama_seq_error(kv, 0);
+  EXPECT_EQ(tierkv_llama_seq_status(kv, 1), 0);
+  EXPECT_STREQ(tierkv_llama_seq_error(kv, 1), "");
+  EXPECT_EQ(tierkv_llama_logits(kv, context, 3), nullptr);
+  const float* row = tierkv_llama_logits(kv, context, 39);
+  ASSERT_NE(row, nullptr) << tierkv_llama_error(kv);
+  EXPECT_EQ(tierkv_llama_logits(kv, context, -1), row);
+  const std::vector<llama_token> alone(tokens.begin() + 35, tokens.end());
+  EXPECT_LT(worst_difference({{row, row + 384}}, {stock_logits(model.get(), alone, 5).back()}), 1e-3);
+  llama_free(context);
+  tierkv_llama_free(kv);
+}
+
+TEST(LlamaC, NullIsAnErrorAndNeverACrash) {
+  const ModelPtr model = load_tiny("llama");
+  llama_context_params params = test_params(32);
+  tierkv_llama* kv = tierkv_llama_attach(&params, model.get(), nullptr, nullptr, 0);
+  ASSERT_NE(kv, nullptr);
+  auto tokens = some_tokens(4, 1);
+  const llama_batch batch = llama_batch_get_one(tokens.data(), 4);
+  EXPECT_EQ(tierkv_llama_decode(kv, nullptr, batch), -1);
+  EXPECT_EQ(std::string(tierkv_llama_error(kv)), "there is no context");
+  EXPECT_EQ(tierkv_llama_decode_each(kv, nullptr, batch), -1);
+  EXPECT_EQ(tierkv_llama_logits(kv, nullptr, 0), nullptr);
+  EXPECT_EQ(tierkv_llama_save(kv, 0, nullptr), -1);
+  EXPECT_EQ(tierkv_llama_load(kv, 0, nullptr), -1);
+  EXPECT_EQ(std::string(tierkv_llama_error(kv)), "there is no path");
+  EXPECT_EQ(tierkv_llama_decode_each(nullptr, nullptr, batch), -1);
+  EXPECT_EQ(tierkv_llama_seq_status(nullptr, 0), 0);
+  EXPECT_STREQ(tierkv_llama_seq_error(nullptr, 0), "");
+  EXPECT_EQ(tierkv_llama_logits(nullptr, nullptr, 0), nullptr);
+  EXPECT_EQ(tierkv_llama_add_seq(nullptr), -1);
+  EXPECT_EQ(tierkv_llama_bytes(nullptr), 0u);
+  EXPECT_EQ(tierkv_llama_seq_rm(nullptr, 0, 0), -1);
+  EXPECT_EQ(tierkv_llama_seq_cp(nullptr, 0, 0), -1);
+  tierkv_llama_detach(nullptr);
+  llama_context_params others = test_params(32);
+  char error[100] = "";
+  EXPECT_EQ(tierkv_llama_attach(&others, nullptr, "fp16", error, sizeof(error)), nullptr);
+  EXPECT_NE(std::string(error).find("no model"), std::string::npos) << error;
+  EXPECT_EQ(inspect(nullptr).status().code(), StatusCode::invalid_argument);
+  tierkv_llama_free(kv);
+}
+
 TEST(LlamaC, ASavedSequenceGoesOnBitForBit) {
   const ModelPtr model = load_tiny("gemma3");
   llama_context_params params = test_params(32);

@@ -6,8 +6,8 @@
 
 namespace tierkv::llama {
 
-Result<MicroBatches> MicroBatches::make(const llama_batch& batch, int32_t embedding, uint32_t micro_batch, uint32_t sequences,
-                                        uint32_t context, const std::function<Result<uint32_t>(int32_t)>& length) {
+Result<MicroBatches> MicroBatches::make(const llama_batch& batch, const BatchLimits& limits,
+                                        const std::function<Result<uint32_t>(int32_t)>& length) {
   if (batch.n_tokens <= 0) return error(StatusCode::invalid_argument, "the batch is empty");
   if ((batch.token == nullptr) == (batch.embd == nullptr)) {
     return error(StatusCode::invalid_argument, "the batch must have either tokens or embeddings");
@@ -15,78 +15,134 @@ Result<MicroBatches> MicroBatches::make(const llama_batch& batch, int32_t embedd
   const auto n = static_cast<uint32_t>(batch.n_tokens);
   MicroBatches plan;
   plan.source_ = batch;
-  plan.embedding_ = embedding;
-  plan.size_ = micro_batch;
+  plan.limits_ = limits;
   plan.positions_.resize(n);
-  plan.seqs_.resize(n);
-  plan.seq_pointers_.resize(n);
-  plan.seq_counts_.assign(n, 1);
+  plan.part_of_.resize(n);
   plan.logits_.assign(n, 0);
-  plan.rows_.resize((n + micro_batch - 1) / micro_batch);
-
-  std::vector<uint32_t> next;  // by start: the position the sequence's next row must have
   for (uint32_t i = 0; i < n; ++i) {
     if (batch.n_seq_id != nullptr && batch.n_seq_id[i] != 1) {
       return error(StatusCode::invalid_argument, "token ", i, " belongs to ", batch.n_seq_id[i],
                    " sequences, but one is allowed: decode it once and fork the sequence");
     }
     const int32_t seq = batch.seq_id != nullptr ? batch.seq_id[i][0] : 0;
-    if (seq < 0 || static_cast<uint32_t>(seq) >= sequences) {
+    if (seq < 0 || static_cast<uint32_t>(seq) >= limits.sequences) {
       return error(StatusCode::invalid_argument, "token ", i, " belongs to sequence ", seq, ", but the context has sequences 0 to ",
-                   sequences - 1);
+                   limits.sequences - 1);
     }
-    auto start = std::find_if(plan.starts_.begin(), plan.starts_.end(), [&](const Start& s) { return s.seq == seq; });
-    if (start == plan.starts_.end()) {
-      TIERKV_ASSIGN_OR_RETURN(const uint32_t known, length(seq));
-      plan.starts_.push_back({seq, known});
-      next.push_back(known);
-      start = plan.starts_.end() - 1;
+    auto found = std::find_if(plan.parts_.begin(), plan.parts_.end(), [&](const Part& p) { return p.seq == seq; });
+    if (found == plan.parts_.end()) {
+      const auto known = length(seq);
+      plan.parts_.push_back({seq, known.ok() ? *known : 0, 0, known.status()});
+      found = plan.parts_.end() - 1;
     }
-    uint32_t& expected = next[static_cast<size_t>(start - plan.starts_.begin())];
+    Part& part = *found;
+    const uint32_t expected = part.start + part.left;
     const llama_pos position = batch.pos != nullptr ? batch.pos[i] : static_cast<llama_pos>(expected);
-    if (position < 0 || static_cast<uint32_t>(position) != expected) {
-      return error(StatusCode::invalid_argument, "token ", i, " is at position ", position, " of sequence ", seq,
-                   ", which goes on at position ", expected);
+    if (part.status.ok() && (position < 0 || static_cast<uint32_t>(position) != expected)) {
+      part.status = error(StatusCode::invalid_argument, "token ", i, " is at position ", position, " of sequence ", seq,
+                          ", which goes on at position ", expected);
+    } else if (part.status.ok() && limits.context != 0 && expected >= limits.context) {
+      part.status =
+          error(StatusCode::out_of_range, "sequence ", seq, " is full: the model's context is ", limits.context, " tokens");
     }
-    if (context != 0 && expected >= context) {
-      return error(StatusCode::out_of_range, "sequence ", seq, " is full: the model's context is ", context, " tokens");
-    }
-    ++expected;
+    ++part.left;
     plan.positions_[i] = position;
-    plan.seqs_[i] = seq;
+    plan.part_of_[i] = static_cast<uint32_t>(found - plan.parts_.begin());
     plan.logits_[i] = batch.logits != nullptr ? batch.logits[i] : static_cast<int8_t>(i + 1 == n);
-
-    auto& rows = plan.rows_[i / micro_batch];
-    auto of = std::find_if(rows.begin(), rows.end(), [&](const SequenceRows& r) { return r.seq == seq; });
-    if (of == rows.end()) of = rows.insert(rows.end(), SequenceRows{seq, {}});
-    const uint32_t row = i % micro_batch;
-    if (!of->runs.empty() && of->runs.back().row + of->runs.back().count == row) {
-      ++of->runs.back().count;
-    } else {
-      of->runs.push_back({row, 1, static_cast<uint32_t>(position)});
-    }
-  }
-  for (uint32_t i = 0; i < n; ++i) plan.seq_pointers_[i] = &plan.seqs_[i];
-
-  const uint32_t last = (plan.micro_batches() - 1) * micro_batch;
-  if (std::any_of(plan.logits_.begin(), plan.logits_.begin() + last, [](int8_t wanted) { return wanted != 0; })) {
-    return error(StatusCode::invalid_argument, "logits are wanted of tokens before row ", last, " of a batch of ", n,
-                 " tokens, but only the last micro-batch keeps them: decode at most ", micro_batch, " tokens at a time");
   }
   return plan;
 }
 
-llama_batch MicroBatches::batch(uint32_t micro_batch) {
-  const uint32_t first = micro_batch * size_;
+Part& MicroBatches::part(int32_t seq) {
+  return *std::find_if(parts_.begin(), parts_.end(), [&](const Part& p) { return p.seq == seq; });
+}
+
+int32_t MicroBatches::last_wanted() const {
+  for (uint32_t i = size(); i-- > 0;) {
+    if (logits_[i] != 0) return static_cast<int32_t>(i);
+  }
+  return -1;
+}
+
+bool MicroBatches::next() {
+  indices_.clear();
+  rows_.clear();
+  micro_.logits.clear();
+  for (; at_ < size() && indices_.size() < limits_.micro_batch; ++at_) {
+    const Part& part = parts_[part_of_[at_]];
+    if (!part.status.ok()) continue;
+    auto of = std::find_if(rows_.begin(), rows_.end(), [&](const SequenceRows& r) { return r.seq == part.seq; });
+    if (of == rows_.end()) {
+      if (rows_.size() == limits_.together) break;
+      of = rows_.insert(rows_.end(), SequenceRows{part.seq, {}});
+    }
+    const auto row = static_cast<uint32_t>(indices_.size());
+    if (!of->runs.empty() && of->runs.back().row + of->runs.back().count == row) {
+      ++of->runs.back().count;
+    } else {
+      of->runs.push_back({row, 1, static_cast<uint32_t>(positions_[at_])});
+    }
+    indices_.push_back(at_);
+    micro_.logits.push_back(logits_[at_]);
+  }
+  if (indices_.empty()) return false;
+  number_sequences();
+  return true;
+}
+
+void MicroBatches::number_sequences() {
+  micro_.ids.resize(indices_.size());
+  std::vector<bool> taken(limits_.together, false);
+  for (const SequenceRows& of : rows_) {
+    if (static_cast<uint32_t>(of.seq) < limits_.together) taken[static_cast<size_t>(of.seq)] = true;
+  }
+  for (const SequenceRows& of : rows_) {
+    auto id = static_cast<size_t>(of.seq);
+    if (id >= limits_.together) {
+      id = static_cast<size_t>(std::find(taken.begin(), taken.end(), false) - taken.begin());
+      taken[id] = true;
+    }
+    for (const Run& run : of.runs) {
+      std::fill_n(micro_.ids.begin() + run.row, run.count, static_cast<llama_seq_id>(id));
+    }
+  }
+}
+
+llama_batch MicroBatches::batch() {
+  const size_t n = indices_.size(), width = static_cast<size_t>(limits_.embedding);
+  micro_.positions.resize(n);
+  micro_.id_pointers.resize(n);
+  micro_.id_counts.assign(n, 1);
+  for (size_t i = 0; i < n; ++i) {
+    micro_.positions[i] = positions_[indices_[i]];
+    micro_.id_pointers[i] = &micro_.ids[i];
+  }
   llama_batch result{};
-  result.n_tokens = static_cast<int32_t>(std::min(size_, static_cast<uint32_t>(source_.n_tokens) - first));
-  if (source_.token != nullptr) result.token = source_.token + first;
-  if (source_.embd != nullptr) result.embd = source_.embd + static_cast<size_t>(first) * static_cast<size_t>(embedding_);
-  result.pos = positions_.data() + first;
-  result.n_seq_id = seq_counts_.data() + first;
-  result.seq_id = seq_pointers_.data() + first;
-  result.logits = logits_.data() + first;
+  result.n_tokens = static_cast<int32_t>(n);
+  // Rows that lie together are the caller's; others are gathered.
+  const uint32_t first = indices_[0];
+  const bool together = indices_[n - 1] - first + 1 == n;
+  if (source_.token != nullptr) {
+    micro_.tokens.clear();
+    for (size_t i = 0; !together && i < n; ++i) micro_.tokens.push_back(source_.token[indices_[i]]);
+    result.token = together ? source_.token + first : micro_.tokens.data();
+  } else {
+    micro_.embeddings.clear();
+    for (size_t i = 0; !together && i < n; ++i) {
+      const float* row = source_.embd + indices_[i] * width;
+      micro_.embeddings.insert(micro_.embeddings.end(), row, row + width);
+    }
+    result.embd = together ? source_.embd + first * width : micro_.embeddings.data();
+  }
+  result.pos = micro_.positions.data();
+  result.n_seq_id = micro_.id_counts.data();
+  result.seq_id = micro_.id_pointers.data();
+  result.logits = micro_.logits.data();
   return result;
+}
+
+void MicroBatches::done() {
+  for (const uint32_t index : indices_) --parts_[part_of_[index]].left;
 }
 
 }  // namespace tierkv::llama

@@ -1,16 +1,20 @@
-// micro_batches.h — which rows of a batch belong to which sequence, checked before anything is decoded.
+// micro_batches.h — a batch as the micro-batches that libllama gets, and what became of each of its sequences.
 //
-// A batch of libllama's may leave out positions, sequences and logits, and may mix sequences; the plan has all of them spelled
-// out. Its micro-batches are consecutive rows, in each of which a sequence's rows are a list of runs: consecutive rows,
-// consecutive positions.
+// A batch of libllama's may leave out positions, sequences and logits, and may mix sequences; here all of them are spelled out and
+// checked before anything is decoded. What is wrong with one sequence is that sequence's status; what is wrong with the batch
+// refuses it. A micro-batch takes the next rows of the batch, without those of sequences that have failed; in it a sequence's rows
+// are a list of runs: consecutive rows, consecutive positions.
 //
-// Threads: a plan is built, then only read.
+// Numbers:  libllama's cache is empty before every micro-batch, so its sequence ids mean something within one only: a sequence has
+//           the id of its own number where libllama has one, otherwise any that is free. Sequences may so be more than libllama's.
+// Threads:  one at a time.
 #pragma once
 
 #include <llama.h>
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "tierkv/status.h"
@@ -28,35 +32,71 @@ struct SequenceRows {
   std::vector<Run> runs;  // by position
 };
 
+// What one sequence has in a batch.
+struct Part {
+  int32_t seq = 0;
+  uint32_t start = 0;  // its length before the batch
+  uint32_t left = 0;   // rows that have not been decoded
+  Status status;
+};
+
+struct BatchLimits {
+  int32_t embedding = 0;     // floats in a row of a batch of embeddings
+  uint32_t micro_batch = 1;  // rows libllama takes at a time
+  uint32_t together = 1;     // sequences libllama takes at a time
+  uint32_t sequences = 1;    // that there are
+  uint32_t context = 0;      // positions that there are; 0: any number
+};
+
 class MicroBatches {
  public:
-  // `length` tells where a sequence ends now. `micro_batch` > 0 is the number of rows libllama takes at a time; `sequences` and
-  // `context` bound sequence numbers and positions.
-  static Result<MicroBatches> make(const llama_batch& batch, int32_t embedding, uint32_t micro_batch, uint32_t sequences,
-                                   uint32_t context, const std::function<Result<uint32_t>(int32_t)>& length);
+  // `length` tells where a sequence ends now. The caller's batch must outlive the result.
+  static Result<MicroBatches> make(const llama_batch& batch, const BatchLimits& limits,
+                                   const std::function<Result<uint32_t>(int32_t)>& length);
 
-  uint32_t micro_batches() const { return static_cast<uint32_t>(rows_.size()); }
-  // As llama_decode() takes it. Valid as long as the plan and the caller's batch.
-  llama_batch batch(uint32_t micro_batch);
-  const std::vector<SequenceRows>& rows(uint32_t micro_batch) const { return rows_[micro_batch]; }
-  // Every sequence of the batch, and its length before it.
-  struct Start {
-    int32_t seq;
-    uint32_t length;
-  };
-  const std::vector<Start>& starts() const { return starts_; }
+  std::vector<Part>& parts() { return parts_; }
+  Part& part(int32_t seq);
+  const Part& part_of_row(uint32_t index) const { return parts_[part_of_[index]]; }
+
+  // Takes the next micro-batch. False: there is none. REQUIRES: done() of the one before.
+  bool next();
+  // As llama_decode() takes it. Valid until next().
+  llama_batch batch();
+  const std::vector<SequenceRows>& rows() const { return rows_; }
+  // Of each row: its index in the caller's batch, and whether its logits are wanted.
+  std::span<const uint32_t> indices() const { return indices_; }
+  std::span<const int8_t> wanted() const { return micro_.logits; }
+  // The rows of the micro-batch have been decoded.
+  void done();
+
+  uint32_t size() const { return static_cast<uint32_t>(positions_.size()); }
+  // The last row that wants logits; -1: none does.
+  int32_t last_wanted() const;
 
  private:
+  void number_sequences();
+
   llama_batch source_{};
-  int32_t embedding_ = 0;
-  uint32_t size_ = 0;
+  BatchLimits limits_;
+  // Of each row of the batch.
   std::vector<llama_pos> positions_;
-  std::vector<llama_seq_id> seqs_;
-  std::vector<llama_seq_id*> seq_pointers_;
-  std::vector<int32_t> seq_counts_;
+  std::vector<uint32_t> part_of_;
   std::vector<int8_t> logits_;
-  std::vector<Start> starts_;
-  std::vector<std::vector<SequenceRows>> rows_;
+  std::vector<Part> parts_;
+  uint32_t at_ = 0;  // the first row that no micro-batch has taken
+
+  // The micro-batch.
+  std::vector<uint32_t> indices_;
+  std::vector<SequenceRows> rows_;
+  struct {
+    std::vector<llama_token> tokens;
+    std::vector<float> embeddings;
+    std::vector<llama_pos> positions;
+    std::vector<llama_seq_id> ids;
+    std::vector<llama_seq_id*> id_pointers;
+    std::vector<int32_t> id_counts;
+    std::vector<int8_t> logits;
+  } micro_;
 };
 
 }  // namespace tierkv::llama

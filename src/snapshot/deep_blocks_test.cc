@@ -39,7 +39,7 @@ TEST(DeepBlocks, PieceByPieceGivesTheRowsOfOneGo) {
 
   Arena arena;
   BlockStore store(arena, tiers::payload_sizes);
-  const StreamEnv env{&arena, made_up::kDim, 0, false, &store};
+  const StreamEnv env{&arena, made_up::kDim, 0, false, &attn::cpu_backend(), &store};
   DeepBlocks blocks;
   for (uint32_t l = 0; l < made_up::kLayers; ++l) {
     for (uint32_t h = 0; h < made_up::kHeads; ++h) {
