@@ -55,7 +55,9 @@ TEST(Engine, TextComesBackFromItsTokens) {
   EXPECT_EQ(back, text);
   const llama_token first = engine.tokenizer().first_token();
   EXPECT_EQ(special.size(), plain.size() + (first != LLAMA_TOKEN_NULL));
-  if (first != LLAMA_TOKEN_NULL) EXPECT_EQ(special.front(), first);
+  if (first != LLAMA_TOKEN_NULL) {
+    EXPECT_EQ(special.front(), first);
+  }
 }
 
 TEST(ChatTemplate, ModelsWithoutOneGetAPlainForm) {

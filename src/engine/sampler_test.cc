@@ -7,7 +7,7 @@
 namespace tierkv::engine {
 namespace {
 
-const std::vector<float> kLogits = {0.5f, 2.0f, 1.9f, -1.0f};
+const std::vector<float> kLogits = {1.5f, 2.0f, 1.9f, -1.0f};
 
 TEST(Sampler, TemperatureZeroTakesTheLikeliest) {
   Sampler sampler(SamplerOptions{}, 1);

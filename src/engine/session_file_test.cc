@@ -1,5 +1,7 @@
 #include "engine/session_file.h"
 
+#include <fstream>
+
 #include "engine/files.h"
 #include "engine/testing.h"
 
@@ -21,6 +23,9 @@ SessionFile example() {
 void write_bytes(const std::string& path, const std::string& bytes) {
   write_file(path, [&](const Sink& sink) { sink(bytes.data(), bytes.size()); });
 }
+
+// Without waiting for the disk, as write_file() does.
+void damage(const std::string& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
 
 TEST(SessionFile, ComesBackAsItWas) {
   const TestFolder folder;
@@ -45,21 +50,21 @@ TEST(SessionFile, EveryShorterFileIsRefused) {
   write_session(path, example());
   const std::string whole = read_file(path);
   for (size_t length = 0; length < whole.size(); length += 5) {
-    write_bytes(path, whole.substr(0, length));
+    damage(path, whole.substr(0, length));
     EXPECT_EQ(kind_thrown([&] { (void)read_session(path); }), ErrorKind::bad_input) << length;
   }
 }
 
-TEST(SessionFile, EveryFlippedBitOfHeaderAndDescriptionIsFound) {
+TEST(SessionFile, FlippedBitsOfHeaderAndDescriptionAreFound) {
   const TestFolder folder;
   const std::string path = folder.file("s.tkv");
   const SessionFile file = example();
   write_session(path, file);
   const std::string whole = read_file(path);
-  for (size_t at = 0; at < whole.size() - file.snapshot.size(); ++at) {
+  for (size_t at = 0; at < whole.size() - file.snapshot.size(); at += at < 32 ? 1 : 7) {
     std::string damaged = whole;
     damaged[at] = static_cast<char>(damaged[at] ^ 4);
-    write_bytes(path, damaged);
+    damage(path, damaged);
     EXPECT_EQ(kind_thrown([&] { (void)read_session(path); }), ErrorKind::bad_input) << at;
   }
 }
