@@ -60,7 +60,7 @@ fetch:  ## the default model (SmolLM2-135M-Instruct, Apache-2.0) and wikitext-2 
 test: build fetch  ## build, then every test
 	cd build && $(CTEST) --no-tests=error
 
-demo: build fetch  ## a real model reads a long document with a fraction of the memory, and answers a question about it
+demo: build fetch  ## a real model reads a story with a fraction of the memory, and answers questions about it
 	@build/bin/tierkv demo
 
 demo-synthetic: build  ## no model: a long synthetic decode through four presets, side by side

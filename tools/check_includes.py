@@ -35,10 +35,12 @@ ROOMS = {
     "capi": ("the C API (tierkv/c.h) on top of it: handles, and the wall no exception passes",
              ("base", "quant", "policy", "config", "cache")),
     "llama": ("the host for unmodified libllama, and calibration through it", ("base", "calib", "solve", "quant")),
+    "engine": ("models, tokens, samplers, sessions: what the command and a server share, on the public headers and libllama's",
+               ()),
 }
 ALLOWED = {room: set(below) for room, (_, below) in ROOMS.items()}
-# Folders outside src/ that live on the public headers alone.
-PUBLIC_ONLY = ("apps", "python")
+# Folders outside src/ that live on the public headers, and the rooms they may include beside them.
+PUBLIC_ONLY = {"apps": ("engine",), "python": ()}
 CODE = (".h", ".hpp", ".cc", ".cpp", ".c", ".cu", ".cuh")
 LENGTH_CHECKED = CODE + (".py", ".cmake", ".sh")
 CHECKED_FOLDERS = ("include", "src", "apps", "python", "bench", "tests", "fuzz", "tools", "cmake")
@@ -80,8 +82,9 @@ def check_include(path, bracket, target):
             return None
         return f"{target}: public headers include only tierkv/ and the standard library"
     if top in PUBLIC_ONLY:
-        if first in ALLOWED:
-            return f"{target}: {top}/ may include public headers only (tierkv/...)"
+        if first in ALLOWED and first not in PUBLIC_ONLY[top]:
+            rooms = "".join(f" and {room}/" for room in PUBLIC_ONLY[top])
+            return f"{target}: {top}/ may include public headers{rooms} only (tierkv/...)"
         return None
     if top != "src":
         return None

@@ -45,6 +45,8 @@ class CheckIncludes(unittest.TestCase):
         self.accepts("src/llama/a.cc", '#include "calib/a.h"\n')
         self.accepts("src/llama/a_test.cc", '#include "snapshot/testing.h"\n')
         self.accepts("apps/a.cc", '#include "tierkv/cache.h"\n#include <tierkv/cache.h>\n#include <cstdio>\n')
+        self.accepts("apps/tierkv/a.cc", '#include "engine/engine.h"\n')
+        self.accepts("src/engine/a.cc", '#include "engine/a.h"\n#include "tierkv/llama.h"\n#include <llama.h>\n')
         self.accepts("tests/a.cc", '#include "quant/codec.h"\n')
         self.accepts("include/tierkv/a.h", '#include <cstdint>\n#include <stdint.h>\n#include "tierkv/b.h"\n')
 
@@ -56,7 +58,10 @@ class CheckIncludes(unittest.TestCase):
         self.refuses("src/policy/a.cc", '#include "quant/codec.h"\n', "policy may include base")
 
     def test_private_headers_are_refused_outside_the_library(self):
-        self.refuses("apps/a.cc", '#include "quant/codec.h"\n', "public headers only")
+        self.refuses("apps/a.cc", '#include "quant/codec.h"\n', "public headers and engine/ only")
+        self.refuses("python/a.cc", '#include "engine/engine.h"\n', "public headers only")
+        self.refuses("src/engine/a.cc", '#include "llama/crew.h"\n', "engine may include no other room")
+        self.refuses("src/llama/a.cc", '#include "engine/engine.h"\n', "llama may include base, calib, quant")
         self.refuses("python/a.cc", '#include <cache/a.h>\n', "public headers only")
 
     def test_public_headers_stand_alone(self):

@@ -4,10 +4,11 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "calibrations.h"
 #include "commands.h"
+#include "engine/gguf_file.h"
 #include "eval_common.h"
-#include "gguf_file.h"
+#include "load_engine.h"
+#include "self_calibrate.h"
 #include "terminal.h"
 
 namespace tierkv::cli {
@@ -124,7 +125,7 @@ int run(Request& request) {
   if (request.files.empty()) request.files = {default_text()};
   std::vector<std::string> texts;
   for (const std::string& file : request.files) texts.push_back(read_file(file));
-  Engine engine(options);
+  Engine engine = load_engine(options);
   const llama::ModelShape& shape = engine.shape();
   std::optional<Folder> folder;
   if (request.output.empty()) {
@@ -132,11 +133,11 @@ int run(Request& request) {
     request.output = llama::calibration_path(shape);
   }
   std::vector<Tokens> tokens;
-  for (const std::string& text : texts) tokens.push_back(engine.tokenize(text, false));
+  for (const std::string& text : texts) tokens.push_back(engine.tokenizer().encode(text, false));
 
   llama::CalibrateOptions& calibrate = request.calibrate;
   calibrate.threads = options.threads;
-  calibrate.first_token = first_token(engine);
+  calibrate.first_token = engine.tokenizer().first_token();
   calibrate.model_file = engine.path();
   for (const std::string& file : request.files)
     calibrate.text_name += (calibrate.text_name.empty() ? "" : ", ") + fs::path(file).filename().string();
@@ -152,7 +153,7 @@ int run(Request& request) {
   calibrate.cancelled = interrupted;
   auto result = llama::calibrate(shape, tokens, request.output, calibrate);
   progress.finish();
-  if (!result.ok() && interrupted()) throw Interrupted();
+  if (!result.ok() && interrupted()) throw Cancelled();
   const llama::CalibrateReport report = take(std::move(result), "cannot calibrate " + engine.name());
   if (options.text()) print(report, request, engine);
   emit_json(options, report_json(report, request, engine));

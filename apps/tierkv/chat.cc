@@ -4,11 +4,12 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
-#include "calibrations.h"
 #include "commands.h"
-#include "engine.h"
+#include "engine/engine.h"
+#include "engine/session_file.h"
 #include "generation.h"
-#include "session_file.h"
+#include "load_engine.h"
+#include "self_calibrate.h"
 #include "terminal.h"
 
 namespace tierkv::cli {
@@ -54,9 +55,9 @@ class Chat {
     if (command == "/quit" || command == "/exit") return false;
     try {
       obey(command, rest);
-    } catch (const Interrupted&) {
+    } catch (const Cancelled&) {
       throw;
-    } catch (const Failure& failure) {
+    } catch (const Error& failure) {
       problem(failure);
     }
     return true;
@@ -82,7 +83,7 @@ class Chat {
     nlohmann::json value = session_json(engine_, *session_);
     value["command"] = "chat";
     value["model"] = engine_.name();
-    value["template"] = engine_.has_template();
+    value["template"] = engine_.chat_template().known();
     value["messages"] = messages;
     return value;
   }
@@ -93,9 +94,9 @@ class Chat {
   }
 
   // A person corrects a typing error; a script must learn of it.
-  void problem(const Failure& failure) {
+  void problem(const Error& failure) {
     remark("tierkv: " + std::string(failure.what()) + "\n");
-    if (!terminal_) exit_code_ = failure.exit_code();
+    if (!terminal_) exit_code_ = cli::exit_code(failure);
   }
 
   void reset() {
@@ -139,11 +140,11 @@ class Chat {
   Tokens tokens_of_turn(const std::string& text) const {
     std::vector<ChatMessage> after = messages_;
     after.push_back({"user", text});
-    const std::string all = engine_.apply_template(after, true);
+    const std::string all = engine_.chat_template().apply(after, true);
     const bool first = tokens_.empty() && pending_.empty();
-    const size_t before = first ? 0 : std::min(all.size(), engine_.apply_template(messages_, false).size());
+    const size_t before = first ? 0 : std::min(all.size(), engine_.chat_template().apply(messages_, false).size());
     Tokens tokens = pending_;
-    const Tokens added = engine_.tokenize((first ? "" : end_of_reply()) + all.substr(before), first, true);
+    const Tokens added = engine_.tokenizer().encode((first ? "" : end_of_reply()) + all.substr(before), first, true);
     tokens.insert(tokens.end(), added.begin(), added.end());
     return tokens;
   }
@@ -154,7 +155,7 @@ class Chat {
     std::vector<ChatMessage> marked = messages_;
     if (marked.empty() || marked.back().role != "assistant") return "";
     marked.back().content = mark;
-    const std::string formatted = engine_.apply_template(marked, false);
+    const std::string formatted = engine_.chat_template().apply(marked, false);
     const size_t at = formatted.rfind(mark);
     return at == std::string::npos ? "" : formatted.substr(at + mark.size());
   }
@@ -163,7 +164,7 @@ class Chat {
   void forget_from(uint32_t length) {
     try {
       session_->truncate(length);
-    } catch (const Failure&) {
+    } catch (const Error&) {
       reset();
       note("the conversation could not go back, and starts anew");
     }
@@ -173,13 +174,13 @@ class Chat {
     const Tokens turn = tokens_of_turn(text);
     const uint32_t start = session_->length();
     if (start + turn.size() >= session_->limit()) {
-      problem(Failure(kBadInput, "the conversation has reached the model's context of " + human_count(session_->limit()) +
-                                     " tokens: /reset starts anew"));
+      problem(Error(ErrorKind::bad_input, "the conversation has reached the model's context of " + human_count(session_->limit()) +
+                                              " tokens: /reset starts anew"));
       return;
     }
     try {
       prefill(*session_, turn, "reading", request_.options.quiet);
-    } catch (const Interrupted&) {
+    } catch (const Cancelled&) {
       clear_interrupt();
       forget_from(start);
       note("stopped; the message was not read");
@@ -215,13 +216,14 @@ int run(Request& request) {
   if (options.kv.size() > 1) bad_input("a chat has one --kv, not " + std::to_string(options.kv.size()));
   if (options.kv.empty()) options.kv = {"balanced"};
   check_kv(options.kv);
-  Engine engine(options);
+  Engine engine = load_engine(options);
   engine.check_context(request.ctx);
   Chat chat(request, engine);
   if (!request.load.empty()) chat.load(request.load);
   if (chat.terminal() && !options.quiet) {
     remark(bold(engine.name()) + dim(", --kv " + options.kv.front() + ". /help lists commands, /quit or Ctrl-D ends.") + "\n");
-    if (!engine.has_template()) remark(dim("The model has no chat template that libllama knows: expect it to ramble.") + "\n");
+    if (!engine.chat_template().known())
+      remark(dim("The model has no chat template that libllama knows: expect it to ramble.") + "\n");
   }
   if (!options.quiet) remark_uncalibrated(engine, chat.session());
   std::string line;

@@ -6,7 +6,11 @@
 #include <memory>
 #include <utility>
 
-#include "common.h"
+#include "exit_codes.h"
+#include "files.h"
+#include "interrupt.h"
+#include "options.h"
+#include "output.h"
 
 namespace tierkv::cli {
 

@@ -1,14 +1,12 @@
 #include "deep_eval.h"
 
 #include <algorithm>
-#include <chrono>
+
+#include "engine/clock.h"
+#include "engine_names.h"
 
 namespace tierkv::cli {
-namespace {
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
-}  // namespace
+namespace {}  // namespace
 
 double DeepPacker::ratio() const { return bytes_ ? static_cast<double>(fp16_) / static_cast<double>(bytes_) : 0.0; }
 

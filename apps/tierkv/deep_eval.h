@@ -7,7 +7,8 @@
 
 #include <cstdint>
 
-#include "engine.h"
+#include "engine/engine.h"
+#include "engine_names.h"
 
 namespace tierkv::cli {
 

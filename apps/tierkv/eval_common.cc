@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "gguf_file.h"
+#include "engine/gguf_file.h"
+#include "files.h"
+#include "options.h"
 #include "terminal.h"
 
 namespace tierkv::cli {
@@ -116,10 +118,6 @@ std::string evaluation_text(const std::string& file) {
               "): `tierkv fetch wikitext2` downloads it, or give a text with -f FILE");
   }
   return read_file(path);
-}
-
-llama_token first_token(const Engine& engine) {
-  return llama_vocab_get_add_bos(engine.vocab()) ? llama_vocab_bos(engine.vocab()) : LLAMA_TOKEN_NULL;
 }
 
 }  // namespace tierkv::cli

@@ -5,7 +5,12 @@
 #include <string>
 #include <vector>
 
-#include "engine.h"
+#include "engine/engine.h"
+#include "engine_names.h"
+
+namespace CLI {
+class App;
+}
 
 namespace tierkv::cli {
 
@@ -48,7 +53,5 @@ class Checkpoint {
 
 // --file, or the test part of WikiText-2 in the cache folder. Missing: says how to get it.
 std::string evaluation_text(const std::string& file);
-// The token every window starts with, or LLAMA_TOKEN_NULL when the model was not trained with one.
-llama_token first_token(const Engine& engine);
 
 }  // namespace tierkv::cli

@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
-#include "gguf_file.h"
+#include "engine/gguf_file.h"
 #include "terminal.h"
 
 extern char** environ;
@@ -67,7 +67,7 @@ int list(const Request& request) {
 // Runs a program, gives back its stdout and exit code; stderr is ours.
 int run_program(const std::vector<std::string>& words, std::string& output) {
   int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) throw Failure(kRuntimeError, std::string("cannot make a pipe: ") + std::strerror(errno));
+  if (pipe2(ends, O_CLOEXEC) != 0) fail(std::string("cannot make a pipe: ") + std::strerror(errno));
   std::vector<char*> arguments;
   for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
   arguments.push_back(nullptr);
@@ -109,9 +109,7 @@ int run(Request& request) {
   if (!known) bad_input("there is nothing called " + request.name + " to fetch: " + names);
   const std::string script = find_shared("tools/fetch.py");
   if (script.empty())
-    throw Failure(
-        kRuntimeError,
-        "the fetch script is neither beside this program nor in its share folder: set TIERKV_SHARE to where tools/fetch.py is");
+    fail("the fetch script is neither beside this program nor in its share folder: set TIERKV_SHARE to where tools/fetch.py is");
   std::vector<std::string> words = {"python3", script, request.name, "--json"};
   if (request.offline) words.push_back("--offline");
   if (!request.cache.empty()) words.insert(words.end(), {"--cache", request.cache});
@@ -120,7 +118,7 @@ int run(Request& request) {
   if (code == kInterrupted) return kInterrupted;
   if (code != 0) return code == 1 ? kRuntimeError : kBadInput;  // the script has said why
   const json result = json::parse(output, nullptr, false);
-  if (result.is_discarded()) throw Failure(kRuntimeError, "the fetch script gave no result");
+  if (result.is_discarded()) fail("the fetch script gave no result");
   if (options.text()) {
     std::printf("%s\n", result.value("path", "").c_str());
     if (!options.quiet) remark(dim("licence: " + result.value("license", "")) + "\n");

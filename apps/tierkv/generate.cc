@@ -1,11 +1,12 @@
 // generate.cc — `tierkv generate`: continues a prompt, token by token, with one cache setting or several in turn.
 #include <nlohmann/json.hpp>
 
-#include "calibrations.h"
 #include "commands.h"
-#include "engine.h"
+#include "engine/engine.h"
+#include "engine/sampler.h"
 #include "generation.h"
-#include "sampler.h"
+#include "load_engine.h"
+#include "self_calibrate.h"
 #include "terminal.h"
 
 namespace tierkv::cli {
@@ -33,7 +34,7 @@ std::string prompt_of(Request& request, const Engine& engine) {
   std::string text = request.file.empty() ? request.prompt : read_file(request.file);
   if (!request.file.empty() && !request.prompt.empty()) text += "\n" + request.prompt;
   if (text.empty()) bad_input("there is no prompt: give one, or a file with -f (- for stdin)");
-  return request.chat ? engine.apply_template({{"user", text}}, true) : text;
+  return request.chat ? engine.chat_template().apply({{"user", text}}, true) : text;
 }
 
 void show_tiers(Engine& engine, Session& session) {
@@ -50,7 +51,7 @@ nlohmann::json run_one(Request& request, Engine& engine, const std::string& kv, 
   Sampler sampler(request.sampler, options.seed);
   for (const llama_token token : prompt) sampler.accept(token);
   if (options.text() && options.kv.size() > 1) std::printf("%s\n", bold("--kv " + kv).c_str());
-  if (options.text() && request.echo) std::printf("%s", dim(engine.detokenize(prompt)).c_str());
+  if (options.text() && request.echo) std::printf("%s", dim(engine.tokenizer().decode(prompt)).c_str());
   prefill(*session, prompt, "reading " + human_count(prompt.size()) + " tokens", options.quiet);
   if (request.tiers) show_tiers(engine, *session);
 
@@ -84,9 +85,9 @@ int run(Request& request) {
   if (options.kv.empty()) options.kv = {"balanced"};
   check_kv(options.kv);
   if (request.file.empty() && request.prompt.empty()) bad_input("there is no prompt: give one, or a file with -f (- for stdin)");
-  Engine engine(options);
+  Engine engine = load_engine(options);
   const uint32_t limit = engine.check_context(request.ctx);
-  const Tokens prompt = engine.tokenize(prompt_of(request, engine), true, request.chat);
+  const Tokens prompt = engine.tokenizer().encode(prompt_of(request, engine), true, request.chat);
   if (prompt.size() >= limit) {
     bad_input("the prompt has " + human_count(prompt.size()) + " tokens, which leaves no room in a context of " +
               human_count(limit));

@@ -1,8 +1,12 @@
-// generation.cc — prefill and the token loop.
+// generation.cc — reading with a bar, and what a session was like.
 #include "generation.h"
 
+#include <CLI/CLI.hpp>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "number_range.h"
+#include "output.h"
 #include "terminal.h"
 
 namespace tierkv::cli {
@@ -12,45 +16,25 @@ void prefill(Session& session, std::span<const llama_token> tokens, const std::s
   session.feed(tokens, Want::last, {}, 0, [&](uint32_t done) { progress.update(done); });
 }
 
-Generated generate(const Engine& engine, Session& session, Sampler& sampler, const GenerateOptions& options) {
-  Generated result;
-  Utf8Joiner joiner;
-  auto say = [&](const std::string& text) {
-    result.text += text;
-    if (options.on_text && !text.empty()) options.on_text(text);
-  };
-  result.stop = "length";
-  while (result.tokens.size() < options.tokens) {
-    if (interrupted()) {
-      result.stop = "interrupted";
-      break;
-    }
-    if (session.length() >= session.limit()) {
-      result.stop = "context";
-      break;
-    }
-    const llama_token token = sampler.pick(session.last_logits());
-    if (!options.ignore_end && engine.is_end(token)) {
-      result.stop = "end";
-      break;
-    }
-    try {
-      session.feed(std::span(&token, 1), Want::last);
-    } catch (const Interrupted&) {
-      result.stop = "interrupted";
-      break;
-    }
-    result.tokens.push_back(token);
-    say(joiner.add(engine.piece(token)));
-    if (options.on_token) options.on_token(static_cast<uint32_t>(result.tokens.size()));
-  }
-  say(joiner.rest());
-  return result;
-}
-
 void stream_text(const std::string& text) {
   std::fputs(text.c_str(), stdout);
   std::fflush(stdout);
+}
+
+void add_sampler_options(CLI::App& app, SamplerOptions& options) {
+  app.add_option("--temp", options.temperature, "temperature; 0 takes the likeliest token")
+      ->check(number_range(0.0, 100.0))
+      ->capture_default_str();
+  app.add_option("--top-k", options.top_k, "only the K likeliest; 0: all")->check(CLI::Range(0, 1 << 20))->capture_default_str();
+  app.add_option("--top-p", options.top_p, "only the likeliest that make up P together")
+      ->check(number_range(0.0, 1.0))
+      ->capture_default_str();
+  app.add_option("--min-p", options.min_p, "only those at least P times as likely as the likeliest")
+      ->check(number_range(0.0, 1.0))
+      ->capture_default_str();
+  app.add_option("--repeat-penalty", options.repeat_penalty, "make recent tokens less likely; 1: do not")
+      ->check(number_range(0.1, 10.0))
+      ->capture_default_str();
 }
 
 void add_writing_options(CLI::App& app, Options& options, SamplerOptions& sampler) {

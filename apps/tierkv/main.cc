@@ -16,7 +16,7 @@ constexpr const char* kAbout = "tierkv: language models with a tiered, compresse
 constexpr const char* kFooter =
     "Examples:\n"
     "  tierkv fetch smollm2                       download the default model (98 MB)\n"
-    "  tierkv demo                                read a long document in a fraction of the memory\n"
+    "  tierkv demo                                read a story in a fraction of the memory\n"
     "  tierkv chat --kv balanced                  talk; /tiers shows the cache\n"
     "  tierkv generate -f notes.txt -n 200        continue a text\n"
     "  tierkv plan -m model.gguf --ctx 32768      what a cache would take\n"
@@ -68,7 +68,7 @@ int run(int argc, char** argv) {
     for (int i = 1; i < argc; ++i) {
       if (std::string_view(argv[i]) == "--json" && (i + 1 == argc || argv[i + 1][0] == '-')) expect_json_on_stdout();
     }
-    throw Failure(kBadInput, sentence);
+    bad_input(sentence);
   }
   install_interrupt_handler();
   const int code = action ? action() : kBadInput;
@@ -76,7 +76,7 @@ int run(int argc, char** argv) {
   return code;
 }
 
-int fail(int exit_code, const char* sentence) {
+int end_with(int exit_code, const char* sentence) {
   emit_failure(exit_code, sentence);
   std::fflush(stdout);
   std::fprintf(stderr, "tierkv: %s\n", sentence);
@@ -95,9 +95,9 @@ int main(int argc, char** argv) {
       return kRuntimeError;
     }
     return code;
-  } catch (const Failure& failure) {
-    return fail(failure.exit_code(), failure.what());
+  } catch (const Error& failure) {
+    return end_with(exit_code(failure), failure.what());
   } catch (const std::exception& problem) {
-    return fail(kRuntimeError, problem.what());
+    return end_with(kRuntimeError, problem.what());
   }
 }

@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
-#include "gguf_file.h"
+#include "engine/gguf_file.h"
 #include "plan_document.h"
 #include "plan_measure.h"
 #include "terminal.h"

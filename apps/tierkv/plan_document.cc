@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "common.h"
+#include "engine_names.h"
 #include "plan_measure.h"
 #include "terminal.h"
 

@@ -5,7 +5,8 @@
 #include <map>
 #include <vector>
 
-#include "common.h"
+#include "engine_names.h"
+#include "interrupt.h"
 #include "tierkv/cache.h"
 
 namespace tierkv::cli {
@@ -54,7 +55,7 @@ Measured measure(const CacheConfig& model, const LayerConfig& layer, uint64_t to
   uint64_t done = 0;
   auto fill = [&](uint64_t until) {
     while (done < until) {
-      if (interrupted()) throw Interrupted();
+      if (interrupted()) throw Cancelled();
       const auto count = static_cast<uint32_t>(std::min<uint64_t>(chunk, until - done));
       const RowsView view = RowsView::f32(data.data(), count, 1, config.head_dim);
       check(cache->append(seq, 0, view, view));

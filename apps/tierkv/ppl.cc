@@ -1,17 +1,12 @@
-// ppl.cc — `tierkv ppl`: how much a cache setting costs in quality, over the same text for all of them.
-//
-// Every window is fed through the caches in chunks of --chunk tokens, all settings in lockstep: the reference first, whose logits
-// of the chunk are kept until every other setting has been compared with them. So memory is one chunk's logits, however long the
-// text.
-#include <chrono>
+// ppl.cc — `tierkv ppl`: how much a cache setting costs in quality, over the same text for all of them (ppl_run.h measures).
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
-#include "deep_eval.h"
-#include "eval_common.h"
-#include "eval_stats.h"
+#include "load_engine.h"
 #include "number_range.h"
+#include "ppl_run.h"
 #include "terminal.h"
 
 namespace tierkv::cli {
@@ -34,154 +29,8 @@ constexpr const char* kFooter =
     "all, over what\n"
     "the whole context would take as FP16 (so what was evicted counts as saved). Stock is libllama's own cache.";
 
-struct Request {
-  Options options;
-  std::vector<std::string> stock;
-  std::string file;
-  std::string reference = "fp16";
-  uint32_t ctx = 0, chunk = 32;
-  uint64_t tokens = 16384, from = 0;
-  int64_t skip = -1;
-  std::vector<double> deep, deep_quality;
-  std::string deep_kv = "fp16,sinks=4";
-  uint32_t deep_every = 512, deep_recent = 512;
-};
-
-struct Setting {
-  SettingSpec spec;
-  std::unique_ptr<Session> session;
-  std::unique_ptr<DeepPacker> deep;  // or null
-  std::string deep_label;
-  std::string label() const { return deep ? deep_label : spec.label(); }
-  PairedScores scores;
-  double seconds = 0.0;
-  // At the end of the longest window.
-  MemoryStats memory;
-  uint64_t resident = 0;
-  ProcessMemory process;  // with every setting in it
-};
-
-struct Plan {
-  std::vector<Tokens> windows;
-  uint32_t skip = 0;
-  uint32_t block = 0;  // tokens of a block of the standard error
-  uint64_t fed = 0, scored = 0;
-};
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
-Plan make_plan(const Request& request, const Engine& engine, const Tokens& text, uint32_t ctx) {
-  Plan plan;
-  plan.skip = request.skip >= 0 ? static_cast<uint32_t>(std::min<int64_t>(request.skip, ctx)) : std::min(512u, ctx / 4);
-  plan.skip = std::max(plan.skip, 1u);  // nothing predicts the first token
-  if (plan.skip >= ctx) bad_input(format("--skip %u leaves nothing to score in windows of %u tokens", plan.skip, ctx));
-  const llama_token first = first_token(engine);
-  for (size_t at = request.from; at < text.size();) {
-    Tokens window;
-    if (first != LLAMA_TOKEN_NULL) window.push_back(first);
-    const uint64_t length = request.tokens == 0 ? ctx : std::min<uint64_t>(ctx, request.tokens - plan.fed);
-    if (length <= plan.skip) break;
-    const size_t count = std::min<size_t>(length - window.size(), text.size() - at);
-    window.insert(window.end(), text.begin() + static_cast<ptrdiff_t>(at), text.begin() + static_cast<ptrdiff_t>(at + count));
-    at += count;
-    if (window.size() <= plan.skip) break;
-    plan.fed += window.size();
-    plan.scored += window.size() - plan.skip;
-    plan.windows.push_back(std::move(window));
-  }
-  if (plan.scored == 0) {
-    bad_input(
-        format("the text has %zu tokens, and the first %u of a window are not scored: nothing is left (a smaller --skip helps)",
-               text.size(), plan.skip));
-  }
-  plan.block = static_cast<uint32_t>(std::clamp<uint64_t>(plan.scored / 16, 16, 256));
-  return plan;
-}
-
-class Run {
- public:
-  Run(const Plan& plan, const Request& request, std::vector<Setting>& settings)
-      : plan_(plan),
-        chunk_(request.chunk),
-        settings_(settings),
-        rows_(request.chunk),
-        progress_("ppl", plan.fed * settings.size(), request.options.quiet) {}
-
-  void all() {
-    for (size_t w = 0; w < plan_.windows.size(); ++w) {
-      for (Setting& setting : settings_) {
-        setting.session->reset();
-        if (setting.deep) setting.deep->reset();
-      }
-      window(w);
-      if (w != 0) continue;  // no window is longer than the first
-      for (Setting& setting : settings_) {
-        setting.memory = setting.session->memory();
-        setting.resident = setting.session->kv_bytes();
-        setting.process = process_memory();
-      }
-    }
-    progress_.finish();
-  }
-
- private:
-  void window(size_t w) {
-    const Tokens& tokens = plan_.windows[w];
-    for (size_t at = 0; at < tokens.size(); at += chunk_) {
-      const size_t count = std::min<size_t>(chunk_, tokens.size() - at);
-      for (size_t s = 0; s < settings_.size(); ++s) {
-        progress_.label(format("window %zu of %zu, %s", w + 1, plan_.windows.size(), settings_[s].label().c_str()));
-        feed(settings_[s], s == 0, w, at, count);
-        done_ += count;
-        progress_.update(done_);
-      }
-    }
-  }
-
-  void feed(Setting& setting, bool reference, size_t w, size_t at, size_t count) {
-    const Tokens& tokens = plan_.windows[w];
-    // Logits of a token predict the next one.
-    const bool wanted = at + count >= plan_.skip && at + 1 < tokens.size();
-    double scoring = 0.0;
-    auto on_logits = [&](uint32_t i, std::span<const float> logits) {
-      const size_t next = at + i + 1;
-      if (next < plan_.skip || next >= tokens.size()) return;
-      const double start = now();
-      score(setting, reference, w, i, next, static_cast<uint32_t>(tokens[next]), logits);
-      scoring += now() - start;
-    };
-    const double start = now();
-    setting.session->feed(std::span(tokens).subspan(at, count), wanted ? Want::all : Want::none, on_logits, chunk_);
-    setting.seconds += now() - start - scoring;
-    if (setting.deep) setting.deep->settle(*setting.session);
-  }
-
-  void score(Setting& setting, bool reference, size_t w, uint32_t i, size_t position, uint32_t token,
-             std::span<const float> logits) {
-    ReferenceRow& row = rows_[i];
-    if (reference) row.set(logits);
-    const RowSummary summary = reference ? row.summary() : summarise(logits);
-    const double kl = reference ? 0.0 : row.divergence(logits, summary);
-    if (!std::isfinite(summary.log_sum_exp) || !std::isfinite(kl)) {
-      throw Failure(kRuntimeError, format("%s gave logits that are not numbers at position %zu of window %zu",
-                                          setting.label().c_str(), position, w + 1));
-    }
-    const size_t blocks = (plan_.windows.front().size() - plan_.skip + plan_.block - 1) / plan_.block;
-    const size_t block = w * blocks + (position - plan_.skip) / plan_.block;
-    setting.scores.add(block, summary.log_sum_exp - static_cast<double>(logits[token]), row.nll(token), kl,
-                       summary.top == row.summary().top);
-  }
-
-  const Plan& plan_;
-  uint32_t chunk_;
-  std::vector<Setting>& settings_;
-  std::vector<ReferenceRow> rows_;
-  Progress progress_;
-  uint64_t done_ = 0;
-};
-
 // Of the tier that holds the oldest tokens; of stock, of the only one.
-double coldest_bits(const Setting& setting, uint32_t head_dim, double bits_total) {
+double coldest_bits(const PplSetting& setting, uint32_t head_dim, double bits_total) {
   if (setting.spec.stock) return bits_total;
   for (const Tier tier : {Tier::archive, Tier::warm, Tier::hot, Tier::sink}) {
     if (setting.memory[tier].tokens > 0) return setting.memory[tier].bits_per_value(head_dim);
@@ -189,7 +38,8 @@ double coldest_bits(const Setting& setting, uint32_t head_dim, double bits_total
   return 0.0;
 }
 
-json setting_json(const Setting& setting, const Request& request, Engine& engine, const Plan& plan, uint64_t fp16_bytes) {
+json setting_json(const PplSetting& setting, const PplRequest& request, Engine& engine, const ScoredWindows& text,
+                  uint64_t fp16_bytes) {
   const PairedResult result = setting.scores.result();
   const uint32_t head_dim = engine.shape().head_dim;
   const double bits_total = 16.0 * static_cast<double>(setting.resident) / static_cast<double>(std::max<uint64_t>(fp16_bytes, 1));
@@ -210,12 +60,12 @@ json setting_json(const Setting& setting, const Request& request, Engine& engine
                 {"resident_bytes", setting.resident},
                 {"tokens", result.tokens},
                 {"seconds", setting.seconds},
-                {"tokens_per_second", setting.seconds > 0 ? static_cast<double>(plan.fed) / setting.seconds : 0.0},
-                {"ctx", plan.windows.front().size()},
-                {"windows", plan.windows.size()},
+                {"tokens_per_second", setting.seconds > 0 ? static_cast<double>(text.fed) / setting.seconds : 0.0},
+                {"ctx", text.windows.front().size()},
+                {"windows", text.windows.size()},
                 {"chunk", request.chunk},
-                {"skip", plan.skip},
-                {"block_tokens", plan.block},
+                {"skip", text.skip},
+                {"block_tokens", text.block},
                 {"blocks", result.blocks}};
   if (setting.deep) {
     value["deep"] = {{"ratio", setting.deep->ratio()},
@@ -234,7 +84,7 @@ json setting_json(const Setting& setting, const Request& request, Engine& engine
   return value;
 }
 
-std::string tier_bits(const Setting& setting, uint32_t head_dim) {
+std::string tier_bits(const PplSetting& setting, uint32_t head_dim) {
   if (setting.spec.stock) return "";
   std::string text;
   for (int t = 0; t < kNumTiers; ++t) {
@@ -246,10 +96,11 @@ std::string tier_bits(const Setting& setting, uint32_t head_dim) {
   return text;
 }
 
-void print(const std::vector<Setting>& settings, const json& values, Engine& engine, const Plan& plan, const Request& request) {
+void print(const std::vector<PplSetting>& settings, const json& values, Engine& engine, const ScoredWindows& text,
+           const PplRequest& request) {
   std::printf("%s: %s tokens scored in %zu window%s of %zu, fed %u at a time, the first %u of each not scored\n\n",
-              bold(engine.name()).c_str(), human_count(plan.scored).c_str(), plan.windows.size(),
-              plan.windows.size() == 1 ? "" : "s", plan.windows.front().size(), request.chunk, plan.skip);
+              bold(engine.name()).c_str(), human_count(text.scored).c_str(), text.windows.size(),
+              text.windows.size() == 1 ? "" : "s", text.windows.front().size(), request.chunk, text.skip);
   Table table({"<setting", "PPL", "delta", "± se", "KLD", "top-1", "bits", "<bits by tier", "resident", "tokens/s"});
   for (size_t i = 0; i < settings.size(); ++i) {
     const json& v = values[i];
@@ -268,11 +119,11 @@ void print(const std::vector<Setting>& settings, const json& values, Engine& eng
   }
   std::printf(
       "%s\n%s\n", table.str().c_str(),
-      dim(format("Standard errors are paired, over blocks of %u tokens. S first tokens, H hot, W warm, A archive.", plan.block))
+      dim(format("Standard errors are paired, over blocks of %u tokens. S first tokens, H hot, W warm, A archive.", text.block))
           .c_str());
 }
 
-int run(Request& request) {
+int run(PplRequest& request) {
   Options& options = request.options;
   settle(options);
   if (options.kv.empty() && request.deep.empty() && request.deep_quality.empty()) options.kv = {"balanced"};
@@ -281,14 +132,14 @@ int run(Request& request) {
   const std::vector<SettingSpec> specs = settle_settings(
       from_stock ? std::vector<SettingSpec>{{"f16", true}, {"fp16", false}} : std::vector<SettingSpec>{{request.reference, false}},
       options.kv, request.stock);
-  const std::string text = evaluation_text(request.file);
-  Engine engine(options);
+  const std::string source = evaluation_text(request.file);
+  Engine engine = load_engine(options);
   (void)engine.shape();  // refuses what the cache does not serve, and settles the context
   const uint32_t ctx = request.ctx != 0 ? engine.check_context(request.ctx) : std::min(4096u, engine.context());
   request.chunk = std::min(request.chunk, ctx);
-  const Plan plan = make_plan(request, engine, engine.tokenize(text, false), ctx);
+  const ScoredWindows text = make_windows(request, engine, engine.tokenizer().encode(source, false), ctx);
 
-  std::vector<Setting> settings(specs.size());
+  std::vector<PplSetting> settings(specs.size());
   for (size_t i = 0; i < specs.size(); ++i) {
     settings[i].spec = specs[i];
     settings[i].session = open_setting(engine, specs[i], ctx, request.chunk);
@@ -297,7 +148,7 @@ int run(Request& request) {
     DeepOptions target;
     target.ratio = ratio;
     target.quality = quality;
-    Setting& setting = settings.emplace_back();
+    PplSetting& setting = settings.emplace_back();
     setting.spec = {request.deep_kv, false};
     setting.deep_label = ratio > 0 ? format("deep %gx of %s", ratio, request.deep_kv.c_str())
                                    : format("deep at quality %g of %s", quality, request.deep_kv.c_str());
@@ -306,12 +157,12 @@ int run(Request& request) {
   };
   for (const double ratio : request.deep) add_deep(ratio, 0.0);
   for (const double quality : request.deep_quality) add_deep(0.0, quality);
-  Run(plan, request, settings).all();
+  score(text, request, settings);
 
   json values = json::array();
   const uint64_t fp16_bytes = settings[from_stock ? 1 : 0].memory.fp16_bytes;
-  for (const Setting& setting : settings) values.push_back(setting_json(setting, request, engine, plan, fp16_bytes));
-  if (options.text()) print(settings, values, engine, plan, request);
+  for (const PplSetting& setting : settings) values.push_back(setting_json(setting, request, engine, text, fp16_bytes));
+  if (options.text()) print(settings, values, engine, text, request);
   emit_json(options, values);
   return 0;
 }
@@ -319,8 +170,8 @@ int run(Request& request) {
 }  // namespace
 
 void add_ppl(CLI::App& app, Action& action) {
-  const auto [command, request] =
-      add_command<Request>(app, action, "ppl", "Perplexity, divergence and memory of cache settings over one text", kFooter, run);
+  const auto [command, request] = add_command<PplRequest>(
+      app, action, "ppl", "Perplexity, divergence and memory of cache settings over one text", kFooter, run);
   command->add_option("-f,--file", request->file, "the text (default: WikiText-2 test, as `tierkv fetch wikitext2` leaves it)")
       ->type_name("FILE");
   command->add_option("-c,--ctx", request->ctx, "tokens of a window (default: 4096, or the model's context if that is less)")

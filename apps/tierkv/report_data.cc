@@ -5,7 +5,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "common.h"
+#include "files.h"
 #include "terminal.h"
 
 namespace tierkv::cli {

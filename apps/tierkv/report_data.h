@@ -1,6 +1,6 @@
 // report_data.h — results of ppl, recall and bench as they come back from their JSON files.
 //
-// Errors: Failure with exit code 2 that names the file and the line (bad JSON) or the entry (a field that is missing or not what it
+// Errors: Error, bad_input, that names the file and the line (bad JSON) or the entry (a field that is missing or not what it
 //         should be). Fields that a plot can do without may be missing or null.
 #pragma once
 

@@ -1,4 +1,4 @@
-// snapshot.cc — `tierkv snapshot`: looks into files of sequences, and makes and resumes them.
+// snapshot.cc — `tierkv snapshot`: makes and resumes files of sequences, and looks into them (snapshot_look.h).
 #include "tierkv/snapshot.h"
 #include "number_range.h"
 
@@ -6,9 +6,11 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
-#include "engine.h"
+#include "engine/engine.h"
+#include "engine/session_file.h"
 #include "generation.h"
-#include "session_file.h"
+#include "load_engine.h"
+#include "snapshot_look.h"
 #include "terminal.h"
 
 namespace tierkv::cli {
@@ -31,141 +33,13 @@ constexpr const char* kFooter =
     "also\n"
     "take the plain snapshots that AdaptiveKVCache::save() writes.";
 
-struct Request {
-  Options options;
-  SamplerOptions sampler;
-  std::string path, prompt, file;
-  uint32_t tokens = 0;
-  bool chat = false;
-  bool deep = false;
-  double ratio = 0.0, quality = 0.0;
-};
-
-// --- inspect and verify
-
-struct Content {
-  SnapshotInfo info;
-  SessionFile session;  // empty for a plain snapshot
-  bool is_session = false;
-};
-
-Content look(const std::string& path) {
-  Content content;
-  content.is_session = is_session_file(path);
-  if (content.is_session) {
-    content.session = read_session(path);
-    content.info = take(inspect_snapshot(std::span<const std::byte>(content.session.snapshot)), path);
-    const uint64_t tokens = content.session.tokens.size();
-    if (tokens != content.info.length) {
-      bad_input(path + " is damaged: its cache holds " + std::to_string(content.info.length) + " tokens, its text " +
-                std::to_string(tokens));
-    }
-  } else {
-    content.info = take(inspect_snapshot(path));
-  }
-  return content;
-}
-
-json content_json(const std::string& path, const Content& content) {
-  const SnapshotInfo& info = content.info;
-  json tiers = json::object();
-  for (int t = 0; t < kNumTiers; ++t) {
-    tiers[tier_name(static_cast<Tier>(t))] = {{"rows", info.tier[t].tokens}, {"bytes", info.tier[t].bytes}};
-  }
-  json value = {{"file", path},
-                {"kind", content.is_session ? "session" : "snapshot"},
-                {"model", info.model},
-                {"version", info.version},
-                {"min_reader", info.min_reader},
-                {"layers", info.num_layers},
-                {"kv_heads", info.num_kv_heads},
-                {"head_dim", info.head_dim},
-                {"hot_type", info.hot_type},
-                {"length", info.length},
-                {"blocks", info.blocks},
-                {"codecs", info.codecs},
-                {"snapshot_bytes", info.file_bytes},
-                {"tiers", tiers}};
-  if (info.deep_tokens > 0) {
-    value["deep"] = {{"tokens", info.deep_tokens},
-                     {"first_position", info.deep_first_position},
-                     {"layers", info.deep_layers},
-                     {"bytes", info.deep_bytes},
-                     {"calibration", format("%016llx", static_cast<unsigned long long>(info.calibration))}};
-  }
-  if (content.is_session) {
-    value["kv"] = content.session.kv;
-    value["pending_tokens"] = content.session.pending.size();
-    value["messages"] = content.session.messages.size();
-  }
-  return value;
-}
-
-void print_content(const std::string& path, const Content& content) {
-  const SnapshotInfo& info = content.info;
-  const double rows = static_cast<double>(info.num_layers) * info.num_kv_heads;
-  const uint64_t fp16 = 4ull * info.length * info.num_layers * info.num_kv_heads * info.head_dim;
-  std::printf("%s: %s of %s tokens, %s\n", bold(path).c_str(), content.is_session ? "a session" : "a snapshot",
-              human_count(info.length).c_str(), human_bytes(static_cast<double>(info.file_bytes)).c_str());
-  std::printf("  model   %s: %u layers, %u KV heads of %u channels\n", info.model.empty() ? "not named" : info.model.c_str(),
-              info.num_layers, info.num_kv_heads, info.head_dim);
-  if (content.is_session) {
-    std::printf("  kv      %s\n", content.session.kv.c_str());
-    if (!content.session.messages.empty()) std::printf("  chat    %zu messages\n", content.session.messages.size());
-  }
-  std::string codecs;
-  for (const std::string& codec : info.codecs) codecs += (codecs.empty() ? "" : ", ") + codec;
-  std::printf("  blocks  %s%s%s\n", human_count(info.blocks).c_str(), codecs.empty() ? "" : ": ", codecs.c_str());
-  for (int t = 0; t < kNumTiers; ++t) {
-    const SnapshotTier& tier = info.tier[t];
-    if (tier.tokens == 0) continue;
-    const Tier which = static_cast<Tier>(t);
-    std::printf("  %s %7.0f tokens %10s\n", tier_colour(which, format("%c %-7s", "SHWA"[t], tier_name(which))).c_str(),
-                static_cast<double>(tier.tokens) / rows, human_bytes(static_cast<double>(tier.bytes)).c_str());
-  }
-  if (info.deep_tokens > 0) {
-    std::printf("  D deep    %7u tokens %10s from position %u on, %u layers, calibration %016llx\n", info.deep_tokens,
-                human_bytes(static_cast<double>(info.deep_bytes)).c_str(), info.deep_first_position, info.deep_layers,
-                static_cast<unsigned long long>(info.calibration));
-  }
-  if (info.file_bytes != 0)
-    std::printf("  %.1fx smaller than FP16\n", static_cast<double>(fp16) / static_cast<double>(info.file_bytes));
-}
-
-int run_inspect(Request& request) {
-  settle_json(request.options, request.path);
-  settle(request.options);
-  if (request.path.empty()) bad_input("there is no file to look into: tierkv snapshot inspect FILE");
-  const Content content = look(request.path);
-  if (request.options.text()) print_content(request.path, content);
-  emit_json(request.options, content_json(request.path, content));
-  return 0;
-}
-
-int run_verify(Request& request) {
-  settle_json(request.options, request.path);
-  settle(request.options);
-  if (request.path.empty()) bad_input("there is no file to verify: tierkv snapshot verify FILE");
-  const Content content = look(request.path);
-  if (request.options.text() && !request.options.quiet) {
-    std::printf("%s is whole: every checksum matches, %s tokens in %s blocks\n", request.path.c_str(),
-                human_count(content.info.length).c_str(), human_count(content.info.blocks).c_str());
-  }
-  json value = content_json(request.path, content);
-  value["whole"] = true;
-  emit_json(request.options, value);
-  return 0;
-}
-
-// --- save and load
-
-std::string text_of(const Request& request) {
+std::string text_of(const SnapshotRequest& request) {
   std::string text = request.file.empty() ? "" : read_file(request.file);
   if (!request.prompt.empty()) text += (text.empty() ? "" : "\n") + request.prompt;
   return text;
 }
 
-Generated go_on(const Request& request, Engine& engine, Session& session) {
+Generated go_on(const SnapshotRequest& request, Engine& engine, Session& session) {
   Sampler sampler(request.sampler, request.options.seed);
   GenerateOptions generation;
   generation.tokens = request.tokens;
@@ -177,7 +51,7 @@ Generated go_on(const Request& request, Engine& engine, Session& session) {
 
 // The last token of the text waits in the file: whoever resumes feeds it alone, as save itself does when it goes on, so both see
 // the same bits.
-int run_save(Request& request) {
+int run_save(SnapshotRequest& request) {
   Options& options = request.options;
   settle_json(options, request.path);
   settle(options);
@@ -187,10 +61,10 @@ int run_save(Request& request) {
   if (options.kv.empty()) options.kv = {"balanced"};
   check_kv(options.kv);
   if (request.file.empty() && request.prompt.empty()) bad_input("there is no text to read: give -f FILE or -p TEXT");
-  Engine engine(options);
+  Engine engine = load_engine(options);
   std::string text = text_of(request);
-  if (request.chat) text = engine.apply_template({{"user", text}}, true);
-  Tokens tokens = engine.tokenize(text, true, request.chat);
+  if (request.chat) text = engine.chat_template().apply({{"user", text}}, true);
+  Tokens tokens = engine.tokenizer().encode(text, true, request.chat);
   if (tokens.empty()) bad_input("the text is empty");
   const auto session = engine.open_session(options.kv.front());
   if (tokens.size() >= session->limit()) {
@@ -242,7 +116,7 @@ int run_save(Request& request) {
   return interrupted() ? kInterrupted : 0;
 }
 
-int run_load(Request& request) {
+int run_load(SnapshotRequest& request) {
   Options& options = request.options;
   settle_json(options, request.path);
   settle(options);
@@ -254,11 +128,11 @@ int run_load(Request& request) {
     bad_input(request.path + " is a plain snapshot without its tokens: only sessions can be resumed");
   }
   SessionFile file = read_session(request.path);
-  Engine engine(options);
+  Engine engine = load_engine(options);
   const auto session = resume(engine, file, request.path, options.kv.empty() ? "" : options.kv.front());
   Tokens more = file.pending;
   if (const std::string text = text_of(request); !text.empty()) {
-    const Tokens added = engine.tokenize(text, false);
+    const Tokens added = engine.tokenizer().encode(text, false);
     more.insert(more.end(), added.begin(), added.end());
   }
   if (more.empty() && request.tokens > 0) bad_input("the session ends with a finished reply: say with -p how it goes on");
@@ -284,8 +158,8 @@ int run_load(Request& request) {
   return interrupted() ? kInterrupted : 0;
 }
 
-CLI::App* add_part(CLI::App& parent, const char* name, const char* about, const std::shared_ptr<Request>& request, Action& action,
-                   int (*part)(Request&)) {
+CLI::App* add_part(CLI::App& parent, const char* name, const char* about, const std::shared_ptr<SnapshotRequest>& request,
+                   Action& action, int (*part)(SnapshotRequest&)) {
   CLI::App* command = parent.add_subcommand(name, about);
   command->add_option("file", request->path, "the session or snapshot")->type_name("FILE");
   add_output_options(*command, request->options);
@@ -293,7 +167,7 @@ CLI::App* add_part(CLI::App& parent, const char* name, const char* about, const 
   return command;
 }
 
-void add_text_options(CLI::App& command, Request& request) {
+void add_text_options(CLI::App& command, SnapshotRequest& request) {
   command.add_option("-f,--text", request.file, "text to read (- for stdin)")->type_name("FILE");
   command.add_option("-p,--prompt", request.prompt, "text after it")->type_name("TEXT");
   command.add_option("-n,--tokens", request.tokens, "tokens to write afterwards")
@@ -308,10 +182,10 @@ void add_snapshot(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("snapshot", "Inspect, verify, save and resume sessions");
   command->require_subcommand(1);
   command->footer(kFooter);
-  auto request = std::make_shared<Request>();
+  auto request = std::make_shared<SnapshotRequest>();
   add_part(*command, "inspect", "What a file holds: model, length, tiers, codecs", request, action, run_inspect);
   add_part(*command, "verify", "Check every checksum of a file", request, action, run_verify);
-  auto saved = std::make_shared<Request>();
+  auto saved = std::make_shared<SnapshotRequest>();
   CLI::App* save = add_part(*command, "save", "Read a text and keep the cache in a file", saved, action, run_save);
   add_text_options(*save, *saved);
   save->add_flag("--deep", saved->deep,
@@ -326,7 +200,7 @@ void add_snapshot(CLI::App& app, Action& action) {
       ->excludes(ratio);
   save->add_flag("--chat", saved->chat, "the text is a user's message: use the model's chat template");
   add_kv_option(*save, saved->options, "balanced", /*compares=*/false);
-  auto loaded = std::make_shared<Request>();
+  auto loaded = std::make_shared<SnapshotRequest>();
   loaded->tokens = 64;
   CLI::App* load =
       add_part(*command, "load", "Go on where a session ends, without reading its text again", loaded, action, run_load);

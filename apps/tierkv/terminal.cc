@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -80,29 +79,11 @@ void remark(const std::string& text) {
   std::fflush(stderr);
 }
 
-std::string format(const char* pattern, ...) {
-  va_list arguments, again;
-  va_start(arguments, pattern);
-  va_copy(again, arguments);
-  const int size = std::vsnprintf(nullptr, 0, pattern, arguments);
-  std::string text(static_cast<size_t>(std::max(size, 0)), '\0');
-  std::vsnprintf(text.data(), text.size() + 1, pattern, again);
-  va_end(again);
-  va_end(arguments);
-  return text;
-}
-
 std::string human_bytes(double bytes) {
   static const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
   int unit = 0;
   while (std::fabs(bytes) >= 1024.0 && unit < 5) bytes /= 1024.0, ++unit;
   return unit == 0 ? format("%.0f B", bytes) : format(std::fabs(bytes) < 10 ? "%.2f %s" : "%.1f %s", bytes, units[unit]);
-}
-
-std::string human_count(uint64_t count) {
-  std::string text = std::to_string(count);
-  for (size_t at = text.size(); at > 3;) text.insert(at -= 3, ",");
-  return text;
 }
 
 std::string human_seconds(double seconds) {

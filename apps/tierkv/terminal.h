@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "engine_names.h"
 #include "tierkv/stats.h"
 
 namespace tierkv::cli {
@@ -29,11 +30,8 @@ void remark(const std::string& text);
 
 // "12.3 MiB", "640 B".
 std::string human_bytes(double bytes);
-// "1,234,567"
-std::string human_count(uint64_t count);
 // "850 ms", "12.3 s", "2 min 5 s"
 std::string human_seconds(double seconds);
-std::string format(const char* pattern, ...) __attribute__((format(printf, 1, 2)));
 
 // "5.9x smaller than FP16"; short sequences may take more.
 std::string versus_fp16(const MemoryStats& stats);

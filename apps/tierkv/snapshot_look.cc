@@ -1,0 +1,133 @@
+// snapshot_look.cc — reads a session or a plain snapshot and tells.
+#include "snapshot_look.h"
+
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "engine/session_file.h"
+#include "output.h"
+#include "terminal.h"
+#include "tierkv/snapshot.h"
+
+namespace tierkv::cli {
+namespace {
+
+using nlohmann::json;
+
+struct Content {
+  SnapshotInfo info;
+  SessionFile session;  // empty for a plain snapshot
+  bool is_session = false;
+};
+
+Content look(const std::string& path) {
+  Content content;
+  content.is_session = is_session_file(path);
+  if (content.is_session) {
+    content.session = read_session(path);
+    content.info = take(inspect_snapshot(std::span<const std::byte>(content.session.snapshot)), path);
+    const uint64_t tokens = content.session.tokens.size();
+    if (tokens != content.info.length) {
+      bad_input(path + " is damaged: its cache holds " + std::to_string(content.info.length) + " tokens, its text " +
+                std::to_string(tokens));
+    }
+  } else {
+    content.info = take(inspect_snapshot(path));
+  }
+  return content;
+}
+
+json content_json(const std::string& path, const Content& content) {
+  const SnapshotInfo& info = content.info;
+  json tiers = json::object();
+  for (int t = 0; t < kNumTiers; ++t) {
+    tiers[tier_name(static_cast<Tier>(t))] = {{"rows", info.tier[t].tokens}, {"bytes", info.tier[t].bytes}};
+  }
+  json value = {{"file", path},
+                {"kind", content.is_session ? "session" : "snapshot"},
+                {"model", info.model},
+                {"version", info.version},
+                {"min_reader", info.min_reader},
+                {"layers", info.num_layers},
+                {"kv_heads", info.num_kv_heads},
+                {"head_dim", info.head_dim},
+                {"hot_type", info.hot_type},
+                {"length", info.length},
+                {"blocks", info.blocks},
+                {"codecs", info.codecs},
+                {"snapshot_bytes", info.file_bytes},
+                {"tiers", tiers}};
+  if (info.deep_tokens > 0) {
+    value["deep"] = {{"tokens", info.deep_tokens},
+                     {"first_position", info.deep_first_position},
+                     {"layers", info.deep_layers},
+                     {"bytes", info.deep_bytes},
+                     {"calibration", format("%016llx", static_cast<unsigned long long>(info.calibration))}};
+  }
+  if (content.is_session) {
+    value["kv"] = content.session.kv;
+    value["pending_tokens"] = content.session.pending.size();
+    value["messages"] = content.session.messages.size();
+  }
+  return value;
+}
+
+void print_content(const std::string& path, const Content& content) {
+  const SnapshotInfo& info = content.info;
+  const double rows = static_cast<double>(info.num_layers) * info.num_kv_heads;
+  const uint64_t fp16 = 4ull * info.length * info.num_layers * info.num_kv_heads * info.head_dim;
+  std::printf("%s: %s of %s tokens, %s\n", bold(path).c_str(), content.is_session ? "a session" : "a snapshot",
+              human_count(info.length).c_str(), human_bytes(static_cast<double>(info.file_bytes)).c_str());
+  std::printf("  model   %s: %u layers, %u KV heads of %u channels\n", info.model.empty() ? "not named" : info.model.c_str(),
+              info.num_layers, info.num_kv_heads, info.head_dim);
+  if (content.is_session) {
+    std::printf("  kv      %s\n", content.session.kv.c_str());
+    if (!content.session.messages.empty()) std::printf("  chat    %zu messages\n", content.session.messages.size());
+  }
+  std::string codecs;
+  for (const std::string& codec : info.codecs) codecs += (codecs.empty() ? "" : ", ") + codec;
+  std::printf("  blocks  %s%s%s\n", human_count(info.blocks).c_str(), codecs.empty() ? "" : ": ", codecs.c_str());
+  for (int t = 0; t < kNumTiers; ++t) {
+    const SnapshotTier& tier = info.tier[t];
+    if (tier.tokens == 0) continue;
+    const Tier which = static_cast<Tier>(t);
+    std::printf("  %s %7.0f tokens %10s\n", tier_colour(which, format("%c %-7s", "SHWA"[t], tier_name(which))).c_str(),
+                static_cast<double>(tier.tokens) / rows, human_bytes(static_cast<double>(tier.bytes)).c_str());
+  }
+  if (info.deep_tokens > 0) {
+    std::printf("  D deep    %7u tokens %10s from position %u on, %u layers, calibration %016llx\n", info.deep_tokens,
+                human_bytes(static_cast<double>(info.deep_bytes)).c_str(), info.deep_first_position, info.deep_layers,
+                static_cast<unsigned long long>(info.calibration));
+  }
+  if (info.file_bytes != 0)
+    std::printf("  %.1fx smaller than FP16\n", static_cast<double>(fp16) / static_cast<double>(info.file_bytes));
+}
+
+}  // namespace
+
+int run_inspect(SnapshotRequest& request) {
+  settle_json(request.options, request.path);
+  settle(request.options);
+  if (request.path.empty()) bad_input("there is no file to look into: tierkv snapshot inspect FILE");
+  const Content content = look(request.path);
+  if (request.options.text()) print_content(request.path, content);
+  emit_json(request.options, content_json(request.path, content));
+  return 0;
+}
+
+int run_verify(SnapshotRequest& request) {
+  settle_json(request.options, request.path);
+  settle(request.options);
+  if (request.path.empty()) bad_input("there is no file to verify: tierkv snapshot verify FILE");
+  const Content content = look(request.path);
+  if (request.options.text() && !request.options.quiet) {
+    std::printf("%s is whole: every checksum matches, %s tokens in %s blocks\n", request.path.c_str(),
+                human_count(content.info.length).c_str(), human_count(content.info.blocks).c_str());
+  }
+  json value = content_json(request.path, content);
+  value["whole"] = true;
+  emit_json(request.options, value);
+  return 0;
+}
+
+}  // namespace tierkv::cli

@@ -1,0 +1,24 @@
+// files.h — whole files in and out.
+//
+// Errors: Error, bad_input, with the path and what the operating system said.
+#pragma once
+
+#include <cstddef>
+#include <cstdio>
+#include <functional>
+#include <string>
+
+#include "engine/cancellation.h"
+
+namespace tierkv::engine {
+
+std::string read_file(const std::string& path, const Cancellation* cancel = nullptr);
+// Up to the stream's end; `name` is for the error.
+std::string read_stream(FILE* stream, const std::string& name, const Cancellation* cancel = nullptr);
+
+// Writes to a temporary file beside `path`, then renames: a reader sees the old file or the whole new one, and a failure (a full
+// disk) leaves nothing behind. `write` gets a function that appends bytes.
+using Sink = std::function<void(const void* data, size_t size)>;
+void write_file(const std::string& path, const std::function<void(const Sink&)>& write);
+
+}  // namespace tierkv::engine

@@ -1,0 +1,30 @@
+#!/usr/bin/env python3
+"""What only a real model shows: SmolLM2, where it has been downloaded."""
+
+import unittest
+
+from command import SMOLLM2, Command
+
+
+class RealModelTest(Command):
+    @unittest.skipUnless(SMOLLM2.exists(), "SmolLM2 is not downloaded")
+    def test_the_bytes_it_reports_are_the_process_s_bytes(self):
+        """Two processes that differ in nothing but --kv differ in resident memory by what their caches say."""
+        words = "The old ferry left the harbour at noon with nine people and a piano on board, and nobody looked back at the town. "
+        self.text.write_text(words * 64)
+        results = []
+        for kv in ("fp16", "balanced"):
+            (result,) = self.good_json("generate", "-f", self.text, "-m", SMOLLM2, "-n", 2, "--ignore-end", "--kv", kv, "-q")["results"]
+            results.append(result)
+        fp16, balanced = results
+        self.assertGreater(fp16["length"], 1500)
+        said = fp16["resident_bytes"] - balanced["resident_bytes"]
+        seen = fp16["rss_anonymous_bytes"] - balanced["rss_anonymous_bytes"]
+        self.assertGreater(said, 20 << 20)
+        self.assertAlmostEqual(seen / said, 1, delta=0.15)
+        for result in results:  # a few pages of each of the 60 tensors, not the 5.6 MiB they are
+            self.assertLess(result["micro_batch_bytes"], 1 << 20)
+
+
+if __name__ == "__main__":
+    unittest.main()
