@@ -323,7 +323,7 @@ static void bad_calls(void) {
   char* text = NULL;
   void* bytes = NULL;
   tierkv_thresholds limits;
-  tierkv_memory memory = {sizeof memory, {{0, 0, 0}}, 0, 0, 0, 0, 0, 0, 0, 0};
+  tierkv_memory memory = {.size = sizeof memory};
   OK(tierkv_cache_create(config, &cache));
   OK(tierkv_seq_add(cache, &seq));
   tierkv_rows rows = tierkv_rows_dense(buffer, TIERKV_F32, 1, KV_HEADS, DIM);

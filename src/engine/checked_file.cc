@@ -120,7 +120,7 @@ std::string line_of(const std::string& path, const std::string& digest) {
 
 }  // namespace
 
-std::string sha256_of(const std::string& path) {
+std::string sha256_of(const std::string& path, const Cancellation* cancel) {
   const std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
   if (!file) bad_input("cannot read " + path + ": " + std::strerror(errno));
   Sha256 sum;
@@ -128,13 +128,13 @@ std::string sha256_of(const std::string& path) {
   size_t count;
   while ((count = std::fread(block.data(), 1, block.size(), file.get())) > 0) {
     sum.add(block.data(), count);
-    if (interrupted()) throw Interrupted();
+    if (requested(cancel)) throw Cancelled();
   }
   if (std::ferror(file.get())) bad_input("cannot read " + path + ": " + std::strerror(errno));
   return sum.finish();
 }
 
-bool is_unchanged(const std::string& path, const std::string& expected) {
+bool is_unchanged(const std::string& path, const std::string& expected, const Cancellation* cancel) {
   const std::string mark = path + ".checked";
   const std::string line = line_of(path, expected);
   {
@@ -142,7 +142,7 @@ bool is_unchanged(const std::string& path, const std::string& expected) {
     std::string found;
     if (std::getline(remembered, found) && found + "\n" == line) return true;
   }
-  if (sha256_of(path) != expected) return false;
+  if (sha256_of(path, cancel) != expected) return false;
   // The file as it was before it was read: one that changed meanwhile is looked at again the next time.
   (void)replace_file(mark, [&](const ByteSink& sink) { return sink(std::as_bytes(std::span(line.data(), line.size()))); }).ok();
   return true;

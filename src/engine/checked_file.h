@@ -7,12 +7,14 @@
 
 #include <string>
 
+#include "engine/cancellation.h"
+
 namespace tierkv::engine {
 
 // Lower-case digits. Throws Error when the file cannot be read.
-std::string sha256_of(const std::string& path);
+std::string sha256_of(const std::string& path, const Cancellation* cancel = nullptr);
 
 // Whether the file's sha256 is `expected`.
-bool is_unchanged(const std::string& path, const std::string& expected);
+bool is_unchanged(const std::string& path, const std::string& expected, const Cancellation* cancel = nullptr);
 
 }  // namespace tierkv::engine

@@ -141,7 +141,7 @@ const std::vector<KnownModel>& known_models() {
 
 std::string cache_folder() { return llama::cache_folder(); }
 
-std::string find_model(const std::string& name_or_path) {
+std::string find_model(const std::string& name_or_path, const Cancellation* cancel) {
   for (const KnownModel& known : known_models()) {
     const std::string stem = fs::path(known.file).stem().string();
     if (name_or_path != known.name && name_or_path != stem && name_or_path != stem.substr(0, stem.rfind('.'))) continue;
@@ -151,7 +151,7 @@ std::string find_model(const std::string& name_or_path) {
       bad_input("the model " + std::string(known.name) + " is not here yet: `tierkv fetch " + known.name + "` downloads it (" +
                 known.about + ")");
     }
-    if (!is_unchanged(path, known.sha256)) {
+    if (!is_unchanged(path, known.sha256, cancel)) {
       bad_input(path + " is not the file that was downloaded: its sha256 is not " + known.sha256 + ". `tierkv fetch " + known.name +
                 "` gets it again");
     }

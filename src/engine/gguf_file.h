@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "engine/cancellation.h"
+
 namespace tierkv::engine {
 
 struct KnownModel {
@@ -21,7 +23,7 @@ const std::vector<KnownModel>& known_models();
 std::string cache_folder();
 // The file that is meant: a path as it is, a known name's file in the cache folder. Missing: says how to get it. A known name's
 // file that is not what was downloaded is refused; that is looked at once (checked_file.h).
-std::string find_model(const std::string& name_or_path);
+std::string find_model(const std::string& name_or_path, const Cancellation* cancel = nullptr);
 
 struct GgufFile {
   std::string path, name, architecture;
