@@ -110,8 +110,10 @@ class BenchReport(unittest.TestCase):
         self.assertEqual(len(lines), 4 + 1 + 1 + 1 + 6)  # points, append, unpack, read, and each peer once a place
 
     def test_klt_stands_beside_rot2(self):
-        _, page = self.run_on(ROWS + [attention("rot2", "decode", 16, 2.0, "ggml f16", 9.0), attention("klt", "decode", 16, 2.5, "ggml f16", 9.0),
-                                      attention("klt", "decode", 128, 9.5, "ggml f16", 90.0)])
+        rot2 = attention("rot2", "decode", 16, 2.0, "ggml f16", 9.0)
+        klt = attention("klt", "decode", 16, 2.5, "ggml f16", 9.0)
+        longer = attention("klt", "decode", 128, 9.5, "ggml f16", 90.0)
+        _, page = self.run_on(ROWS + [rot2, klt, longer])
         self.assertIn("| 32/8 d128 | 2 | 16K | 2 | 2.5 | 1.25 | 2.50 | 2.50 |", page)
         self.assertNotIn("| 32/8 d128 | 2 | 128K |", page)  # there is no rot2 to compare with
         _, page = self.run_on(ROWS)

@@ -7,7 +7,8 @@
     fetch.py llama.cpp          the pinned source of libllama
 
 Everything lands in --cache, $TIERKV_CACHE, or tierkv/ in the XDG cache, and is downloaded once: later runs need no network. They
-check the sha256 when a file's size or time of change is not the one that FILE.checked remembers from the last check. A file appears under its final name only when it is complete; what an interrupted run left is removed by the next.
+check the sha256 when a file's size or time of change is not the one that FILE.checked remembers from the last check. A file
+appears under its final name only when it is complete; what an interrupted run left is removed by the next.
 Prints the path (or --json); messages and progress go to stderr. Exit code: 0 done, 2 could not, 130 interrupted.
 """
 

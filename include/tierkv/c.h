@@ -95,12 +95,13 @@ tierkv_status tierkv_cache_create(const tierkv_config* config, tierkv_cache** ou
 void tierkv_cache_destroy(tierkv_cache* cache);
 
 tierkv_status tierkv_seq_add(tierkv_cache* cache, tierkv_seq* out);
-/* A copy that shares every block until one of the two changes it. */
+/* A copy that shares every block until one of the two changes it. A copy of a parked sequence is parked. */
 tierkv_status tierkv_seq_fork(tierkv_cache* cache, tierkv_seq seq, tierkv_seq* out);
 tierkv_status tierkv_seq_remove(tierkv_cache* cache, tierkv_seq seq);
 
 /* Idle sequences: the older tokens packed 16 to 50 times smaller than FP16 until the sequence wakes; see AdaptiveKVCache::park().
- * Until then all that reads or changes its tokens is TIERKV_FAILED_PRECONDITION; lengths, statistics, saving and removing work. */
+ * Until then all that reads or changes its tokens is TIERKV_FAILED_PRECONDITION; lengths, statistics, forking, saving and removing
+ * work. */
 typedef struct tierkv_deep_options {
   size_t size;             /* sizeof(tierkv_deep_options) of the caller */
   double ratio;            /* times smaller than FP16, or */
@@ -119,7 +120,8 @@ typedef struct tierkv_deep_report {
 } tierkv_deep_report;
 
 void tierkv_deep_options_init(tierkv_deep_options* options);
-/* options and report may be null. TIERKV_FAILED_PRECONDITION: no calibration with tables for it, or nothing to pack. */
+/* options and report may be null. TIERKV_FAILED_PRECONDITION: no calibration with tables for it, nothing to pack, or it would not
+ * shrink. */
 tierkv_status tierkv_seq_park(tierkv_cache* cache, tierkv_seq seq, const tierkv_deep_options* options, tierkv_deep_report* report);
 /* TIERKV_RESOURCE_EXHAUSTED: the budget has no room; it stays parked and loses nothing. */
 tierkv_status tierkv_seq_wake(tierkv_cache* cache, tierkv_seq seq);

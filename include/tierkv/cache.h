@@ -136,8 +136,8 @@ class AdaptiveKVCache {
   const CacheConfig& config() const;
 
   // What happens when append(), wake(), load(), unfreeze(), fork() or add_sequence() lacks memory under byte_budget, after the
-  // eviction policy had its turn: the handler is asked, and while it returns true the whole call is tried again, at most 16 times.
-  // Until then the call has changed nothing. Empty, as at the start: such calls are refused with resource_exhausted at once.
+  // eviction policy gave what it can: the handler is asked, and while it returns true the whole call is tried again, at most 16
+  // times. Until then the call has changed nothing. Empty, as at the start: such calls are refused with resource_exhausted at once.
   void set_pressure_handler(PressureHandler handler);
 
   // --- sequences
@@ -161,7 +161,7 @@ class AdaptiveKVCache {
   // the others, whose results are the same bits as from calls of their own. Returns OK when all items are, otherwise the status of
   // the first that is not. first_position and mass come from the items; the options must leave theirs alone. A wrong layer or
   // option, or a sequence that is there twice, refuses the whole call, and every item has that status.
-  // Threads: the sequences are locked for the whole call, in the order of their ids, so two such calls cannot block each other.
+  // Threads: the sequences are locked for the whole call, in the order of their ids, so two such calls cannot deadlock.
   Status attention(uint32_t layer, std::span<AttentionItem> items, const AttentionOptions& options = {});
   // Rows at positions, as the cache would use them; keys and values are [positions][kv heads][head_dim], either may be null.
   Status get(SeqId seq, uint32_t layer, std::span<const uint32_t> positions, float* keys, float* values) const;

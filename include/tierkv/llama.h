@@ -11,7 +11,7 @@
  * llama_memory_seq_*, and session files are the cache's (llama_state_* no longer covers the sequence).
  *
  * Served: decoder-only models with softmax attention over plain keys and values: any number of KV heads, head_dim 32..256 in steps
- * of 16, sliding windows, logit softcap, attention sinks. Refused by name, before anything is decoded: recurrent and hybrid models,
+ * of 16, sliding windows, logit softcap, sink logits. Refused by name, before anything is decoded: recurrent and hybrid models,
  * latent attention (MLA), ALiBi, encoders, chunked attention, layers that share keys and values.
  *
  * Threads: one host serves one context; its calls are the caller's to order, as with llama_decode itself.

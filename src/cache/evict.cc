@@ -1,4 +1,4 @@
-// evict.cc — budgets: asks the policy which tokens stay and carries its plan out.
+// evict.cc — budgets: asks the policy which tokens stay and carries its choice out.
 #include <algorithm>
 
 #include "base/guarded.h"

@@ -7,8 +7,7 @@
 // Memory:   of a calibration from a file, or from bytes that stay, only its header and the RoPE tables are kept. Sections are read
 //           when asked for and go when nobody holds them: codecs keep what they need of them, in their own form.
 // Identity: id() is the checksum at the end. Blocks and files that were encoded with the tables carry it; another calibration of
-// the same
-//           model is another id, and never decodes them.
+//           the same model is another id, and never decodes them.
 // Threads:  immutable after load() or finish(), but for what it remembers of allocations, under a lock of its own.
 #pragma once
 

@@ -1,10 +1,10 @@
 // archive.h — the deep archive: keys and values of a run of tokens, all layers together, at 16 to 50 times less than FP16, for
 // disk, network and idle sequences. Decoded before use.
 //
-// Coding:   blocks of 64 tokens, layer by layer. A layer's vector (calib/deep.h) is predicted from what the decoder has of the
-//           layers before it, or not, whichever is shorter (one flag a block and layer); what is left becomes levels of one step
-//           for all components, layers and heads (levels.h), finer for tokens that matter more. The encoder rebuilds what the
-//           decoder will see as it goes.
+// Coding:   coding blocks (64 tokens; not the store's blocks), layer by layer. A layer's vector (calib/deep.h) is predicted from
+//           what the decoder has of the layers before it, or not, whichever is shorter (one flag a block and layer); what is left
+//           becomes levels of one step for all components, layers and heads (levels.h), finer for tokens that matter more. The
+//           encoder rebuilds what the decoder will see as it goes.
 // Guard:    a block and layer whose rebuilt rows are further from the true ones than the calibration's mean is gets half the step,
 //           up to six times, and FP16 rows after that: nothing ever blows up, whatever the rows.
 // Layout:   header (kMagic, version, calibration's id, shape, positions, step, centroids), chunk table (bytes, check of the rebuilt

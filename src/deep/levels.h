@@ -1,5 +1,5 @@
-// levels.h — the integers of a block of tokens and how they become bits: models that start from what the calibration expects and
-// learn.
+// levels.h — the integers of a coding block (archive.h) and how they become bits: models that start from what the calibration
+// expects and learn.
 //
 // A level is round(component/step) with a dead zone: |component| < 0.6 steps is zero, then one level a step. Read back, a level is
 // the middle of what lands on it (Centroids), not of its interval.
@@ -18,7 +18,7 @@
 
 namespace tierkv::deep {
 
-inline constexpr uint32_t kBlock = 64;  // tokens of a block
+inline constexpr uint32_t kBlock = 64;  // tokens of a coding block
 inline constexpr float kDeadZone = 0.6f;
 // Classes of tokens by weight, in octaves of it: a step is divided by the root. A few tokens are read a thousand times more than
 // the others, and those that are read little now may be the ones that are asked for later: finer by far, coarser by little.
@@ -63,7 +63,7 @@ struct Models {
   Models(const calib::DeepTables& tables, int32_t log_step);
 };
 
-// One block of one layer: levels[component·kBlock + token].
+// One coding block of one layer: levels[component·kBlock + token].
 struct LevelBlock {
   uint32_t tokens = 0;
   uint32_t dim = 0;

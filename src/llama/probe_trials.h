@@ -15,7 +15,7 @@ struct Trial {
   Side side = kKeys;
   double gain = 0.0;
   double distortion = 0.0;
-  std::vector<double> blocks;  // mean divergence of each block of tokens
+  std::vector<double> blocks;  // mean divergence of each stretch of tokens
 };
 
 struct Trials {

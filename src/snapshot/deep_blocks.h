@@ -1,9 +1,8 @@
 // deep_blocks.h — a deep archive back into blocks: piece by piece, so that its rows are never all there at once.
 //
 // Memory:   a few chunks of the run at a time are held as 16-bit rows of all coded layers, at most kMostHeld bytes or one chunk
-// (512
-//           tokens of ours) and one block, with the tables as floats, outside the arena and its limit. They go back to the system
-//           before the call returns. BlockStore's arena holds the blocks themselves.
+//           (512 tokens of ours) and one block, with the tables as floats, outside the arena and its limit. They go back to the
+//           system before the call returns. BlockStore's arena holds the blocks themselves.
 // Threads:  the pool's; `seal` is called from several at once, for different streams.
 #pragma once
 

@@ -1,4 +1,4 @@
-// snapshot_read.cc — bytes to a checked picture of a sequence. Nothing here trusts a field because the checksum is right: checksums
+// read.cc — bytes to a checked picture of a sequence. Nothing here trusts a field because the checksum is right: checksums
 // are for accidents, and whatever passes must be something a stream could really hold.
 #include <cstdio>
 #include <cstring>

@@ -1,5 +1,4 @@
-// snapshot_write.cc — a sequence to bytes. One walk does both jobs: the first counts, so that the second writes into exactly
-// enough.
+// write.cc — a sequence to bytes. One walk does both jobs: the first counts, so that the second writes into exactly enough.
 #include <algorithm>
 #include <cstring>
 #include <new>

@@ -3,9 +3,9 @@
 // Linear (full attention): rows lie oldest first, contiguous, so that a view is zero-copy; rows leave at the front as blocks
 // graduate, and the gap is closed by one move when the end is reached (amortised, at most one row moved per row appended). Ring
 // (sliding windows that fit the hot tier): the row of position p lies in slot p % capacity and new rows overwrite what left the
-// window. Attention does not care about slot order, so nothing is ever un-rotated; a view is at most two runs.
+// window. Attention does not care about slot order, so rows are never moved back into order; a view is at most two runs.
 //
-// Sharing:  the buffer is reference counted; a fork shares it until one side writes (writable() copies then).
+// Sharing:  the buffer is reference counted; a fork shares it until one side writes (reserve() copies then).
 // Growth:   doubling from 16 rows to 4096, then by a quarter; a linear tail that knows its largest size stops exactly there.
 // Threads:  none; the sequence's lock protects it.
 #pragma once

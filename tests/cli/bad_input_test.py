@@ -31,7 +31,8 @@ class BadInputTest(Command):
         self.assertNotIn("new.tkv", self.files())
 
     def test_models_that_the_cache_does_not_serve(self):
-        for kind, why in {"bloom": "ALiBi", "mamba": "recurrent", "lfm2": "hybrid", "deepseek2": "MLA", "odd-head": "head_dim is 24"}.items():
+        refusals = {"bloom": "ALiBi", "mamba": "recurrent", "lfm2": "hybrid", "deepseek2": "MLA", "odd-head": "head_dim is 24"}
+        for kind, why in refusals.items():
             for command in self.commands_with_a_model():
                 with self.subTest(f"{command} {kind}"):
                     loads = command[:2] == ["snapshot", "load"]
@@ -120,8 +121,14 @@ class BadInputTest(Command):
                 value = json.loads(done.stdout)
                 self.assertEqual((done.returncode, value["exit_code"]), (2, 2))
                 self.assertEqual(done.stderr, f"tierkv: {value['error']}\n")
-        for command in (["report", "nowhere.json", "--json"], ["snapshot", "verify", "nowhere.tkv", "--json"], ["fetch", "nothing", "--json"],
-                        ["fetch", "smollm2", "--offline", "--json"], ["generate", "--nonsense", "--json"], ["plan", "--json", "--ctx", "x"]):  # fmt: skip
+        for command in (
+            ["report", "nowhere.json", "--json"],
+            ["snapshot", "verify", "nowhere.tkv", "--json"],
+            ["fetch", "nothing", "--json"],
+            ["fetch", "smollm2", "--offline", "--json"],
+            ["generate", "--nonsense", "--json"],
+            ["plan", "--json", "--ctx", "x"],
+        ):
             done = self.run_cli(*command)
             self.assertEqual((done.returncode, json.loads(done.stdout)["exit_code"]), (2, 2), command)
 

@@ -19,7 +19,8 @@ class CalibrateTest(Command):
         self.text.write_text("".join(letters))
 
     def calibrate(self, *arguments):
-        return ["calibrate", "-m", self.model(), "-f", self.text, "--tokens", 2400, "--window", 1200, "--sample", 1024, "--every", 32, "-q", *arguments]
+        sizes = ["--tokens", 2400, "--window", 1200, "--sample", 1024, "--every", 32]
+        return ["calibrate", "-m", self.model(), "-f", self.text, *sizes, "-q", *arguments]
 
     def test_writes_a_file_and_says_what_is_in_it(self):
         value = self.good_json(*self.calibrate("-o", "m.tkc"))

@@ -68,8 +68,8 @@ class Command(unittest.TestCase):
         if not session.exists():
             self.good("snapshot", "save", session, "-p", "that river", "-m", self.model(), "-q")
         return (
-            ["chat"], ["generate", "hi"], ["plan"], ["ppl", "-f", text], ["recall", "--haystack", text], ["bench", "-f", text], ["demo"],
-            ["snapshot", "save", "new.tkv", "-f", text], ["snapshot", "load", session],
+            ["chat"], ["generate", "hi"], ["plan"], ["ppl", "-f", text], ["recall", "--haystack", text],
+            ["bench", "-f", text], ["demo"], ["snapshot", "save", "new.tkv", "-f", text], ["snapshot", "load", session],
         )  # fmt: skip
 
     def files(self):

@@ -14,7 +14,8 @@ class RealModelTest(Command):
         self.text.write_text(words * 64)
         results = []
         for kv in ("fp16", "balanced"):
-            (result,) = self.good_json("generate", "-f", self.text, "-m", SMOLLM2, "-n", 2, "--ignore-end", "--kv", kv, "-q")["results"]
+            output = self.good_json("generate", "-f", self.text, "-m", SMOLLM2, "-n", 2, "--ignore-end", "--kv", kv, "-q")
+            (result,) = output["results"]
             results.append(result)
         fp16, balanced = results
         self.assertGreater(fp16["length"], 1500)

@@ -135,7 +135,8 @@ class Evaluation(unittest.TestCase):
         stock = self.recall("--task", "passkey", "--ctx", 1024, "--kv", "fp16", "--stock", "f16", "--trials", 1, "--depths", "5,95")
         ours, theirs = [r for r in stock if not r["stock"]], [r for r in stock if r["stock"]]
         # How answers begin: a made-up model soon comes to tokens that are as good as tied, and then rounding decides.
-        self.assertEqual([[answer[:3] for answer in r["wrong"]] for r in ours], [[answer[:3] for answer in r["wrong"]] for r in theirs])
+        beginnings = [[[answer[:3] for answer in r["wrong"]] for r in results] for results in (ours, theirs)]
+        self.assertEqual(*beginnings)
 
     def test_recall_serves_sliding_windows_and_other_texts(self):
         self.text.write_text(prose(40))  # repeated to fill the context
