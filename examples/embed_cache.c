@@ -48,7 +48,8 @@ int main(void) {
   /* [memory] */
   tierkv_memory memory = {.size = sizeof memory};
   if (tierkv_memory_usage(cache, &memory)) return 1;
-  printf("%.1f KiB resident, %.1f KiB as FP16\n", (double)memory.total_bytes / 1024, (double)memory.fp16_bytes / 1024);
+  printf("%.1f KiB resident, %.1f KiB as FP16\n", (double)(memory.total_bytes + memory.table_bytes) / 1024,
+         (double)memory.fp16_bytes / 1024);
   /* [/memory] */
 
   tierkv_cache_destroy(cache);

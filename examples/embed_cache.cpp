@@ -68,7 +68,7 @@ tierkv::Status attend_many(tierkv::AdaptiveKVCache& cache, const std::vector<tie
 // [memory]
 void report(const tierkv::AdaptiveKVCache& cache) {
   const tierkv::MemoryStats memory = cache.memory_usage();
-  std::printf("%.1f KiB resident, %.1f KiB as FP16\n", static_cast<double>(memory.total_bytes) / 1024,
+  std::printf("%.1f KiB resident, %.1f KiB as FP16\n", static_cast<double>(memory.resident_bytes()) / 1024,
               static_cast<double>(memory.fp16_bytes) / 1024);
   for (int t = 0; t < tierkv::kNumTiers; ++t) {
     const tierkv::TierMemory& tier = memory.tier[t];
@@ -143,5 +143,5 @@ int main(int argc, char** argv) {
   if (refused.code() == tierkv::StatusCode::not_found) std::printf("refused: %s\n", refused.message().c_str());
   // [/errors]
   const tierkv::MemoryStats memory = cache.memory_usage();
-  return memory.total_bytes < memory.fp16_bytes && !refused.ok() ? 0 : 1;
+  return memory.resident_bytes() < memory.fp16_bytes && !refused.ok() ? 0 : 1;
 }

@@ -93,7 +93,7 @@ int main(int argc, char** argv) {
   // [memory]
   const tierkv::MemoryStats memory = (*cache)->memory_usage();  // blocks that both share are counted once
   std::printf("two sequences of %zu tokens: %llu bytes, and %zu that libllama holds itself\n", prompt.size() + 16,
-              static_cast<unsigned long long>(memory.total_bytes), (*host)->micro_batch_bytes());
+              static_cast<unsigned long long>(memory.resident_bytes()), (*host)->micro_batch_bytes());
   // [/memory]
 
   // [rollback]
