@@ -68,6 +68,7 @@ class Machine {
   // checks
   void check_layer(SeqId id, uint32_t layer);
   void check_parked(SeqId id);
+  void fork_parked(SeqId id);
   void check_parts(const MemoryStats& m);
   void check_rows(SeqId id, uint32_t layer, uint32_t head, uint32_t most);
   void check_live_after_append(SeqId id, uint32_t layer, uint32_t before, const std::vector<std::vector<uint32_t>>& old_live);
