@@ -227,7 +227,7 @@ TEST_P(Sequences, OneParkedInTheMidstOfADecodeEndsAloneAndIsWholeAfterWaking) {
   statistics.ropes.resize(hosted_.shape.layers);
   statistics.pairs.resize(static_cast<size_t>(hosted_.shape.layers) * hosted_.shape.kv_heads);
   auto calibration = std::make_shared<calib::Calibration>(statistics, calib::Origin());
-  calibration->deep = std::make_shared<calib::DeepTables>(calib::solve_deep(statistics, {}).value());
+  calibration->deep = std::make_shared<calib::DeepTables>(solve::solve_deep(statistics, {}).value());
   ASSERT_TRUE(calibration->finish().ok());
   ASSERT_TRUE(hosted_.cache->set_calibration(calibration).ok());
 
