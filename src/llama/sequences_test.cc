@@ -265,6 +265,48 @@ TEST_P(Sequences, OneParkedInTheMidstOfADecodeEndsAloneAndIsWholeAfterWaking) {
   EXPECT_EQ(hosted_.cache->length(id).value(), 243u);
 }
 
+TEST_P(Sequences, AHandlerParksTheIdleOneSoThatTheOtherGrows) {
+  constexpr size_t kTokens = 800;
+  CacheConfig config;
+  ASSERT_TRUE(apply_inline("hot=16,warm=32,archive=fp16,archive_block=64,warm_block=32,sinks=4", config).ok());
+  ASSERT_NO_FATAL_FAILURE(open("llama", config, 2, 64));
+  TestBatch batch(static_cast<int32_t>(kTokens));
+  add(batch, 0, 0, kTokens);
+  ASSERT_TRUE(decode_each(batch).ok());
+  config.byte_budget = hosted_.cache->memory_usage(hosted_.host->sequence(0).value()).value().total_bytes * 17 / 10;
+
+  hosted_.context.reset();
+  hosted_.host.reset();
+  hosted_.cache.reset();
+  ASSERT_NO_FATAL_FAILURE(open("llama", config, 2, 64));
+  ASSERT_NO_FATAL_FAILURE(give_deep_tables());
+  ASSERT_TRUE(decode_each(batch).ok()) << status_of(0).to_string();
+  std::vector<int32_t> asked;
+  Status parked;
+  const Status kept = hosted_.cache->set_pressure_handler([&](const MemoryPressure& pressure) {
+    asked.push_back(hosted_.host->number_of(pressure.seq));
+    DeepOptions deep;
+    deep.ratio = 4.0;
+    parked = hosted_.host->park(0, deep);
+    return parked.ok();
+  });
+  ASSERT_TRUE(kept.ok());
+  batch.clear();
+  add(batch, 1, 0, kTokens);
+  const Status status = decode_each(batch);
+  ASSERT_TRUE(status.ok()) << status.to_string() << ", and parking: " << parked.to_string();
+  EXPECT_EQ(asked, std::vector<int32_t>{1});
+  EXPECT_TRUE(hosted_.cache->is_parked(hosted_.host->sequence(0).value()).value());
+  EXPECT_EQ(length(1), kTokens);
+  // And back, when there is room again.
+  EXPECT_EQ(hosted_.host->wake(0).code(), StatusCode::resource_exhausted);
+  ASSERT_TRUE(hosted_.host->remove(1).ok());
+  ASSERT_TRUE(hosted_.host->wake(0).ok());
+  batch.clear();
+  add(batch, 0, kTokens, kTokens + 1);
+  EXPECT_TRUE(decode_each(batch).ok());
+}
+
 TEST_P(Sequences, OneOfTheBatchThatAHandlerRemovesFailsAlone) {
   CacheConfig config = fp16_config();
   constexpr size_t kTokens = 300;
