@@ -403,12 +403,76 @@ static void bad_calls(void) {
   tierkv_cache_destroy(cache);
 }
 
+typedef struct {
+  tierkv_cache* cache;
+  tierkv_seq idle;
+  uint32_t asked;
+  tierkv_pressure last;
+} pressure_log;
+
+static int remove_idle(void* user, const tierkv_pressure* pressure) {
+  pressure_log* log = user;
+  ++log->asked;
+  log->last = *pressure;
+  if (log->idle == 0) return 0;
+  OK(tierkv_seq_remove(log->cache, log->idle));
+  log->idle = 0;
+  return 1;
+}
+
+static tierkv_status append_all(tierkv_cache* cache, tierkv_seq seq, const float* rows) {
+  for (uint32_t l = 0; l < LAYERS; ++l) {
+    const tierkv_status status = tierkv_append_f32(cache, seq, l, rows, rows, TOKENS);
+    if (status != TIERKV_OK) return status;
+  }
+  return TIERKV_OK;
+}
+
+/* A budget for one long sequence: a second one fits when the handler gives up the idle one. */
+static void memory_pressure(void) {
+  const uint64_t one = 2ull * 2 * LAYERS * TOKENS * KV_HEADS * DIM;
+  tierkv_config* config = make_config("hot=all");
+  OK(tierkv_config_set_byte_budget(config, one * 7 / 4));
+  pressure_log log;
+  memset(&log, 0, sizeof log);
+  OK(tierkv_cache_create(config, &log.cache));
+  float* rows = random_rows((size_t)TOKENS * KV_HEADS * DIM);
+  tierkv_seq busy = 0;
+  uint32_t length = 0;
+  OK(tierkv_seq_add(log.cache, &log.idle));
+  OK(append_all(log.cache, log.idle, rows));
+  OK(tierkv_seq_add(log.cache, &busy));
+  REFUSED(append_all(log.cache, busy, rows), TIERKV_RESOURCE_EXHAUSTED, "byte_budget");
+  OK(tierkv_truncate(log.cache, busy, 0));
+
+  CHECK(tierkv_cache_set_pressure_handler(NULL, remove_idle, &log) == TIERKV_INVALID_ARGUMENT);
+  OK(tierkv_cache_set_pressure_handler(log.cache, remove_idle, &log));
+  OK(append_all(log.cache, busy, rows));
+  OK(tierkv_length(log.cache, busy, &length));
+  CHECK(length == TOKENS);
+  CHECK(log.asked == 1 && log.idle == 0);
+  CHECK(log.last.size == sizeof(tierkv_pressure) && log.last.seq == busy && log.last.attempt == 0);
+  CHECK(log.last.budget_bytes == one * 7 / 4 && log.last.needed_bytes > 0);
+  CHECK(log.last.used_bytes > 0 && log.last.used_bytes <= log.last.budget_bytes);
+
+  /* A handler that can do nothing, and none. */
+  REFUSED(append_all(log.cache, busy, rows), TIERKV_RESOURCE_EXHAUSTED, "byte_budget");
+  CHECK(log.asked == 2);
+  OK(tierkv_cache_set_pressure_handler(log.cache, NULL, NULL));
+  CHECK(append_all(log.cache, busy, rows) == TIERKV_RESOURCE_EXHAUSTED);
+  CHECK(log.asked == 2);
+  tierkv_cache_destroy(log.cache);
+  tierkv_config_destroy(config);
+  free(rows);
+}
+
 int main(void) {
   names_and_versions();
   configuration();
   tokens_and_attention();
   adaptation_and_eviction();
   bad_calls();
+  memory_pressure();
   if (failures == 0) printf("the C API holds\n");
   return failures == 0 ? 0 : 1;
 }

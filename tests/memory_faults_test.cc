@@ -13,6 +13,7 @@ namespace tierkv {
 namespace {
 
 using testing::Call;
+using testing::FailingMemory;
 using testing::Faults;
 using testing::refuse_each;
 

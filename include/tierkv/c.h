@@ -127,6 +127,25 @@ tierkv_status tierkv_seq_park(tierkv_cache* cache, tierkv_seq seq, const tierkv_
 tierkv_status tierkv_seq_wake(tierkv_cache* cache, tierkv_seq seq);
 /* 1 or 0. */
 tierkv_status tierkv_seq_is_parked(const tierkv_cache* cache, tierkv_seq seq, int* out);
+
+/* A call lacks memory under byte_budget. */
+typedef struct tierkv_pressure {
+  size_t size;           /* of this struct in the library: newer ones are longer */
+  tierkv_seq seq;        /* the call's; 0: it makes a new one. For tierkv_seq_fork the one to copy */
+  uint64_t needed_bytes; /* at least what it lacks, as far as it knows */
+  uint64_t used_bytes;   /* of the budget, free ones not counted */
+  uint64_t budget_bytes;
+  uint32_t attempt; /* 0, then 1, ... within one call */
+} tierkv_pressure;
+/* Makes room (tierkv_seq_park, tierkv_evict, tierkv_truncate or tierkv_seq_remove of sequences nobody waits for) and returns
+ * nonzero: the whole call is tried again, at most 16 times. 0: it is TIERKV_RESOURCE_EXHAUSTED, as without a handler. Called with
+ * no lock held, on the thread of the call, and from several threads at once when several calls lack memory; calls that it makes may
+ * come here again. It does not throw or jump out. */
+typedef int (*tierkv_pressure_handler)(void* user, const tierkv_pressure* pressure);
+/* Asked when appending, waking, loading, unfreezing, forking or adding a sequence lacks memory under byte_budget, after the
+ * eviction policy had its turn. Null: none, as at first. Calls under way may still ask the one before. */
+tierkv_status tierkv_cache_set_pressure_handler(tierkv_cache* cache, tierkv_pressure_handler handler, void* user);
+
 /* Writes at most `capacity` ids to `out` (may be null when 0) and how many there are to `count`. */
 tierkv_status tierkv_seq_list(const tierkv_cache* cache, tierkv_seq* out, size_t capacity, size_t* count);
 
@@ -180,7 +199,8 @@ typedef struct tierkv_attention_options {
 
 void tierkv_attention_options_init(tierkv_attention_options* options);
 /* out is [tokens][query heads][head_dim]; options may be null. Queries are up to 1e25 (times scale, where that is above 1). When
- * scores overflow all the same, or the system refuses memory, out is undefined. */
+ * scores overflow all the same, or the system refuses memory, out and token_mass are undefined, and an eviction policy may have
+ * learned from some of the queries; no token has changed. */
 tierkv_status tierkv_attention(tierkv_cache* cache, tierkv_seq seq, uint32_t layer, const tierkv_rows* queries, float* out,
                                const tierkv_attention_options* options);
 tierkv_status tierkv_attention_f32(tierkv_cache* cache, tierkv_seq seq, uint32_t layer, const float* queries, uint32_t tokens,

@@ -137,8 +137,9 @@ class AdaptiveKVCache {
 
   // What happens when append(), wake(), load(), unfreeze(), fork() or add_sequence() lacks memory under byte_budget, after the
   // eviction policy gave what it can: the handler is asked, and while it returns true the whole call is tried again, at most 16
-  // times. Until then the call has changed nothing. Empty, as at the start: such calls are refused with resource_exhausted at once.
-  void set_pressure_handler(PressureHandler handler);
+  // times. Until then the call has changed nothing but what the policy
+  // dropped. Empty, as at the start: such calls are refused with resource_exhausted at once.
+  Status set_pressure_handler(PressureHandler handler);
 
   // --- sequences
   Result<SeqId> add_sequence();
@@ -153,8 +154,9 @@ class AdaptiveKVCache {
   Status append(SeqId seq, uint32_t layer, const RowsView& keys, const RowsView& values);
   // out is [tokens][query heads][head_dim], f32, and finite when the call succeeds. invalid_argument: a query that is not finite or
   // beyond 1e25 (times scale, where that is above 1), or scores or sums that overflow 32-bit floats all the same, as enormous bf16
-  // keys can make them; resource_exhausted: the system refused memory. After an overflow or want of memory `out` is undefined and
-  // the policy may have learned from a part of the queries; nothing else has changed.
+  // keys can make them; resource_exhausted: the system refused memory. After an overflow or want of memory `out` and a MassReport
+  // are undefined. With `observe` and a policy that evicts, the statistics it chooses by may then count some of the queries, for
+  // some KV heads: a later eviction may choose otherwise. No token, row or position has changed, nor what attention answers.
   Status attention(SeqId seq, uint32_t layer, const RowsView& queries, float* out, const AttentionOptions& options = {});
   // The same for many sequences at once, each with any number of queries: all their work is shared out together, so that many short
   // sequences keep all threads busy. Every item gets its own status: one that fails (unknown, parked, not finite) does not disturb

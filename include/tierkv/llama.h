@@ -14,7 +14,11 @@
  * of 16, sliding windows, logit softcap, sink logits. Refused by name, before anything is decoded: recurrent and hybrid models,
  * latent attention (MLA), ALiBi, encoders, chunked attention, layers that share keys and values.
  *
- * Threads: one host serves one context; its calls are the caller's to order, as with llama_decode itself.
+ * Memory: where the system refuses memory to tierkv, a call returns 1 (tierkv_llama_attach NULL) and has changed nothing but what
+ * its comment says; nothing is thrown, and what frees needs none. What libllama and ggml do without memory is theirs.
+ *
+ * Threads: one host serves one context; its calls are the caller's to order, as with llama_decode itself. A pressure handler may
+ * make some of them while a decode is under way: see there.
  */
 #pragma once
 
@@ -39,8 +43,9 @@ typedef struct tierkv_llama tierkv_llama;
 tierkv_llama* tierkv_llama_attach(struct llama_context_params* params, struct llama_model* model, const char* kv, char* error,
                                   size_t error_size);
 /* As llama_decode: 0 on success. 1: no room in the cache; 2: aborted, or parked; below 0: an error. Nothing of the batch is kept
- * unless it is 0: every sequence is as long as before. What an eviction policy gave up meanwhile does not come back, and a sequence
- * that cannot go back, because layers with a sliding window have forgotten more than window_slack tokens, is forgotten whole. */
+ * unless it is 0: every sequence is as long as before. What an eviction policy gave up or learned meanwhile stays so, and a
+ * sequence that cannot go back, because layers with a sliding window have forgotten more than window_slack tokens, is forgotten
+ * whole. Sequences that are not in the batch are left alone. */
 int32_t tierkv_llama_decode(tierkv_llama* kv, struct llama_context* ctx, struct llama_batch batch);
 /* The same for each sequence by itself: one that fails is as long as before (with the same two exceptions), and the others have
  * advanced. 0: all of them; otherwise the number of the first that failed, which tierkv_llama_seq_status() tells of each. */
@@ -59,6 +64,32 @@ int32_t tierkv_llama_add_seq(tierkv_llama* kv);
 int32_t tierkv_llama_seq_rm(tierkv_llama* kv, int32_t seq, int32_t from);
 /* Makes sequence `to` a copy of `from` that shares its blocks. */
 int32_t tierkv_llama_seq_cp(tierkv_llama* kv, int32_t from, int32_t to);
+/* An idle sequence's older tokens packed 16 to 50 times smaller than FP16, as the configuration says (deep.ratio, deep.quality),
+ * and back. 2 for park: there is no calibration with tables for it, nothing to pack, or it would not shrink. Until it wakes,
+ * decoding it is refused with 2; 1 for wake: the budget has no room, it stays parked and loses nothing. -1: the sequence is empty.
+ */
+int32_t tierkv_llama_seq_park(tierkv_llama* kv, int32_t seq);
+int32_t tierkv_llama_seq_wake(tierkv_llama* kv, int32_t seq);
+
+/* A sequence lacks memory under byte_budget. */
+typedef struct tierkv_llama_pressure {
+  size_t size;           /* of this struct in the library: newer ones are longer */
+  int32_t seq;           /* the sequence that grows, wakes or is copied; -1: a new one, or one that is being loaded */
+  uint32_t attempt;      /* 0, then 1, ... within one call */
+  uint64_t needed_bytes; /* at least what it lacks, as far as it knows */
+  uint64_t used_bytes;   /* of the budget */
+  uint64_t budget_bytes;
+} tierkv_llama_pressure;
+/* Makes room and returns nonzero: the call that lacked it is tried again, at most 16 times. 0: it fails, as without a handler.
+ *
+ * It is called in the middle of a tierkv_llama_decode, _load, _seq_cp or _seq_wake, on a thread of libllama's, one call at a time.
+ * It may call tierkv_llama_seq_park and tierkv_llama_seq_rm for any sequence, and tierkv_llama_bytes and _error; calls that it
+ * makes may come here again. A sequence of the batch that is being decoded may be parked or removed whole, and then fails in that
+ * batch; to shorten or copy it is refused with 2, and so is decoding. It does not throw or jump out. */
+typedef int (*tierkv_llama_pressure_handler)(void* user, const tierkv_llama_pressure* pressure);
+/* NULL: none, as at first. 0 on success. Not while a decode is under way. */
+int32_t tierkv_llama_set_pressure_handler(tierkv_llama* kv, tierkv_llama_pressure_handler handler, void* user);
+
 /* Writes or reads one sequence. */
 int32_t tierkv_llama_save(tierkv_llama* kv, int32_t seq, const char* path);
 int32_t tierkv_llama_load(tierkv_llama* kv, int32_t seq, const char* path);
@@ -164,6 +195,10 @@ struct SequenceStatus {
   Status status;
 };
 
+// Calls of a pressure handler of the cache (AdaptiveKVCache::set_pressure_handler) while a batch is being decoded: remove() and
+// park() of any sequence, number_of(), and what reads. It must make them one at a time, though the cache may ask from several
+// threads. A sequence of the batch that it takes away fails in that batch; to change it otherwise, and to decode, is refused with
+// failed_precondition.
 class Host {
  public:
   // Changes `params` so that llama_init_from_model() gives a context whose attention is the cache's. The cache, the host and the
@@ -197,13 +232,18 @@ class Host {
   // One more slot for a sequence; its number. Slots stay as long as the host.
   Result<int32_t> add_slot();
   uint32_t slots() const;
-  // The cache's sequence in a slot, made when it is first asked for.
+  // The cache's sequence in a slot, made when it is first asked for. not_found: there is none while a batch is being decoded.
   Result<SeqId> sequence(int32_t seq);
   // Puts a sequence of the cache (one that was loaded, say) into a slot. The one before is removed.
   Status bind(int32_t seq, SeqId id);
   Status fork(int32_t from, int32_t to);
   Status truncate(int32_t seq, uint32_t length);
   Status remove(int32_t seq);
+  // AdaptiveKVCache::park() and wake() of the sequence in a slot. not_found: there is none.
+  Status park(int32_t seq, const DeepOptions& options = {}, DeepReport* report = nullptr);
+  Status wake(int32_t seq);
+  // The slot of a sequence of the cache; -1: it is in none.
+  int32_t number_of(SeqId id) const;
 
   void detach();
   bool attached() const;

@@ -4,6 +4,9 @@
 //   ... the call under test ...
 //   const bool refused = FailingMemory::disarm();      // false: it made fewer than n requests
 //
+// Armed with Where::inside it counts only the requests of threads that are in a Scope(true): where a library that cannot do without
+// memory calls back into ours, and ours into it.
+//
 // Counts malloc, calloc, realloc, the aligned ones, and mmap, of all threads; under a sanitizer, whose malloc it must not replace,
 // operator new and mmap. Defines those functions: included by one file of a test program, and by nothing else.
 #pragma once
@@ -23,9 +26,23 @@ namespace tierkv::testing {
 class FailingMemory {
  public:
   enum class Mode { once, from_then_on };
+  enum class Where { everywhere, inside };
 
-  static void arm(long nth, Mode mode) {
+  // What the thread does until the end of the scope is inside, or not.
+  class Scope {
+   public:
+    explicit Scope(bool inside) : before_(inside_) { inside_ = inside; }
+    ~Scope() { inside_ = before_; }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    const bool before_;
+  };
+
+  static void arm(long nth, Mode mode, Where where = Where::everywhere) {
     mode_ = mode;
+    where_ = where;
     left_ = nth;
     refused_ = false;
     armed_ = true;
@@ -36,7 +53,7 @@ class FailingMemory {
   }
   // Whether the request that is being made is to be refused.
   static bool refuses() {
-    if (!armed_) return false;
+    if (!armed_ || (where_ == Where::inside && !inside_)) return false;
     const long left = --left_;
     if (left > 0 || (left < 0 && mode_ == Mode::once)) return false;
     refused_ = true;
@@ -47,6 +64,8 @@ class FailingMemory {
   static inline std::atomic<bool> armed_{false}, refused_{false};
   static inline std::atomic<long> left_{0};
   static inline Mode mode_ = Mode::once;
+  static inline Where where_ = Where::everywhere;
+  static inline thread_local bool inside_ = false;
 };
 
 }  // namespace tierkv::testing

@@ -160,6 +160,12 @@ class Attending {
     }
     const cache::ObserveSettings settings{learn_ ? impl_.env.signals : 0, impl_.signal_slot, config_.eviction.observation,
                                           state.window_queries, config_.query_heads() / config_.num_kv_heads};
+    if (mass) {
+      // So that nothing can fail once the policy has learned.
+      size_t blocks = 0;
+      for (const StreamViews& head : held.views) blocks += head.views.size();
+      mass->blocks.reserve(blocks);
+    }
     held.observers.reserve(config_.num_kv_heads);
     for (uint32_t h = 0; h < config_.num_kv_heads; ++h) {
       held.observers.emplace_back(settings, held.sequence->heads(layer_)[h], held.views[h], held.positions.data(), mass,

@@ -112,11 +112,13 @@ bool AdaptiveKVCache::Impl::make_others_room(SeqId seq, uint64_t needed, uint32_
   return (*handler)({seq, needed, books.mapped - books.free_bytes, config.byte_budget, attempt});
 }
 
-void AdaptiveKVCache::set_pressure_handler(PressureHandler handler) {
+Status AdaptiveKVCache::set_pressure_handler(PressureHandler handler) try {
   auto shared = handler ? std::make_shared<const PressureHandler>(std::move(handler)) : nullptr;
   std::lock_guard lock(impl_->pressure_mutex);
   impl_->pressure.swap(shared);
+  return {};
 }
+TIERKV_NO_MEMORY("keep a pressure handler")
 
 Result<SeqId> AdaptiveKVCache::add_sequence() try {
   const uint32_t layers = impl_->config.num_layers, heads = impl_->config.num_kv_heads;

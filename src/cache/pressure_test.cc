@@ -41,10 +41,11 @@ class Pressure : public ::testing::Test {
     EXPECT_TRUE(append_text(*cache, busy, kLong).ok());
   }
   void park_idle() {
-    cache->set_pressure_handler([this](const MemoryPressure& pressure) {
+    const Status kept = cache->set_pressure_handler([this](const MemoryPressure& pressure) {
       asked.push_back(pressure);
       return cache->park(idle, at_ratio(20.0)).ok();
     });
+    ASSERT_TRUE(kept.ok()) << kept.to_string();
   }
 
   std::unique_ptr<AdaptiveKVCache> cache;
@@ -77,10 +78,11 @@ TEST_F(Pressure, AHandlerThatParksTheIdleOneMakesRoomForAThird) {
     EXPECT_EQ(cache->positions(seq, 3, 1).value().size(), kLong);
   }
   // The idle one comes back when somebody makes room for it in turn.
-  cache->set_pressure_handler([&](const MemoryPressure& pressure) {
+  const Status kept = cache->set_pressure_handler([&](const MemoryPressure& pressure) {
     EXPECT_EQ(pressure.seq, idle);
     return cache->remove(third).ok();
   });
+  ASSERT_TRUE(kept.ok()) << kept.to_string();
   ASSERT_TRUE(cache->wake(idle).ok());
   EXPECT_EQ(cache->positions(idle, 3, 1).value().size(), kLong);
 }
@@ -98,11 +100,12 @@ TEST_F(Pressure, LoadingAsksToo) {
 
 TEST_F(Pressure, AHandlerThatFreesNothingIsNotAskedForEver) {
   uint32_t calls = 0;
-  cache->set_pressure_handler([&](const MemoryPressure& pressure) {
+  const Status kept = cache->set_pressure_handler([&](const MemoryPressure& pressure) {
     EXPECT_EQ(pressure.attempt, calls);
     ++calls;
     return true;
   });
+  ASSERT_TRUE(kept.ok()) << kept.to_string();
   const SeqId third = cache->add_sequence().value();
   const Bytes before = cache->freeze(third).value();
   constexpr uint32_t kTooMany = 20000;
@@ -111,7 +114,7 @@ TEST_F(Pressure, AHandlerThatFreesNothingIsNotAskedForEver) {
   EXPECT_EQ(cache->append(third, 0, view, view).code(), StatusCode::resource_exhausted);
   EXPECT_EQ(calls, 16u);
   EXPECT_EQ(cache->freeze(third).value(), before);
-  cache->set_pressure_handler(nullptr);
+  ASSERT_TRUE(cache->set_pressure_handler(nullptr).ok());
   EXPECT_EQ(cache->append(third, 0, view, view).code(), StatusCode::resource_exhausted);
   EXPECT_EQ(calls, 16u);
 }

@@ -111,6 +111,17 @@ tierkv_status tierkv_seq_is_parked(const tierkv_cache* cache, tierkv_seq seq, in
   });
 }
 
+tierkv_status tierkv_cache_set_pressure_handler(tierkv_cache* cache, tierkv_pressure_handler handler, void* user) {
+  return guarded([&]() -> Status {
+    TIERKV_NOT_NULL(cache);
+    if (!handler) return cache->value->set_pressure_handler(nullptr);
+    return cache->value->set_pressure_handler([handler, user](const tierkv::MemoryPressure& p) {
+      const tierkv_pressure out = {sizeof(tierkv_pressure), p.seq, p.needed_bytes, p.used_bytes, p.budget_bytes, p.attempt};
+      return handler(user, &out) != 0;
+    });
+  });
+}
+
 tierkv_status tierkv_seq_list(const tierkv_cache* cache, tierkv_seq* out, size_t capacity, size_t* count) {
   return guarded([&]() -> Status {
     TIERKV_NOT_NULL(cache);

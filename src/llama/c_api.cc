@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <mutex>
 #include <new>
 
 #include "base/status_macros.h"
@@ -17,6 +18,7 @@ struct tierkv_llama {
   std::vector<tierkv::llama::SequenceStatus> sequences;  // of the last tierkv_llama_decode_each()
   llama_context* context = nullptr;                      // of the last decode
   std::string error;
+  std::recursive_mutex asking;  // held while the pressure handler runs: the cache may ask from several threads, and from inside it
 };
 
 namespace {
@@ -50,20 +52,41 @@ int32_t number_of(const Status& status) {
 // Short enough to need no memory.
 constexpr const char* kNoMemory = "out of memory";
 
+// Never throws: without memory for the sentence there is a shorter one.
+void remember(tierkv_llama* kv, const char* sentence) noexcept {
+  try {
+    kv->error = sentence;
+  } catch (const std::exception&) {
+    kv->error = kNoMemory;
+  }
+}
+
 template <class Call>
-int32_t guarded(tierkv_llama* kv, const Call& call) {
+int32_t guarded(tierkv_llama* kv, const Call& call) noexcept {
   if (kv == nullptr) return -1;
   try {
-    Status status = call();
-    if (!status.ok()) kv->error = status.message();
+    const Status status = call();
+    if (!status.ok()) remember(kv, status.message().c_str());
     return number_of(status);
   } catch (const std::bad_alloc&) {
-    kv->error = kNoMemory;
+    remember(kv, kNoMemory);
     return 1;
   } catch (const std::exception& problem) {
-    kv->error.assign(problem.what(), std::min<size_t>(std::strlen(problem.what()), 15));
+    remember(kv, problem.what());
     return -1;
   }
+}
+
+int ask(tierkv_llama* kv, tierkv_llama_pressure_handler handler, void* user, const tierkv::MemoryPressure& pressure) {
+  const std::lock_guard lock(kv->asking);
+  tierkv_llama_pressure out{};
+  out.size = sizeof out;
+  out.seq = kv->host->number_of(pressure.seq);
+  out.attempt = pressure.attempt;
+  out.needed_bytes = pressure.needed_bytes;
+  out.used_bytes = pressure.used_bytes;
+  out.budget_bytes = pressure.budget_bytes;
+  return handler(user, &out);
 }
 
 Status no(const char* what) { return tierkv::error(StatusCode::invalid_argument, "there is no ", what); }
@@ -80,17 +103,22 @@ const Status* find_status(const tierkv_llama* kv, int32_t seq) {
 
 tierkv_llama* tierkv_llama_attach(llama_context_params* params, llama_model* model, const char* kv, char* error,
                                   size_t error_size) {
-  std::string reason = "there are no params";
+  const auto say = [&](const char* reason) {
+    if (error != nullptr && error_size > 0) std::snprintf(error, error_size, "%s", reason);
+  };
   try {
-    if (params != nullptr) {
-      auto handle = attach(*params, model, kv);
-      if (handle.ok()) return handle.value().release();
-      reason = handle.status().message();
+    if (params == nullptr) {
+      say("there are no params");
+      return nullptr;
     }
+    auto handle = attach(*params, model, kv);
+    if (handle.ok()) return handle.value().release();
+    say(handle.status().message().c_str());
+  } catch (const std::bad_alloc&) {
+    say(kNoMemory);
   } catch (const std::exception& problem) {
-    reason = problem.what();
+    say(problem.what());
   }
-  if (error != nullptr && error_size > 0) std::snprintf(error, error_size, "%s", reason.c_str());
   return nullptr;
 }
 
@@ -145,6 +173,22 @@ int32_t tierkv_llama_seq_rm(tierkv_llama* kv, int32_t seq, int32_t from) {
 
 int32_t tierkv_llama_seq_cp(tierkv_llama* kv, int32_t from, int32_t to) {
   return guarded(kv, [&] { return kv->host->fork(from, to); });
+}
+
+int32_t tierkv_llama_seq_park(tierkv_llama* kv, int32_t seq) {
+  return guarded(kv, [&] { return kv->host->park(seq); });
+}
+
+int32_t tierkv_llama_seq_wake(tierkv_llama* kv, int32_t seq) {
+  return guarded(kv, [&] { return kv->host->wake(seq); });
+}
+
+int32_t tierkv_llama_set_pressure_handler(tierkv_llama* kv, tierkv_llama_pressure_handler handler, void* user) {
+  return guarded(kv, [&]() -> Status {
+    if (handler == nullptr) return kv->cache->set_pressure_handler(nullptr);
+    return kv->cache->set_pressure_handler(
+        [kv, handler, user](const tierkv::MemoryPressure& pressure) { return ask(kv, handler, user, pressure) != 0; });
+  });
 }
 
 int32_t tierkv_llama_save(tierkv_llama* kv, int32_t seq, const char* path) {

@@ -58,6 +58,74 @@ TEST(LlamaC, EachSequenceAnswersForItself) {
   tierkv_llama_free(kv);
 }
 
+// A handler that gives up sequence 0, and tries what it may not do.
+struct Presses {
+  tierkv_llama* kv = nullptr;
+  llama_context* context = nullptr;
+  std::vector<tierkv_llama_pressure> seen;
+  int32_t shortened = 0, copied = 0, decoded = 0;
+};
+
+int remove_the_first(void* user, const tierkv_llama_pressure* pressure) {
+  auto& presses = *static_cast<Presses*>(user);
+  presses.seen.push_back(*pressure);
+  llama_token token = 1;
+  presses.shortened = tierkv_llama_seq_rm(presses.kv, 1, 5);
+  presses.copied = tierkv_llama_seq_cp(presses.kv, 0, 1);
+  presses.decoded = tierkv_llama_decode(presses.kv, presses.context, llama_batch_get_one(&token, 1));
+  return pressure->attempt == 0 && tierkv_llama_seq_rm(presses.kv, 0, 0) == 0;
+}
+
+TEST(LlamaC, APressureHandlerMakesRoomForTheSequenceThatGrows) {
+  constexpr int kTokens = 400;
+  const ModelPtr model = load_tiny("llama");
+  llama_context_params params = test_params(32);
+  params.n_seq_max = 2;
+  params.n_threads = params.n_threads_batch = 2;
+  const uint64_t one = 3ull * 2 * 32 * 4 * kTokens;  // 3 layers, 2 heads of 32, FP16
+  const std::string spec = "fp16,byte_budget=" + std::to_string(one * 7 / 4);
+  char error[200] = "";
+  Presses presses;
+  presses.kv = tierkv_llama_attach(&params, model.get(), spec.c_str(), error, sizeof(error));
+  ASSERT_NE(presses.kv, nullptr) << error;
+  tierkv_llama* kv = presses.kv;
+  presses.context = llama_init_from_model(model.get(), params);
+  const auto tokens = some_tokens(kTokens, 1);
+  TestBatch first(kTokens), second(kTokens);
+  for (int i = 0; i < kTokens; ++i) {
+    first.add(tokens[static_cast<size_t>(i)], i, 0, false);
+    second.add(tokens[static_cast<size_t>(i)], i, 1, i + 1 == kTokens);
+  }
+  ASSERT_EQ(tierkv_llama_decode(kv, presses.context, first.batch), 0) << tierkv_llama_error(kv);
+  EXPECT_EQ(tierkv_llama_decode(kv, presses.context, second.batch), 1) << "without a handler";
+  EXPECT_NE(std::string(tierkv_llama_error(kv)).find("byte_budget"), std::string::npos) << tierkv_llama_error(kv);
+
+  ASSERT_EQ(tierkv_llama_set_pressure_handler(kv, remove_the_first, &presses), 0);
+  ASSERT_EQ(tierkv_llama_decode(kv, presses.context, second.batch), 0) << tierkv_llama_error(kv);
+  ASSERT_EQ(presses.seen.size(), 1u);
+  EXPECT_EQ(presses.seen[0].size, sizeof(tierkv_llama_pressure));
+  EXPECT_EQ(presses.seen[0].seq, 1);
+  EXPECT_EQ(presses.seen[0].attempt, 0u);
+  EXPECT_EQ(presses.seen[0].budget_bytes, one * 7 / 4);
+  EXPECT_GT(presses.seen[0].needed_bytes, 0u);
+  EXPECT_LE(presses.seen[0].used_bytes, presses.seen[0].budget_bytes);
+  EXPECT_EQ(presses.shortened, 2) << "it is being decoded";
+  EXPECT_EQ(presses.copied, 2);
+  EXPECT_EQ(presses.decoded, 2);
+  const float* row = tierkv_llama_logits(kv, presses.context, -1);
+  ASSERT_NE(row, nullptr) << tierkv_llama_error(kv);
+  EXPECT_LT(worst_difference({{row, row + 384}}, {stock_logits(model.get(), tokens, 32).back()}), 1e-3);
+
+  ASSERT_EQ(tierkv_llama_set_pressure_handler(kv, nullptr, nullptr), 0);
+  EXPECT_EQ(tierkv_llama_decode(kv, presses.context, first.batch), 1);
+  EXPECT_EQ(presses.seen.size(), 1u);
+  EXPECT_EQ(tierkv_llama_seq_park(kv, 0), -1) << "it is empty";
+  EXPECT_EQ(tierkv_llama_seq_park(kv, 1), 2) << "there is no calibration";
+  EXPECT_EQ(tierkv_llama_seq_wake(kv, 9), -1);
+  llama_free(presses.context);
+  tierkv_llama_free(kv);
+}
+
 TEST(LlamaC, NullIsAnErrorAndNeverACrash) {
   const ModelPtr model = load_tiny("llama");
   llama_context_params params = test_params(32);
@@ -80,6 +148,9 @@ TEST(LlamaC, NullIsAnErrorAndNeverACrash) {
   EXPECT_EQ(tierkv_llama_bytes(nullptr), 0u);
   EXPECT_EQ(tierkv_llama_seq_rm(nullptr, 0, 0), -1);
   EXPECT_EQ(tierkv_llama_seq_cp(nullptr, 0, 0), -1);
+  EXPECT_EQ(tierkv_llama_seq_park(nullptr, 0), -1);
+  EXPECT_EQ(tierkv_llama_seq_wake(nullptr, 0), -1);
+  EXPECT_EQ(tierkv_llama_set_pressure_handler(nullptr, nullptr, nullptr), -1);
   tierkv_llama_detach(nullptr);
   llama_context_params others = test_params(32);
   char error[100] = "";

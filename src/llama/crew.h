@@ -8,14 +8,18 @@
 // Layout:   one word holds the loop that is being handed out: its number, its length and the next index, so that an index is taken
 //           by one compare-and-swap that cannot mistake one loop for another. A loop ends only when every index taken has been
 //           finished, so whoever has taken one may use the task.
+// Errors:   a task that throws does not end its thread, which is ggml's: the other indices are done, then run() throws the first
+//           exception to the leader, who must not let it out of lead().
 // REQUIRES: begin() before the first node of a graph, when no thread is inside; loops shorter than 2^20, run() by the leader alone.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "base/relax.h"
@@ -61,6 +65,7 @@ class Crew {
     while (help()) {
     }
     wait([&] { return done_.load() >= count; });
+    if (problem_) std::rethrow_exception(std::exchange(problem_, nullptr));
   }
 
  private:
@@ -84,7 +89,12 @@ class Crew {
     } while (!word_.compare_exchange_weak(seen, seen + 1, std::memory_order_acquire));
     const auto* task = task_.load(std::memory_order_relaxed);
     const uint32_t count = static_cast<uint32_t>((seen >> 20) & kField);
-    (*task)(static_cast<uint32_t>(seen & kField));
+    try {
+      (*task)(static_cast<uint32_t>(seen & kField));
+    } catch (...) {
+      const std::lock_guard lock(mutex_);
+      if (!problem_) problem_ = std::current_exception();
+    }
     if (done_.fetch_add(1) + 1 == count) wake();
     return true;
   }
@@ -117,6 +127,7 @@ class Crew {
   std::mutex mutex_;
   std::condition_variable awake_;
   std::atomic<uint32_t> sleepers_{0};
+  std::exception_ptr problem_;  // of the loop: written under the lock, read by the leader when all indices are done
 };
 
 }  // namespace tierkv::llama

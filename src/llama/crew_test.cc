@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <barrier>
+#include <new>
 #include <numeric>
 #include <thread>
 
@@ -56,6 +57,24 @@ TEST(Crew, FollowersShareTheWork) {
     });
   });
   EXPECT_EQ(others, 1);
+}
+
+TEST(Crew, WhatATaskThrowsReachesTheLeaderAlone) {
+  for (const int threads : {1, 3}) {
+    Crew crew;
+    run_graph(crew, threads, 20, [&](int) {
+      std::atomic<int> begun{0};
+      EXPECT_THROW(crew.run(50,
+                            [&](uint32_t i) {
+                              ++begun;
+                              if (i % 2 == 1) throw std::bad_alloc();
+                            }),
+                   std::bad_alloc);
+      EXPECT_EQ(begun, 50);
+      crew.run(5, [&](uint32_t) { ++begun; });  // forgotten
+      EXPECT_EQ(begun, 55);
+    });
+  }
 }
 
 }  // namespace

@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "base/status_macros.h"
+#include "base/guarded.h"
 #include "tierkv/llama.h"
 
 namespace tierkv::llama {
@@ -28,12 +28,13 @@ std::string calibration_path(const ModelShape& shape) {
   return cache_folder() + "/calibration/" + file;
 }
 
-Result<CalibrationPtr> find_calibration(const ModelShape& shape, const CacheConfig& config) {
+Result<CalibrationPtr> find_calibration(const ModelShape& shape, const CacheConfig& config) try {
   if (!config.calibration.empty()) return load_calibration(config.calibration);
   std::error_code ignored;
   const std::string made = calibration_path(shape);
   if (!std::filesystem::exists(made, ignored)) return CalibrationPtr();
   return load_calibration(made);
 }
+TIERKV_NO_MEMORY("look for a calibration")
 
 }  // namespace tierkv::llama

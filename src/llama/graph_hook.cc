@@ -3,6 +3,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/guarded.h"
 #include "base/status_macros.h"
 
 namespace tierkv::llama {
@@ -44,7 +45,8 @@ void GraphHook::prepare_patches() {
 GraphHook::Layer* GraphHook::find_layer(const ggml_tensor* node) {
   const auto found = layer_index_.find(cache_layer(node->src[1]));
   if (found != layer_index_.end()) return &layers_[found->second];
-  server_.fail(error(StatusCode::internal, "attention node ", ggml_get_name(node), " has an unknown layer"));
+  server_.fail(guarded(
+      "name a node", [&] { return error(StatusCode::internal, "attention node ", ggml_get_name(node), " has an unknown layer"); }));
   return nullptr;
 }
 

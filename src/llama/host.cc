@@ -36,12 +36,28 @@ struct Host::Impl {
   Slots slots;
   KeptLogits logits;
   BatchLimits limits;
+  MicroBatches* decoding = nullptr;  // the batch that is being decoded
   int64_t decode_ns = 0, own_ns = 0;
   uint64_t calls = 0;
 
   Status decode(llama_context* context, const llama_batch& batch, std::vector<SequenceStatus>* sequences);
   Status decode_next(llama_context* context, MicroBatches& plan, bool all_or_nothing);
-  void give_up(MicroBatches& plan, const Status& reason, bool all);
+  Status decode_all(llama_context* context, MicroBatches& plan, std::vector<SequenceStatus>* sequences);
+  void note_removed(MicroBatches& plan);
+  void give_up(MicroBatches& plan, const Status& reason, bool all) noexcept;
+  Status check_idle(int32_t seq) const;
+
+  // While it lives a batch is being decoded.
+  class Decoding {
+   public:
+    Decoding(Impl& impl, MicroBatches& plan) : impl_(impl) { impl_.decoding = &plan; }
+    ~Decoding() { impl_.decoding = nullptr; }
+    Decoding(const Decoding&) = delete;
+    Decoding& operator=(const Decoding&) = delete;
+
+   private:
+    Impl& impl_;
+  };
 };
 
 namespace {
@@ -61,12 +77,41 @@ Status check_cache(const CacheConfig& config, const ModelShape& shape) {
   return {};
 }
 
+// A copy that needs no memory when there is none.
+Status copy_of(const Status& status) noexcept {
+  try {
+    return status;
+  } catch (const std::bad_alloc&) {
+    return Status(status.code(), "out of memory");
+  }
+}
+
 }  // namespace
 
+// A pressure handler may call back while a batch is being decoded. What it may do to sequences of that batch is to take them away
+// whole: any other change would put their rows at wrong positions.
+Status Host::Impl::check_idle(int32_t seq) const {
+  if (decoding == nullptr) return {};
+  for (const Part& part : decoding->parts()) {
+    if (part.seq != seq) continue;
+    return error(StatusCode::failed_precondition, "sequence ", seq,
+                 " is being decoded: meanwhile it can be removed or parked, not changed");
+  }
+  return {};
+}
+
 // Sequences that have rows left fail for a reason that is none of theirs, or, with `all`, every one does.
-void Host::Impl::give_up(MicroBatches& plan, const Status& reason, bool all) {
+void Host::Impl::give_up(MicroBatches& plan, const Status& reason, bool all) noexcept {
   for (Part& part : plan.parts()) {
-    if (part.status.ok() && (all || part.left > 0)) part.status = reason;
+    if (part.status.ok() && (all || part.left > 0)) part.status = copy_of(reason);
+  }
+}
+
+// Those that somebody took away since the batch began have nothing to go on from: a slot that is asked would begin a new one.
+void Host::Impl::note_removed(MicroBatches& plan) {
+  for (Part& part : plan.parts()) {
+    if (!part.status.ok() || part.left == 0 || slots.find(part.seq).ok()) continue;
+    part.status = error(StatusCode::not_found, "sequence ", part.seq, " was removed while it was being decoded");
   }
 }
 
@@ -112,6 +157,7 @@ Status Host::Impl::decode_next(llama_context* context, MicroBatches& plan, bool 
 
 Status Host::Impl::decode(llama_context* context, const llama_batch& batch, std::vector<SequenceStatus>* sequences) {
   if (context == nullptr) return error(StatusCode::invalid_argument, "there is no context");
+  if (decoding != nullptr) return error(StatusCode::failed_precondition, "a batch is being decoded");
   if (!hook.attached()) return error(StatusCode::failed_precondition, "the host is detached: call llama_decode() itself");
   const bool all_or_nothing = sequences == nullptr;
   const int64_t start = now_ns();
@@ -124,37 +170,43 @@ Status Host::Impl::decode(llama_context* context, const llama_batch& batch, std:
   logits.begin(plan->size(), plan->last_wanted());
   own_ns += now_ns() - start;
   decode_ns += now_ns() - start;
+  return decode_all(context, *plan, sequences);
+}
 
+// What needs memory comes before the first token, or inside guarded(): a sequence that fails must go back.
+Status Host::Impl::decode_all(llama_context* context, MicroBatches& plan, std::vector<SequenceStatus>* sequences) {
+  const bool all_or_nothing = sequences == nullptr;
+  if (sequences != nullptr) sequences->reserve(plan.parts().size());
   // Those that never began have nothing to go back from.
   std::vector<bool> settled;
-  for (const Part& part : plan->parts()) settled.push_back(!part.status.ok());
-  while (plan->next()) {
-    // Whatever throws comes before libllama computes, or is caught by those it calls.
-    const Status whole = guarded("decode", [&] { return decode_next(context, *plan, all_or_nothing); });
-    if (!whole.ok()) give_up(*plan, whole, all_or_nothing);
-    bool any_failed = false;
-    for (const Part& part : plan->parts()) any_failed |= !part.status.ok();
-    if (any_failed && all_or_nothing) {
-      // The first that failed speaks for all.
-      const auto first = std::find_if(plan->parts().begin(), plan->parts().end(), [](const Part& p) { return !p.status.ok(); });
-      give_up(*plan, Status(first->status), true);
-    }
+  for (const Part& part : plan.parts()) settled.push_back(!part.status.ok());
+  const Decoding mark(*this, plan);
+  for (bool more = true; more;) {
+    const Status whole = guarded("decode", [&]() -> Status {
+      note_removed(plan);
+      more = plan.next();
+      return more ? decode_next(context, plan, all_or_nothing) : Status();
+    });
+    if (!whole.ok()) give_up(plan, whole, all_or_nothing);
+    const auto first = std::find_if(plan.parts().begin(), plan.parts().end(), [](const Part& p) { return !p.status.ok(); });
+    const bool nothing = all_or_nothing && first != plan.parts().end();
+    if (nothing) give_up(plan, copy_of(first->status), true);  // the first that failed speaks for all
     // At once, so that the others find the room.
-    for (size_t i = 0; i < plan->parts().size(); ++i) {
-      const Part& part = plan->parts()[i];
+    for (size_t i = 0; i < plan.parts().size(); ++i) {
+      const Part& part = plan.parts()[i];
       if (part.status.ok() || settled[i]) continue;
       slots.roll_back(part.seq, part.start);
       settled[i] = true;
     }
-    if (!whole.ok() || (any_failed && all_or_nothing)) break;
+    if (!whole.ok() || nothing) break;
   }
 
   Status first;
-  for (uint32_t i = 0; i < plan->size(); ++i) {
-    if (!plan->part_of_row(i).status.ok()) logits.forget(i);
+  for (uint32_t i = 0; i < plan.size(); ++i) {
+    if (!plan.part_of_row(i).status.ok()) logits.forget(i);
   }
-  for (Part& part : plan->parts()) {
-    if (first.ok()) first = part.status;
+  for (Part& part : plan.parts()) {
+    if (first.ok()) first = copy_of(part.status);
     if (sequences != nullptr) sequences->push_back({part.seq, std::move(part.status)});
   }
   return first;
@@ -164,7 +216,7 @@ Host::Host(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Host::~Host() = default;
 
 Result<std::unique_ptr<Host>> Host::attach(llama_context_params& params, const ModelShape& shape, AdaptiveKVCache& cache,
-                                           const HostOptions& options) {
+                                           const HostOptions& options) try {
   if (shape.model == nullptr) return error(StatusCode::invalid_argument, "there is no model: inspect() tells its shape");
   TIERKV_RETURN_IF_ERROR(check_cache(cache.config(), shape));
   if (const CalibrationPtr calibration = cache.calibration()) {
@@ -181,16 +233,20 @@ Result<std::unique_ptr<Host>> Host::attach(llama_context_params& params, const M
     TIERKV_ASSIGN_OR_RETURN(path, self_check(params, shape, options.allow_patch));
   }
 
+  Impl& of = *impl;
+  std::unique_ptr<Host> host(new Host(std::move(impl)));
+  // From here on nothing can fail: `params` change all or not at all.
   // One stream of cells in the order of the batch, and as many cells as a micro-batch has rows.
-  params.n_ctx = params.n_batch = params.n_ubatch = impl->limits.micro_batch;
+  params.n_ctx = params.n_batch = params.n_ubatch = of.limits.micro_batch;
   params.kv_unified = true;
   params.swa_full = false;
   params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
   params.type_k = params.type_v = GGML_TYPE_F16;
   params.offload_kqv = params.op_offload = false;
-  impl->hook.install(params, path);
-  return std::unique_ptr<Host>(new Host(std::move(impl)));
+  of.hook.install(params, path);
+  return host;
 }
+TIERKV_NO_MEMORY("attach a cache")
 
 Status Host::decode(llama_context* context, const llama_batch& batch) {
   return guarded("decode", [&] { return impl_->decode(context, batch, nullptr); });
@@ -201,18 +257,62 @@ Status Host::decode(llama_context* context, const llama_batch& batch, std::vecto
   return guarded("decode", [&] { return impl_->decode(context, batch, &sequences); });
 }
 
-Result<std::span<const float>> Host::logits(int32_t index) const { return impl_->logits.get(index); }
+Result<std::span<const float>> Host::logits(int32_t index) const {
+  return guarded("say why there are no logits", [&] { return impl_->logits.get(index); });
+}
 
 Result<int32_t> Host::add_slot() {
   return guarded("add a slot", [&]() -> Result<int32_t> { return impl_->slots.add(); });
 }
 
 uint32_t Host::slots() const { return impl_->slots.size(); }
-Result<SeqId> Host::sequence(int32_t seq) { return impl_->slots.sequence(seq); }
-Status Host::bind(int32_t seq, SeqId id) { return impl_->slots.bind(seq, id); }
-Status Host::fork(int32_t from, int32_t to) { return impl_->slots.fork(from, to); }
-Status Host::truncate(int32_t seq, uint32_t length) { return impl_->slots.truncate(seq, length); }
-Status Host::remove(int32_t seq) { return impl_->slots.remove(seq); }
+
+Result<SeqId> Host::sequence(int32_t seq) {
+  return guarded("find a sequence", [&]() -> Result<SeqId> {
+    if (impl_->decoding != nullptr) return impl_->slots.find(seq);
+    TIERKV_RETURN_IF_ERROR(impl_->slots.settle(seq));
+    return impl_->slots.sequence(seq);
+  });
+}
+
+Status Host::bind(int32_t seq, SeqId id) {
+  return guarded("bind a sequence", [&]() -> Status {
+    TIERKV_RETURN_IF_ERROR(impl_->check_idle(seq));
+    return impl_->slots.bind(seq, id);
+  });
+}
+
+Status Host::fork(int32_t from, int32_t to) {
+  return guarded("copy a sequence", [&]() -> Status {
+    TIERKV_RETURN_IF_ERROR(impl_->check_idle(from));
+    TIERKV_RETURN_IF_ERROR(impl_->check_idle(to));
+    return impl_->slots.fork(from, to);
+  });
+}
+
+Status Host::truncate(int32_t seq, uint32_t length) {
+  return guarded("shorten a sequence", [&]() -> Status {
+    TIERKV_RETURN_IF_ERROR(impl_->check_idle(seq));
+    return impl_->slots.truncate(seq, length);
+  });
+}
+
+Status Host::remove(int32_t seq) {
+  return guarded("remove a sequence", [&] { return impl_->slots.remove(seq); });
+}
+
+Status Host::park(int32_t seq, const DeepOptions& options, DeepReport* report) {
+  return guarded("park a sequence", [&] { return impl_->slots.park(seq, options, report); });
+}
+
+Status Host::wake(int32_t seq) {
+  return guarded("wake a sequence", [&]() -> Status {
+    TIERKV_RETURN_IF_ERROR(impl_->check_idle(seq));
+    return impl_->slots.wake(seq);
+  });
+}
+
+int32_t Host::number_of(SeqId id) const { return impl_->slots.number_of(id); }
 
 void Host::detach() { impl_->hook.detach(); }
 bool Host::attached() const { return impl_->hook.attached(); }

@@ -16,10 +16,12 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "base/bytes.h"
 #include "base/checksum.h"
 #include "base/f16.h"
+#include "base/guarded.h"
 #include "base/status_macros.h"
 #include "llama/node.h"
 #include "llama/rope.h"
@@ -92,14 +94,16 @@ void note_rope(const ggml_tensor* node, Probe& probe) {
   probe.short_rope_factors |= name.find("rope_factors_") != std::string::npos;
 }
 
-bool on_node(ggml_tensor* node, bool ask, void* user) {
-  auto& probe = *static_cast<Probe*>(user);
-  if (ask) {
-    note_weights(node, probe);
-    if (node->op == GGML_OP_ROPE) note_rope(node, probe);
-    probe.other_attention |= node->op == GGML_OP_SOFT_MAX && std::string(ggml_get_name(node)).rfind("kq_soft_max", 0) == 0;
-    return node->op == GGML_OP_FLASH_ATTN_EXT;
-  }
+// Whether its result is wanted.
+bool ask_for(const ggml_tensor* node, Probe& probe) {
+  note_weights(node, probe);
+  if (node->op == GGML_OP_ROPE) note_rope(node, probe);
+  probe.other_attention |= node->op == GGML_OP_SOFT_MAX && std::string_view(ggml_get_name(node)).starts_with("kq_soft_max");
+  return node->op == GGML_OP_FLASH_ATTN_EXT;
+}
+
+// False: that was enough.
+bool look_at(const ggml_tensor* node, Probe& probe) {
   auto read = read_node(node, node->op_params);
   if (!read.ok()) {
     probe.status = read.status();
@@ -115,6 +119,17 @@ bool on_node(ggml_tensor* node, bool ask, void* user) {
   }
   probe.seen.push_back(seen);
   return true;
+}
+
+// libllama's callback: nothing may be thrown through it.
+bool on_node(ggml_tensor* node, bool ask, void* user) {
+  auto& probe = *static_cast<Probe*>(user);
+  try {
+    return ask ? ask_for(node, probe) : look_at(node, probe);
+  } catch (const std::exception&) {
+    probe.status = out_of_memory("look at the model's attention");
+    return false;
+  }
 }
 
 struct Batch {
@@ -237,7 +252,7 @@ CalibrationInfo ModelShape::identity() const {
   return id;
 }
 
-Result<ModelShape> inspect(llama_model* model) {
+Result<ModelShape> inspect(llama_model* model) try {
   if (model == nullptr) return error(StatusCode::invalid_argument, "there is no model: llama_model_load_from_file() failed");
   ModelShape shape;
   shape.model = model;
@@ -280,5 +295,6 @@ Result<ModelShape> inspect(llama_model* model) {
   }
   return shape;
 }
+TIERKV_NO_MEMORY("look at the model")
 
 }  // namespace tierkv::llama

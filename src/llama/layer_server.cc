@@ -54,37 +54,28 @@ void LayerServer::begin(std::vector<Work> work, uint32_t rows, bool all_or_nothi
   crew_.begin();
 }
 
-void LayerServer::fail(Status reason) {
+void LayerServer::fail(Status reason) noexcept {
   const std::lock_guard lock(status_mutex_);
   if (status_.ok()) status_ = std::move(reason);
   failed_ = true;
 }
 
-void LayerServer::serve(uint32_t layer, const ggml_tensor* tensor, const OpParams& params, int ith, int nth) {
+void LayerServer::serve(uint32_t layer, const ggml_tensor* tensor, const OpParams& params, int ith, int nth) noexcept {
   const bool crew = nth > 1 && nth <= static_cast<int>(Crew::kMaxThreads);
   if (ith != 0) {
     if (crew) crew_.follow(ith);
     return;
   }
   const int64_t start = now_ns(), before = append_ns_ + attention_ns_;
-  const auto node = read_node(tensor, params.data());
-  if (!node.ok()) {
-    fail(node.status());
-  } else if (node->queries.tokens != rows_ || nth > static_cast<int>(Crew::kMaxThreads)) {
-    fail(error(StatusCode::internal, "libllama computes ", node->queries.tokens, " tokens on ", nth, " threads where ", rows_,
-               " tokens were given"));
-  } else {
-    pages_.served(layer, tensor->src[1], tensor->src[2], rows_);
-  }
-  // The others wait for the leader's word, whatever happened.
-  const auto work = [&] {
-    if (failed_) return;
+  // The others wait for the leader's word, whatever happened; and nothing may be thrown through ggml.
+  const auto work = [&]() noexcept {
     try {
-      lead(layer, *node, crew);
+      Status status = serve_node(layer, tensor, params, nth);
+      if (!status.ok()) fail(std::move(status));
     } catch (const std::bad_alloc&) {
-      fail(Status(StatusCode::resource_exhausted, "out of memory"));
-    } catch (const std::exception& problem) {
-      fail(error(StatusCode::internal, "serving layer ", layer, ": ", problem.what()));
+      fail(out_of_memory("serve a layer"));
+    } catch (const std::exception&) {
+      fail(Status(StatusCode::internal, "layer: failed"));
     }
   };
   if (crew) {
@@ -94,6 +85,17 @@ void LayerServer::serve(uint32_t layer, const ggml_tensor* tensor, const OpParam
   }
   ++layers_served_;
   own_ns_ += now_ns() - start - (append_ns_ + attention_ns_ - before);
+}
+
+Status LayerServer::serve_node(uint32_t layer, const ggml_tensor* tensor, const OpParams& params, int nth) {
+  TIERKV_ASSIGN_OR_RETURN(const AttentionNode node, read_node(tensor, params.data()));
+  if (node.queries.tokens != rows_ || nth > static_cast<int>(Crew::kMaxThreads)) {
+    return error(StatusCode::internal, "libllama computes ", node.queries.tokens, " tokens on ", nth, " threads where ", rows_,
+                 " tokens were given");
+  }
+  pages_.served(layer, tensor->src[1], tensor->src[2], rows_);
+  if (!failed_) lead(layer, node, nth > 1);
+  return {};
 }
 
 // Rounds: a chunk of every sequence that has one left, appended and then attended to.
@@ -127,14 +129,10 @@ void LayerServer::append(uint32_t layer, const AttentionNode& node, bool crew) {
   const int64_t start = now_ns();
   const auto one = [&](uint32_t i) {
     const Chunk& chunk = round_[i];
-    try {
-      chunk.work->status = guarded("append", [&] {
-        return cache_.append(chunk.work->id, layer, slice(node.keys, chunk.row, chunk.count),
-                             slice(node.values, chunk.row, chunk.count));
-      });
-    } catch (const std::exception&) {
-      chunk.work->status = Status(StatusCode::resource_exhausted, "out of memory");
-    }
+    chunk.work->status = guarded("append", [&] {
+      return cache_.append(chunk.work->id, layer, slice(node.keys, chunk.row, chunk.count),
+                           slice(node.values, chunk.row, chunk.count));
+    });
   };
   const auto count = static_cast<uint32_t>(round_.size());
   if (crew && count > 1) {

@@ -4,6 +4,8 @@
 // takes them all, so that many short sequences keep all threads busy. A sequence that fails is left out from there on, with zeros
 // for outputs, and the others go on; when `all_or_nothing`, or when none is left, the computation stops.
 //
+// Errors:  nothing is thrown through ggml's threads. What is no sequence's fault, want of memory for lists of the server's own say,
+//          is status(), and the computation stops.
 // Threads: serve() by all of ggml's threads for each node (nth of them), the rest when no node is being computed. The first thread
 //          leads and the others help it (crew.h).
 #pragma once
@@ -42,9 +44,9 @@ class LayerServer {
   // libllama computes `rows` rows of these sequences next.
   void begin(std::vector<Work> work, uint32_t rows, bool all_or_nothing);
   // The part of thread `ith` of `nth` in a layer's node, whose parameters as an attention node were `params`.
-  void serve(uint32_t layer, const ggml_tensor* tensor, const OpParams& params, int ith, int nth);
+  void serve(uint32_t layer, const ggml_tensor* tensor, const OpParams& params, int ith, int nth) noexcept;
   // The computation goes on to no purpose.
-  void fail(Status reason);
+  void fail(Status reason) noexcept;
   bool failed() const { return failed_; }
   // libllama has returned: its pages go back to the kernel.
   void end() { pages_.flush(); }
@@ -72,6 +74,7 @@ class LayerServer {
   };
 
   uint32_t chunk_of(const LayerConfig& layer) const;
+  Status serve_node(uint32_t layer, const ggml_tensor* tensor, const OpParams& params, int nth);
   void lead(uint32_t layer, const AttentionNode& node, bool crew);
   bool next_round(uint32_t layer);
   void append(uint32_t layer, const AttentionNode& node, bool crew);

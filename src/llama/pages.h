@@ -21,7 +21,7 @@ class CellPages {
  public:
   static constexpr size_t kKept = 4096;  // bytes of a tensor that stay
 
-  explicit CellPages(size_t layers) : layers_(layers) {}
+  explicit CellPages(size_t layers) : layers_(layers) { used_.reserve(2); }
 
   // `rows` cells of the layer's tensors are being served: keys and values are views of them. Releases what was served before.
   void served(size_t layer, const ggml_tensor* keys, const ggml_tensor* values, size_t rows);
@@ -41,7 +41,7 @@ class CellPages {
   void serve(Range& range, const ggml_tensor* view, size_t rows);
 
   std::vector<Layer> layers_;
-  std::vector<Range> used_;  // of the layer being served
+  std::vector<Range> used_;  // of the layer being served, two at most
 };
 
 }  // namespace tierkv::llama

@@ -49,6 +49,19 @@ class Sequences : public testing::TestWithParam<Path> {
         << "sequence " << seq;
   }
 
+  // Tables of a made-up model: enough to park by.
+  void give_deep_tables() {
+    calib::Statistics statistics = snapshot::testing::made_up::model().statistics();
+    statistics.model.layers = hosted_.shape.layers;
+    statistics.layers.resize(hosted_.shape.layers);
+    statistics.ropes.resize(hosted_.shape.layers);
+    statistics.pairs.resize(static_cast<size_t>(hosted_.shape.layers) * hosted_.shape.kv_heads);
+    auto calibration = std::make_shared<calib::Calibration>(statistics, calib::Origin());
+    calibration->deep = std::make_shared<calib::DeepTables>(solve::solve_deep(statistics, {}).value());
+    ASSERT_TRUE(calibration->finish().ok());
+    ASSERT_TRUE(hosted_.cache->set_calibration(calibration).ok());
+  }
+
   ModelPtr model_{nullptr, llama_model_free};
   Hosted hosted_;
   std::vector<SequenceStatus> results_;
@@ -221,15 +234,7 @@ TEST_P(Sequences, OneParkedInTheMidstOfADecodeEndsAloneAndIsWholeAfterWaking) {
   options.allow_patch = GetParam() == Path::patch;
   options.self_test = false;
   ASSERT_TRUE(hosted_.open(model_.get(), config, params, options).ok());
-  calib::Statistics statistics = snapshot::testing::made_up::model().statistics();
-  statistics.model.layers = hosted_.shape.layers;
-  statistics.layers.resize(hosted_.shape.layers);
-  statistics.ropes.resize(hosted_.shape.layers);
-  statistics.pairs.resize(static_cast<size_t>(hosted_.shape.layers) * hosted_.shape.kv_heads);
-  auto calibration = std::make_shared<calib::Calibration>(statistics, calib::Origin());
-  calibration->deep = std::make_shared<calib::DeepTables>(solve::solve_deep(statistics, {}).value());
-  ASSERT_TRUE(calibration->finish().ok());
-  ASSERT_TRUE(hosted_.cache->set_calibration(calibration).ok());
+  ASSERT_NO_FATAL_FAILURE(give_deep_tables());
 
   TestBatch batch(300);
   add(batch, 0, 0, 240);
@@ -258,6 +263,69 @@ TEST_P(Sequences, OneParkedInTheMidstOfADecodeEndsAloneAndIsWholeAfterWaking) {
   const Status status = decode_each(batch);
   ASSERT_TRUE(status.ok()) << status.to_string();
   EXPECT_EQ(hosted_.cache->length(id).value(), 243u);
+}
+
+TEST_P(Sequences, AHandlerParksTheIdleOneSoThatTheOtherGrows) {
+  constexpr size_t kTokens = 800;
+  CacheConfig config;
+  ASSERT_TRUE(apply_inline("hot=16,warm=32,archive=fp16,archive_block=64,warm_block=32,sinks=4", config).ok());
+  ASSERT_NO_FATAL_FAILURE(open("llama", config, 2, 64));
+  TestBatch batch(static_cast<int32_t>(kTokens));
+  add(batch, 0, 0, kTokens);
+  ASSERT_TRUE(decode_each(batch).ok());
+  config.byte_budget = hosted_.cache->memory_usage(hosted_.host->sequence(0).value()).value().total_bytes * 17 / 10;
+
+  hosted_.context.reset();
+  hosted_.host.reset();
+  hosted_.cache.reset();
+  ASSERT_NO_FATAL_FAILURE(open("llama", config, 2, 64));
+  ASSERT_NO_FATAL_FAILURE(give_deep_tables());
+  ASSERT_TRUE(decode_each(batch).ok()) << status_of(0).to_string();
+  std::vector<int32_t> asked;
+  Status parked;
+  const Status kept = hosted_.cache->set_pressure_handler([&](const MemoryPressure& pressure) {
+    asked.push_back(hosted_.host->number_of(pressure.seq));
+    DeepOptions deep;
+    deep.ratio = 4.0;
+    parked = hosted_.host->park(0, deep);
+    return parked.ok();
+  });
+  ASSERT_TRUE(kept.ok());
+  batch.clear();
+  add(batch, 1, 0, kTokens);
+  const Status status = decode_each(batch);
+  ASSERT_TRUE(status.ok()) << status.to_string() << ", and parking: " << parked.to_string();
+  EXPECT_EQ(asked, std::vector<int32_t>{1});
+  EXPECT_TRUE(hosted_.cache->is_parked(hosted_.host->sequence(0).value()).value());
+  EXPECT_EQ(length(1), kTokens);
+  // And back, when there is room again.
+  EXPECT_EQ(hosted_.host->wake(0).code(), StatusCode::resource_exhausted);
+  ASSERT_TRUE(hosted_.host->remove(1).ok());
+  ASSERT_TRUE(hosted_.host->wake(0).ok());
+  batch.clear();
+  add(batch, 0, kTokens, kTokens + 1);
+  EXPECT_TRUE(decode_each(batch).ok());
+}
+
+TEST_P(Sequences, OneOfTheBatchThatAHandlerRemovesFailsAlone) {
+  CacheConfig config = fp16_config();
+  constexpr size_t kTokens = 300;
+  config.byte_budget = 3ull * 2 * 32 * 4 * kTokens * 3 / 2;
+  ASSERT_NO_FATAL_FAILURE(open("llama", config, 2));
+  const Status kept = hosted_.cache->set_pressure_handler(
+      [&](const MemoryPressure& pressure) { return pressure.attempt == 0 && hosted_.host->remove(0).ok(); });
+  ASSERT_TRUE(kept.ok());
+  // Sequence 0 has rows before and after those of sequence 1 that do not fit beside it.
+  TestBatch batch(static_cast<int32_t>(3 * kTokens));
+  add(batch, 0, 0, 200);
+  add(batch, 1, 0, kTokens);
+  add(batch, 0, 200, 220);
+  EXPECT_EQ(decode_each(batch).code(), StatusCode::not_found);
+  EXPECT_EQ(status_of(0).code(), StatusCode::not_found) << status_of(0).to_string();
+  EXPECT_TRUE(status_of(1).ok()) << status_of(1).to_string();
+  EXPECT_EQ(length(1), kTokens);
+  expect_stock(200, 1, 0, kTokens);
+  EXPECT_EQ(length(0), 0u) << "a new one";
 }
 
 }  // namespace

@@ -30,6 +30,28 @@ Result<SeqId> Slots::sequence(int32_t seq) {
   return slot.id;
 }
 
+Result<SeqId> Slots::find(int32_t seq) const {
+  TIERKV_RETURN_IF_ERROR(check(seq));
+  const Slot& slot = slots_[static_cast<size_t>(seq)];
+  if (!slot.live) return error(StatusCode::not_found, "sequence ", seq, " is empty");
+  return slot.id;
+}
+
+int32_t Slots::number_of(SeqId id) const noexcept {
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    if (slots_[i].live && slots_[i].id == id) return static_cast<int32_t>(i);
+  }
+  return -1;
+}
+
+Status Slots::settle(int32_t seq) {
+  TIERKV_RETURN_IF_ERROR(check(seq));
+  Slot& slot = slots_[static_cast<size_t>(seq)];
+  if (!slot.live || slot.cut_to == kWhole) return {};
+  if (const auto parked = cache_.is_parked(slot.id); parked.ok() && *parked) return {};
+  return make_whole(slot, seq);
+}
+
 // Awake, and with all layers equally long.
 Status Slots::make_whole(Slot& slot, int32_t seq) {
   const auto parked = cache_.is_parked(slot.id);
@@ -96,14 +118,32 @@ Status Slots::remove(int32_t seq) {
   return cache_.remove(id);
 }
 
-void Slots::roll_back(int32_t seq, uint32_t length) {
+Status Slots::park(int32_t seq, const DeepOptions& options, DeepReport* report) {
+  TIERKV_ASSIGN_OR_RETURN(const SeqId id, find(seq));
+  return cache_.park(id, options, report);
+}
+
+Status Slots::wake(int32_t seq) {
+  TIERKV_ASSIGN_OR_RETURN(const SeqId id, find(seq));
+  TIERKV_RETURN_IF_ERROR(cache_.wake(id));
+  return settle(seq);
+}
+
+void Slots::roll_back(int32_t seq, uint32_t length) noexcept {
   Slot& slot = slots_[static_cast<size_t>(seq)];
   if (!slot.live) return;
   if (const auto parked = cache_.is_parked(slot.id); parked.ok() && *parked) {
     if (slot.cut_to == kWhole) slot.cut_to = length;
     return;
   }
-  if (length > 0 && cache_.truncate(slot.id, length).ok()) return;
+  if (length > 0) {
+    const Status cut = cache_.truncate(slot.id, length);
+    if (cut.ok()) return;
+    if (cut.code() == StatusCode::resource_exhausted) {
+      if (slot.cut_to == kWhole) slot.cut_to = length;
+      return;
+    }
+  }
   (void)cache_.remove(slot.id).ok();
   slot = {};
 }

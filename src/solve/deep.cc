@@ -4,10 +4,12 @@
 #include <cmath>
 #include <thread>
 
+#include "base/guarded.h"
 #include "base/status_macros.h"
 #include "solve/deep_basis.h"
 #include "solve/deep_prediction.h"
 #include "solve/deep_weight.h"
+#include "solve/parallel.h"
 
 namespace tierkv::solve {
 
@@ -82,28 +84,24 @@ Status check_finite(const Statistics& s) {
 Status solve_each_alone(const Statistics& s, const std::vector<uint32_t>& coded, DeepTables& tables, std::vector<Roots>& roots,
                         const Progress& progress) {
   std::vector<Status> problems(coded.size());
-  std::atomic<size_t> next{0}, done{0};
-  const auto work = [&](bool reports) {
-    for (size_t i = next++; i < coded.size(); i = next++) {
-      auto solved = solve_alone(s, tables, coded[i], roots[i]);
-      if (solved.ok()) tables.coded[i] = std::move(*solved);
-      else problems[i] = solved.status();
-      ++done;
-      if (reports && progress) progress(0.3 * static_cast<double>(done) / static_cast<double>(coded.size()));
+  std::atomic<size_t> done{0};
+  const auto caller = std::this_thread::get_id();  // who alone reports
+  for_each_index(static_cast<uint32_t>(coded.size()), [&](uint32_t i) {
+    auto solved = solve_alone(s, tables, coded[i], roots[i]);
+    if (solved.ok()) tables.coded[i] = std::move(*solved);
+    else problems[i] = solved.status();
+    ++done;
+    if (progress && std::this_thread::get_id() == caller) {
+      progress(0.3 * static_cast<double>(done) / static_cast<double>(coded.size()));
     }
-  };
-  std::vector<std::thread> others;
-  for (size_t i = 1; i < std::min<size_t>(coded.size(), std::max(1u, std::thread::hardware_concurrency())); ++i)
-    others.emplace_back(work, false);
-  work(true);
-  for (std::thread& t : others) t.join();
+  });
   for (const Status& problem : problems) TIERKV_RETURN_IF_ERROR(problem);
   return {};
 }
 
 }  // namespace
 
-Result<DeepTables> solve_deep(const Statistics& s, const Progress& progress) {
+Result<DeepTables> solve_deep(const Statistics& s, const Progress& progress) try {
   if (s.sampled() < kLeastRows) {
     return error(StatusCode::invalid_argument, "a calibration needs at least ", kLeastRows,
                  " sampled tokens, these statistics have ", s.sampled());
@@ -147,5 +145,6 @@ Result<DeepTables> solve_deep(const Statistics& s, const Progress& progress) {
   }
   return tables;
 }
+TIERKV_NO_MEMORY("solve the tables of the deep archive")
 
 }  // namespace tierkv::solve

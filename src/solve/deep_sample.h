@@ -5,12 +5,11 @@
 
 #include <Eigen/Dense>
 #include <algorithm>
-#include <atomic>
-#include <thread>
 #include <vector>
 
 #include "calib/deep.h"
 #include "calib/statistics.h"
+#include "solve/parallel.h"
 
 namespace tierkv::solve {
 
@@ -41,18 +40,11 @@ constexpr Eigen::Index kParts = 8;
 // body(part, first row, rows), in as many threads as there are processors.
 template <class Body>
 void for_parts(Eigen::Index rows, Body&& body) {
-  std::atomic<Eigen::Index> next{0};
-  const auto work = [&] {
-    for (Eigen::Index part = next++; part < kParts; part = next++) {
-      const Eigen::Index from = rows * part / kParts, to = rows * (part + 1) / kParts;
-      if (to > from) body(part, from, to - from);
-    }
-  };
-  std::vector<std::thread> others;
-  for (Eigen::Index i = 1; i < std::min<Eigen::Index>(kParts, std::max(1u, std::thread::hardware_concurrency())); ++i)
-    others.emplace_back(work);
-  work();
-  for (std::thread& t : others) t.join();
+  for_each_index(static_cast<uint32_t>(kParts), [&](uint32_t i) {
+    const auto part = static_cast<Eigen::Index>(i);
+    const Eigen::Index from = rows * part / kParts, to = rows * (part + 1) / kParts;
+    if (to > from) body(part, from, to - from);
+  });
 }
 
 // a'b over the rows, a mean.

@@ -7,7 +7,9 @@
 #include <thread>
 
 #include "base/f16.h"
+#include "base/guarded.h"
 #include "base/status_macros.h"
+#include "solve/parallel.h"
 
 namespace tierkv::solve {
 
@@ -196,7 +198,7 @@ Result<KltHead> solve_head(const Statistics& s, uint32_t layer, uint32_t head) {
 
 }  // namespace
 
-Result<KltTables> solve_klt(const Statistics& s, const Progress& progress) {
+Result<KltTables> solve_klt(const Statistics& s, const Progress& progress) try {
   if (s.sampled() < kLeastRows) {
     return error(StatusCode::invalid_argument, "a calibration needs at least ", kLeastRows,
                  " sampled tokens, these statistics have ", s.sampled());
@@ -208,21 +210,15 @@ Result<KltTables> solve_klt(const Statistics& s, const Progress& progress) {
   const uint32_t heads = tables.layers * tables.kv_heads;
   tables.heads.resize(heads);
   std::vector<Status> problems(heads);
-  std::atomic<uint32_t> next{0}, done{0};
-  const auto work = [&](bool reports) {
-    for (uint32_t i = next++; i < heads; i = next++) {
-      auto solved = solve_head(s, i / s.model.kv_heads, i % s.model.kv_heads);
-      if (solved.ok()) tables.heads[i] = std::move(*solved);
-      else problems[i] = solved.status();
-      ++done;
-      if (reports && progress) progress(static_cast<double>(done) / heads);
-    }
-  };
-  std::vector<std::thread> others;
-  for (unsigned i = 1; i < std::min(heads, std::max(1u, std::thread::hardware_concurrency())); ++i)
-    others.emplace_back(work, false);
-  work(true);
-  for (std::thread& t : others) t.join();
+  std::atomic<uint32_t> done{0};
+  const auto caller = std::this_thread::get_id();  // who alone reports
+  for_each_index(heads, [&](uint32_t i) {
+    auto solved = solve_head(s, i / s.model.kv_heads, i % s.model.kv_heads);
+    if (solved.ok()) tables.heads[i] = std::move(*solved);
+    else problems[i] = solved.status();
+    ++done;
+    if (progress && std::this_thread::get_id() == caller) progress(static_cast<double>(done) / heads);
+  });
   for (const Status& problem : problems) TIERKV_RETURN_IF_ERROR(problem);
   if (std::all_of(tables.heads.begin(), tables.heads.end(), [](const KltHead& h) { return h.mean.empty(); })) {
     return error(StatusCode::invalid_argument, "no layer saw a key ", s.distance,
@@ -230,5 +226,6 @@ Result<KltTables> solve_klt(const Statistics& s, const Progress& progress) {
   }
   return tables;
 }
+TIERKV_NO_MEMORY("solve the tables of keys")
 
 }  // namespace tierkv::solve
