@@ -16,6 +16,10 @@ TIERKV_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/tierkv
 # ccache when it is there; its files stay in TIERKV_CACHE unless CCACHE_DIR says otherwise.
 ifneq ($(shell command -v ccache 2>/dev/null),)
   export CCACHE_DIR ?= $(TIERKV_CACHE)/ccache
+  # Paths count from the clone, so that the next clone finds what this one compiled.
+  export CCACHE_BASEDIR ?= $(CURDIR)
+  export CCACHE_NOHASHDIR ?= 1
+  export CCACHE_MAXSIZE ?= 10G
   LAUNCHER := -DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache
 endif
 
