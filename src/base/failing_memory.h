@@ -112,15 +112,20 @@ int posix_memalign(void** out, size_t alignment, size_t size) noexcept {
 
 #else
 
-void* operator new(size_t size) {
+// Not inlined: gcc would see a malloc in one and a free in the other, and warn of a mismatch that is none.
+__attribute__((noinline)) void* operator new(size_t size) {
   void* p = tierkv::testing::FailingMemory::refuses() ? nullptr : std::malloc(size ? size : 1);
   if (!p) throw std::bad_alloc();
   return p;
 }
+__attribute__((noinline)) void* operator new(size_t size, const std::nothrow_t&) noexcept {
+  return tierkv::testing::FailingMemory::refuses() ? nullptr : std::malloc(size ? size : 1);
+}
 void* operator new[](size_t size) { return operator new(size); }
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete[](void* p) noexcept { std::free(p); }
-void operator delete(void* p, size_t) noexcept { std::free(p); }
-void operator delete[](void* p, size_t) noexcept { std::free(p); }
+void* operator new[](size_t size, const std::nothrow_t& tag) noexcept { return operator new(size, tag); }
+__attribute__((noinline)) void operator delete(void* p) noexcept { std::free(p); }
+void operator delete[](void* p) noexcept { operator delete(p); }
+void operator delete(void* p, size_t) noexcept { operator delete(p); }
+void operator delete[](void* p, size_t) noexcept { operator delete(p); }
 
 #endif
