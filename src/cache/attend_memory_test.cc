@@ -1,31 +1,16 @@
 // The first attention of a thread, and any other, with each of its allocations refused in turn.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <new>
 #include <thread>
 
+#include "base/failing_memory.h"
 #include "cache/attend_testing.h"
-
-namespace {
-
-// Of this thread: how many allocations may still succeed before one fails. Below 0: all do.
-thread_local int allocations_left = -1;
-
-}  // namespace
-
-void* operator new(size_t size) {
-  if (allocations_left >= 0 && allocations_left-- == 0) throw std::bad_alloc();
-  if (void* memory = std::malloc(size != 0 ? size : 1)) return memory;
-  throw std::bad_alloc();
-}
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace tierkv::cache {
 namespace {
 
 using namespace cache::testing;
+using tierkv::testing::FailingMemory;
 
 // Fails allocation after allocation until a call gets through. Every call is made by a thread of its own.
 void refuse_each(const std::string& spec, uint32_t queries, bool with_mass) {
@@ -47,10 +32,10 @@ void refuse_each(const std::string& spec, uint32_t queries, bool with_mass) {
       MassReport mass;
       AttentionItem items[] = {{a, query_view(rows), out[0].data()}, {b, query_view(rows), out[1].data()}};
       if (with_mass) items[0].mass = &mass;
-      allocations_left = refused;
+      const FailingMemory::Scope inside(true);
+      FailingMemory::arm(refused + 1, FailingMemory::Mode::once, FailingMemory::Where::inside);
       const Status status = cache->attention(0, items, options);
-      through = allocations_left >= 0;  // not one was refused
-      allocations_left = -1;
+      through = !FailingMemory::disarm();  // not one was refused
       EXPECT_EQ(status.code(), through ? StatusCode::ok : StatusCode::resource_exhausted) << refused << ": " << status.to_string();
       // Either item may have got through while the other did not.
       for (const AttentionItem& item : items) EXPECT_TRUE(item.status.ok() || item.status.code() == StatusCode::resource_exhausted);
