@@ -38,18 +38,16 @@ DeepOptions AdaptiveKVCache::Impl::deep_options(DeepOptions options) const {
 Status AdaptiveKVCache::park(SeqId seq, const DeepOptions& options, DeepReport* report) try {
   TIERKV_ASSIGN_OR_RETURN(const DeepCalibration calibration, snapshot::deep_calibration(impl_->codecs.calibration()));
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
-  return guarded("park a sequence", [&]() -> Status {
-    std::lock_guard lock(sequence->mutex);
-    const std::vector<LayerPlan> plans = impl_->plans_of(*sequence);
-    TIERKV_RETURN_IF_ERROR(whole_tokens(seq, *sequence));
-    DeepReport made;
-    const Status status =
-        snapshot::pack(impl_->env, *sequence, plans, calibration, impl_->deep_options(options), impl_->config.threads, made);
-    if (report) *report = made;
-    if (status.code() != StatusCode::failed_precondition) return status;
-    const char* already = sequence->packed.empty() ? "" : " (what is packed already stays so until wake())";
-    return error(StatusCode::failed_precondition, "sequence ", seq, " cannot be parked: ", status.message(), already);
-  });
+  std::lock_guard lock(sequence->mutex);
+  const std::vector<LayerPlan> plans = impl_->plans_of(*sequence);
+  TIERKV_RETURN_IF_ERROR(whole_tokens(seq, *sequence));
+  DeepReport made;
+  const Status status =
+      snapshot::pack(impl_->env, *sequence, plans, calibration, impl_->deep_options(options), impl_->config.threads, made);
+  if (report) *report = made;
+  if (status.code() != StatusCode::failed_precondition) return status;
+  const char* already = sequence->packed.empty() ? "" : " (what is packed already stays so until wake())";
+  return error(StatusCode::failed_precondition, "sequence ", seq, " cannot be parked: ", status.message(), already);
 }
 TIERKV_NO_MEMORY("park a sequence")
 

@@ -109,34 +109,30 @@ Result<std::vector<std::byte>> write_parked(const AdaptiveKVCache::Impl& impl, c
 
 Result<std::vector<std::byte>> AdaptiveKVCache::freeze(SeqId seq) const try {
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
-  return guarded("write a snapshot", [&]() -> Result<std::vector<std::byte>> {
-    const snapshot::SnapshotShape shape{signal_mask(*impl_), impl_->env.hot_bf16, impl_->config.model};
-    std::lock_guard lock(sequence->mutex);
-    const std::vector<LayerPlan> plans = impl_->plans_of(*sequence);
-    if (!sequence->packed.empty()) return write_parked(*impl_, *sequence, plans, shape);
-    return snapshot::write_snapshot(impl_->env, *sequence, plans, shape);
-  });
+  const snapshot::SnapshotShape shape{signal_mask(*impl_), impl_->env.hot_bf16, impl_->config.model};
+  std::lock_guard lock(sequence->mutex);
+  const std::vector<LayerPlan> plans = impl_->plans_of(*sequence);
+  if (!sequence->packed.empty()) return write_parked(*impl_, *sequence, plans, shape);
+  return snapshot::write_snapshot(impl_->env, *sequence, plans, shape);
 }
 TIERKV_NO_MEMORY("write a snapshot")
 
 Result<std::vector<std::byte>> AdaptiveKVCache::freeze(SeqId seq, const DeepOptions& options, DeepReport* report) const try {
   TIERKV_ASSIGN_OR_RETURN(const snapshot::DeepCalibration calibration, snapshot::deep_calibration(impl_->codecs.calibration()));
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
-  return guarded("write a snapshot", [&]() -> Result<std::vector<std::byte>> {
-    const snapshot::SnapshotShape shape{signal_mask(*impl_), impl_->env.hot_bf16, impl_->config.model};
-    std::lock_guard lock(sequence->mutex);
-    const std::vector<LayerPlan> plans = impl_->plans_of(*sequence);
-    if (!sequence->packed.empty()) {
-      if (report) *report = sequence->packed[0]->report;
-      return write_parked(*impl_, *sequence, plans, shape);
-    }
-    DeepReport made;
-    TIERKV_ASSIGN_OR_RETURN(const snapshot::DeepPart part,
-                            snapshot::encode_deep(impl_->env, *sequence, plans, calibration, impl_->deep_options(options),
-                                                  impl_->config.threads, made));
-    if (report) *report = made;
-    return snapshot::write_snapshot(impl_->env, *sequence, plans, shape, part.empty() ? nullptr : &part);
-  });
+  const snapshot::SnapshotShape shape{signal_mask(*impl_), impl_->env.hot_bf16, impl_->config.model};
+  std::lock_guard lock(sequence->mutex);
+  const std::vector<LayerPlan> plans = impl_->plans_of(*sequence);
+  if (!sequence->packed.empty()) {
+    if (report) *report = sequence->packed[0]->report;
+    return write_parked(*impl_, *sequence, plans, shape);
+  }
+  DeepReport made;
+  TIERKV_ASSIGN_OR_RETURN(
+      const snapshot::DeepPart part,
+      snapshot::encode_deep(impl_->env, *sequence, plans, calibration, impl_->deep_options(options), impl_->config.threads, made));
+  if (report) *report = made;
+  return snapshot::write_snapshot(impl_->env, *sequence, plans, shape, part.empty() ? nullptr : &part);
 }
 TIERKV_NO_MEMORY("write a snapshot")
 
