@@ -9,6 +9,7 @@
 #include "attention_tolerance.h"
 #include "base/checksum.h"
 #include "base/file.h"
+#include "base/test_folder.h"
 #include "calib/calibration.h"
 #include "golden/golden.h"
 #include "tierkv/snapshot.h"
@@ -121,7 +122,8 @@ TEST(GoldenCalibration, IsReadAndWrittenBackByteForByte) {
 
 TEST(GoldenThresholds, AreReadAndWrittenBackByteForByte) {
   const std::string path = kFolder / "thresholds_v1.json";
-  const std::string copy = std::string(::testing::TempDir()) + "tierkv_golden_thresholds_" + std::to_string(getpid()) + ".json";
+  const TestFolder folder;
+  const std::string copy = folder.file("thresholds.json");
   std::filesystem::copy_file(path, copy, std::filesystem::copy_options::overwrite_existing);
   for (const char* model : {"golden", "other:model"}) {
     CacheConfig config = golden::config("balanced", 64, 128, 4);

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <vector>
 
+#include "base/test_folder.h"
 #include "capi/handles.h"
 #include "memory_faults.h"
 #include "tierkv/c.h"
@@ -34,7 +35,8 @@ struct World {
   std::vector<float> rows = std::vector<float>(size_t{kTokens} * kHeads * kDim);
   std::vector<float> out = std::vector<float>(size_t{64} * kHeads * kDim);
   std::vector<float> mass = std::vector<float>(size_t{kKvHeads} * kTokens);
-  std::string path = ::testing::TempDir() + "tierkv_c_faults_" + std::to_string(::getpid());
+  const TestFolder folder;
+  std::string path = folder.file("sequence");
   std::string thresholds = path + ".json";
   void* bytes = nullptr;
   size_t size = 0;
@@ -59,8 +61,6 @@ struct World {
     tierkv_free(bytes);
     tierkv_config_destroy(config);
     tierkv_cache_destroy(cache);
-    std::remove(path.c_str());
-    std::remove(thresholds.c_str());
   }
 };
 

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <random>
 
+#include "base/test_folder.h"
 #include "memory_faults.h"
 #include "snapshot/deep_testing.h"
 #include "tierkv/snapshot.h"
@@ -94,8 +95,6 @@ void check_asks_for_nothing(const char* name, const std::string& spec, uint32_t 
   EXPECT_EQ(code, StatusCode::ok) << name;
   EXPECT_FALSE(asked) << name;
 }
-
-std::string path_of(const char* name) { return ::testing::TempDir() + "tierkv_faults_" + name + std::to_string(::getpid()); }
 
 TEST(MemoryFaults, Create) {
   const CacheConfig config = config_of(kTiers);
@@ -241,18 +240,18 @@ TEST(MemoryFaults, Snapshots) {
   const Do freeze = [](World& w) { return w.bytes = w.cache->freeze(w.seq).value(), StatusCode::ok; };
   check(
       "unfreeze", kTiers, 300, [](World& w) { return w.cache->unfreeze(w.bytes).status().code(); }, {}, freeze);
-  const std::string path = path_of("snapshot");
+  const TestFolder folder;
+  const std::string path = folder.file("snapshot");
   check("save", kTiers, 150, [&](World& w) { return w.cache->save(w.seq, path).code(); });
   check("load", kTiers, 150, [&](World& w) { return w.cache->load(path).status().code(); });
   EXPECT_GT(refuse_each([&] { return Call{"inspect", [&] { return inspect_snapshot(path).status().code(); }, nullptr}; }), 0);
-  std::remove(path.c_str());
 }
 
 TEST(MemoryFaults, Statistics) {
-  const std::string path = path_of("thresholds");
+  const TestFolder folder;
+  const std::string path = folder.file("thresholds");
   check("save_thresholds", kTiers, 10, [&](World& w) { return w.cache->save_thresholds(path).code(); });
   check("load_thresholds", kTiers, 10, [&](World& w) { return w.cache->load_thresholds(path).code(); });
-  std::remove(path.c_str());
   check("adapt_thresholds", kTiers, 10,
         [](World& w) {
           for (int i = 0; i < 16; ++i) {

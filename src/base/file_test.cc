@@ -19,6 +19,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "base/test_folder.h"
 #include "tierkv/file.h"
 
 namespace tierkv {
@@ -28,15 +29,10 @@ namespace fs = std::filesystem;
 
 class File : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "tierkv_file_XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    dir_ = name;
-  }
-  void TearDown() override { fs::remove_all(dir_); }
   std::string at(const char* name) const { return (dir_ / name).string(); }
-  size_t entries() const { return static_cast<size_t>(std::distance(fs::directory_iterator(dir_), fs::directory_iterator())); }
-  fs::path dir_;
+  size_t entries() const { return folder_.count(); }
+  const TestFolder folder_;
+  const fs::path dir_ = folder_.path();
 };
 
 TEST_F(File, WhatIsWrittenIsRead) {
@@ -219,7 +215,8 @@ TEST_F(File, ConcurrentWritersLeaveOneWholeText) {
 }
 
 TEST(ReadFilePart, GivesWhatThereIs) {
-  const std::string path = ::testing::TempDir() + "tierkv_part";
+  const TestFolder folder;
+  const std::string path = folder.file("part");
   ASSERT_TRUE(write_file_atomic(path, std::string_view("abcdefgh")).ok());
   const auto part = [&](uint64_t offset, uint64_t size) {
     const auto bytes = read_file_part(path, offset, size).value();

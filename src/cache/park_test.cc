@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <thread>
 
+#include "base/test_folder.h"
 #include "snapshot/deep_testing.h"
 #include "tierkv/snapshot.h"
 
@@ -245,7 +246,8 @@ TEST(Park, IsSavedAndLoadedAsItIs) {
   Filled f = filled(kTiers, 800);
   DeepReport packed, saved;
   ASSERT_TRUE(f.cache->park(f.seq, at_ratio(12.0), &packed).ok());
-  const std::string path = ::testing::TempDir() + "parked.tkv";
+  const TestFolder folder;
+  const std::string path = folder.file("parked.tkv");
   ASSERT_TRUE(f.cache->save(f.seq, path, at_ratio(40.0), &saved).ok());  // not packed again
   EXPECT_EQ(saved.bytes, packed.bytes);
   EXPECT_EQ(saved.tokens, packed.tokens);
@@ -255,7 +257,6 @@ TEST(Park, IsSavedAndLoadedAsItIs) {
   EXPECT_FALSE(f.cache->is_parked(*loaded).value());
   ASSERT_TRUE(f.cache->wake(f.seq).ok());
   EXPECT_EQ(frozen(*f.cache, *loaded), frozen(*f.cache, f.seq));
-  std::remove(path.c_str());
 }
 
 TEST(Park, WakingOverTheBudgetIsRefusedAndLosesNothing) {

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "base/file.h"
+#include "base/test_folder.h"
 #include "solve/testing.h"
 
 namespace tierkv::calib {
@@ -59,15 +60,15 @@ TEST(Calibration, KeepsTheTablesOfKvquantAndSquat) {
   }
 }
 
-std::string written(const std::vector<std::byte>& bytes, const char* name) {
-  const std::string path = ::testing::TempDir() + name;
+std::string written(const std::vector<std::byte>& bytes, const std::string& path) {
   EXPECT_TRUE(write_file_atomic(path, std::span<const std::byte>(bytes)).ok());
   return path;
 }
 
 TEST(Calibration, TablesOfAFileAreReadWhenAskedForAndGoAgain) {
+  const TestFolder folder;
   const auto bytes = made()->serialize();
-  const std::string path = written(bytes, "lazy.tkc");
+  const std::string path = written(bytes, folder.file("lazy.tkc"));
   const auto back = Calibration::load(path).value();
   EXPECT_EQ(back->id(), made()->id());
   EXPECT_EQ(back->klt, nullptr);
@@ -89,21 +90,22 @@ TEST(Calibration, TablesOfAFileAreReadWhenAskedForAndGoAgain) {
     EXPECT_EQ(back->klt_tables().value().get(), first);
   }
   EXPECT_EQ(back->bytes(), bare);
-  const std::string copy = ::testing::TempDir() + "copy.tkc";
+  const std::string copy = folder.file("copy.tkc");
   ASSERT_TRUE(back->save(copy).ok());
   EXPECT_EQ(read_file(copy, 1 << 30).value(), bytes);
 }
 
 TEST(Calibration, AFileThatChangedIsNoticed) {
+  const TestFolder folder;
   auto bytes = made()->serialize();
-  const std::string path = written(bytes, "changed.tkc");
+  const std::string path = written(bytes, folder.file("changed.tkc"));
   const auto back = Calibration::load(path).value();
   bytes[bytes.size() / 2] ^= std::byte{1};
-  written(bytes, "changed.tkc");
+  written(bytes, path);
   EXPECT_EQ(back->klt_tables().status().code(), StatusCode::data_loss);
-  written({bytes.begin(), bytes.begin() + 2000}, "changed.tkc");
+  written({bytes.begin(), bytes.begin() + 2000}, path);
   EXPECT_EQ(back->klt_tables().status().code(), StatusCode::data_loss);
-  EXPECT_EQ(back->save(::testing::TempDir() + "copy.tkc").code(), StatusCode::data_loss);
+  EXPECT_EQ(back->save(folder.file("copy.tkc")).code(), StatusCode::data_loss);
   std::remove(path.c_str());
   EXPECT_EQ(back->klt_tables().status().code(), StatusCode::not_found);
 }

@@ -8,6 +8,7 @@
 #include <string>
 #include <thread>
 
+#include "base/test_folder.h"
 #include "capi/guard.h"
 #include "snapshot/deep_testing.h"
 
@@ -57,7 +58,8 @@ TEST(Create, AbsurdShapesAreRefusedNotThrown) {
 
 TEST(Park, PacksWakesAndReports) {
   namespace made_up = tierkv::deep::testing;
-  const std::string path = ::testing::TempDir() + "capi_deep.tkc";
+  const TestFolder folder;
+  const std::string path = folder.file("deep.tkc");
   ASSERT_TRUE(snapshot::testing::calibration()->save(path).ok());
   tierkv_config* config = nullptr;
   ASSERT_EQ(tierkv_config_create(&config), TIERKV_OK);
@@ -109,7 +111,6 @@ TEST(Park, PacksWakesAndReports) {
   EXPECT_EQ(tierkv_seq_remove(cache, seq), TIERKV_OK);
   tierkv_cache_destroy(cache);
   tierkv_config_destroy(config);
-  std::remove(path.c_str());
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "base/file.h"
+#include "base/test_folder.h"
 #include "config/schema.h"
 #include "config/testing.h"
 
@@ -198,9 +199,8 @@ TEST(ConfigInline, RefusesWhatItCannotRead) {
 }
 
 TEST(ConfigSpec, TakesPresetsFilesAndInline) {
-  namespace fs = std::filesystem;
-  std::string name = (fs::temp_directory_path() / "tierkv_config_XXXXXX").string();
-  ASSERT_NE(::mkdtemp(name.data()), nullptr);
+  const TestFolder folder;
+  const std::string& name = folder.path();
   const std::string toml = name + "/a=1.toml", json = name + "/a.json";
   ASSERT_TRUE(write_file_atomic(toml, "hot = 11\n").ok());
   ASSERT_TRUE(write_file_atomic(json, "{\"hot\": 12,\n \"x\": 1}").ok());
@@ -220,7 +220,6 @@ TEST(ConfigSpec, TakesPresetsFilesAndInline) {
   EXPECT_HAS(apply_spec("balansed", c).message(), "did you mean 'balanced'?");
   EXPECT_HAS(apply_spec("", c).message(), "is no preset");
   EXPECT_HAS(apply_file(name, c).message(), "must end in .toml or .json");
-  fs::remove_all(name);
 }
 
 // --- layers

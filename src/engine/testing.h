@@ -1,13 +1,13 @@
-// testing.h — for tests of the engine: tiny models (tools/tiny_gguf.py), a folder of a test's own, the kind of an error.
+// testing.h — for tests of the engine: tiny models (tools/tiny_gguf.py), the kind of an error.
 #pragma once
 
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <functional>
 #include <optional>
 #include <string>
 
+#include "base/test_folder.h"
 #include "engine/error.h"
 
 namespace tierkv::engine {
@@ -24,27 +24,5 @@ inline std::optional<ErrorKind> kind_thrown(const std::function<void()>& call, s
   }
   return std::nullopt;
 }
-
-// An empty folder that goes with the object.
-class TestFolder {
- public:
-  TestFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "tierkv-engine-XXXXXX").string();
-    path_ = mkdtemp(name.data());
-  }
-  ~TestFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TestFolder(const TestFolder&) = delete;
-  TestFolder& operator=(const TestFolder&) = delete;
-  std::string file(const std::string& name) const { return path_ + "/" + name; }
-  size_t count() const {
-    return static_cast<size_t>(std::distance(std::filesystem::directory_iterator(path_), std::filesystem::directory_iterator()));
-  }
-
- private:
-  std::string path_;
-};
 
 }  // namespace tierkv::engine

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "base/test_folder.h"
 #include "llama/test_model.h"
 #include "tierkv/calibrate.h"
 #include "tierkv/snapshot.h"
@@ -167,7 +168,8 @@ TEST(LlamaC, ASavedSequenceGoesOnBitForBit) {
   ASSERT_NE(kv, nullptr);
   llama_context* context = llama_init_from_model(model.get(), params);
   auto tokens = some_tokens(200, 2);
-  const std::string path = testing::TempDir() + "tierkv_llama_session";
+  const TestFolder folder;
+  const std::string path = folder.file("session");
   ASSERT_EQ(tierkv_llama_decode(kv, context, llama_batch_get_one(tokens.data(), 190)), 0) << tierkv_llama_error(kv);
   ASSERT_EQ(tierkv_llama_save(kv, 0, path.c_str()), 0) << tierkv_llama_error(kv);
   ASSERT_EQ(tierkv_llama_decode(kv, context, llama_batch_get_one(tokens.data() + 190, 10)), 0);
@@ -178,14 +180,14 @@ TEST(LlamaC, ASavedSequenceGoesOnBitForBit) {
   row = llama_get_logits_ith(context, -1);
   EXPECT_EQ(std::vector<float>(row, row + 384), before);
   EXPECT_NE(tierkv_llama_load(kv, 0, (path + "-absent").c_str()), 0);
-  std::remove(path.c_str());
   llama_free(context);
   tierkv_llama_free(kv);
 }
 
 TEST(LlamaC, FindsTheCalibrationThatWasMade) {
   const ModelPtr model = load_tiny("llama");
-  const std::string folder = testing::TempDir() + "tierkv_llama_cache";
+  const TestFolder own;
+  const std::string& folder = own.path();
   std::filesystem::create_directories(folder + "/calibration");
   ASSERT_EQ(setenv("TIERKV_CACHE", folder.c_str(), 1), 0);
   const ModelShape shape = inspect(model.get()).value();
@@ -215,7 +217,6 @@ TEST(LlamaC, FindsTheCalibrationThatWasMade) {
   params = test_params(64);
   EXPECT_EQ(tierkv_llama_attach(&params, model.get(), "balanced", error, sizeof(error)), nullptr);
   EXPECT_NE(std::string(error).find("calibration"), std::string::npos) << error;
-  std::filesystem::remove_all(folder);
   kv = tierkv_llama_attach(&params, model.get(), "balanced", error, sizeof(error));
   EXPECT_NE(kv, nullptr) << error;
   tierkv_llama_free(kv);

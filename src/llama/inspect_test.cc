@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "base/test_folder.h"
 #include "llama/test_model.h"
 
 namespace tierkv::llama {
@@ -68,13 +69,13 @@ TEST(Inspect, FingerprintIsOfTheModelNotOfItsQuantization) {
   EXPECT_NE(fingerprint, 0u);
   EXPECT_EQ(inspect(again.get())->fingerprint, fingerprint);
   EXPECT_NE(inspect(qwen2.get())->fingerprint, fingerprint);
-  const std::string path = testing::TempDir() + "/tierkv_inspect_q8_0.gguf";
+  const TestFolder folder;
+  const std::string path = folder.file("q8_0.gguf");
   llama_model_quantize_params params = llama_model_quantize_default_params();
   params.ftype = LLAMA_FTYPE_MOSTLY_Q8_0;
   params.nthread = 1;
   ASSERT_EQ(llama_model_quantize((std::string(TIERKV_TINY_MODELS) + "/llama.gguf").c_str(), path.c_str(), &params), 0u);
   const ModelPtr quantized = load_model(path);
-  std::remove(path.c_str());
   ASSERT_NE(quantized, nullptr);
   EXPECT_NE(llama_model_size(quantized.get()), llama_model_size(llama.get()));
   EXPECT_EQ(inspect(quantized.get())->fingerprint, fingerprint);

@@ -15,6 +15,7 @@
 #include <iterator>
 
 #include "base/failing_memory.h"
+#include "base/test_folder.h"
 #include "llama/test_model.h"
 
 namespace {
@@ -93,8 +94,6 @@ namespace {
 
 constexpr const char* kTiers = "hot=32,warm=64,archive=rot2,sinks=4,warm_block=32,archive_block=64";
 
-std::string file_in(const std::string& folder, const char* name) { return folder + "/" + name; }
-
 // Two sequences: 0, which the calls are about, and 1, which they must leave alone.
 struct World {
   static llama_model* model() {
@@ -121,7 +120,6 @@ struct World {
   ~World() {
     llama_free(context);
     tierkv_llama_free(kv);
-    for (const std::string& path : {saved, other, again}) std::remove(path.c_str());
   }
   // All there is of sequence 1.
   std::string others() {
@@ -136,16 +134,18 @@ struct World {
   tierkv_llama* kv = nullptr;
   llama_context* context = nullptr;
   TestBatch more{80};  // of sequence 0
-  const std::string folder = ::testing::TempDir();
-  const std::string saved = file_in(folder, "tierkv_host_faults_saved"), other = file_in(folder, "tierkv_host_faults_other"),
-                    again = file_in(folder, "tierkv_host_faults_again");
+  const TestFolder folder;
+  const std::string saved = folder.file("saved"), other = folder.file("other"), again = folder.file("again");
 };
 
 class HostMemoryFaults : public ::testing::Test {
  protected:
   // No calibration that lies about on this machine.
-  void SetUp() override { ASSERT_EQ(setenv("TIERKV_CACHE", ::testing::TempDir().c_str(), 1), 0); }
+  void SetUp() override { ASSERT_EQ(setenv("TIERKV_CACHE", cache_.path().c_str(), 1), 0); }
   void TearDown() override { unsetenv("TIERKV_CACHE"); }
+
+ private:
+  const TestFolder cache_;
 };
 
 // Every request of a short call, fewer and fewer of a long one.

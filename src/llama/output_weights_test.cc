@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "base/test_folder.h"
 #include "llama/test_model.h"
 
 namespace tierkv::llama {
@@ -13,14 +14,14 @@ TEST(OutputWeights, AreTheSameForAQuantizedModelUpToItsError) {
   const ModelPtr model = load_tiny("llama");
   const auto shape = inspect(model.get());
   ASSERT_TRUE(shape.ok());
-  const std::string path = std::string(TIERKV_TINY_MODELS) + "/llama.gguf", other = testing::TempDir() + "/tierkv_output_q8_0.gguf";
+  const TestFolder folder;
+  const std::string path = std::string(TIERKV_TINY_MODELS) + "/llama.gguf", other = folder.file("q8_0.gguf");
   llama_model_quantize_params params = llama_model_quantize_default_params();
   params.ftype = LLAMA_FTYPE_MOSTLY_Q8_0;
   params.nthread = 1;
   ASSERT_EQ(llama_model_quantize(path.c_str(), other.c_str(), &params), 0u);
   ThreadPool pool(2);
   const auto exact = output_weights(*shape, path, pool), quantized = output_weights(*shape, other, pool);
-  std::remove(other.c_str());
   const size_t dim = shape->head_dim;
   for (uint32_t layer = 0; layer < shape->layers; ++layer) {
     ASSERT_EQ(exact[layer].gram.size(), shape->heads * dim * dim);

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "base/test_folder.h"
 #include "calib/calibration.h"
 #include "llama/test_model.h"
 #include "solve/testing.h"
@@ -87,12 +88,7 @@ TEST(ProbeWeights, MoveBitsToTheLayerThatMatters) {
 
 class ProbeTest : public testing::Test {
  protected:
-  void TearDown() override {
-    std::error_code ignored;
-    std::filesystem::remove_all(folder_, ignored);
-  }
-
-  std::string path(const std::string& name) { return folder_ + "/" + name; }
+  std::string path(const std::string& name) { return folder_.file(name); }
 
   // The tiny llama, whose layer 1 adds nothing to the residual stream by attention.
   std::string model_with_idle_layer() {
@@ -133,12 +129,7 @@ class ProbeTest : public testing::Test {
     return std::string((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
   }
 
-  std::string folder_ = [] {
-    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
-    const std::string folder = testing::TempDir() + "tierkv_probe_" + test->name();
-    std::filesystem::create_directories(folder);
-    return folder;
-  }();
+  const TestFolder folder_;
 };
 
 TEST_F(ProbeTest, ALayerThatReachesNothingWeighsLeast) {

@@ -9,6 +9,7 @@
 #include <random>
 
 #include "base/file.h"
+#include "base/test_folder.h"
 #include "tierkv/config.h"
 
 namespace tierkv::plan {
@@ -18,16 +19,10 @@ namespace fs = std::filesystem;
 
 class ThresholdsFile : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "tierkv_thresholds_XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    dir_ = name;
-    path_ = (dir_ / "t.json").string();
-  }
-  void TearDown() override { fs::remove_all(dir_); }
   void write(std::string_view text) { ASSERT_TRUE(write_file_atomic(path_, text).ok()); }
-  fs::path dir_;
-  std::string path_;
+  const TestFolder folder_;
+  const fs::path dir_ = folder_.path();
+  const std::string path_ = folder_.file("t.json");
 };
 
 TEST_F(ThresholdsFile, RoundTripsUnderTheKeysOfDocument000) {

@@ -1,6 +1,7 @@
 // Deep archives inside snapshots: what goes in comes back, near enough, in the cache's own codecs, and nothing else changes.
 #include <gtest/gtest.h>
 
+#include "base/test_folder.h"
 #include "snapshot/deep_testing.h"
 #include "tierkv/snapshot.h"
 
@@ -143,7 +144,8 @@ TEST(DeepSnapshot, RefusesWhenThereIsNoRoom) {
 }
 
 TEST(DeepSnapshot, IsTheSameFromACalibrationFile) {
-  const std::string path = ::testing::TempDir() + "deep_calibration.tkc";
+  const TestFolder folder;
+  const std::string path = folder.file("deep.tkc");
   const CalibrationPtr solved = calibration();
   ASSERT_TRUE(solved->save(path).ok());
   auto loaded = load_calibration(path);

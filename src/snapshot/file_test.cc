@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "base/file.h"
+#include "base/test_folder.h"
 #include "snapshot/testing.h"
 #include "tierkv/snapshot.h"
 
@@ -19,9 +20,6 @@ using namespace tierkv::snapshot::testing;
 class SnapshotFile : public ::testing::Test {
  protected:
   SnapshotFile() {
-    folder_ = std::filesystem::path(::testing::TempDir()) / ("tierkv-snapshot-" + std::to_string(::getpid()));
-    std::filesystem::create_directories(folder_);
-    path_ = folder_ / "sequence.tkv";
     cache_ = make_cache(small_config("compact"));
     std::mt19937 rng(1);
     small_ = cache_->add_sequence().value();
@@ -29,16 +27,12 @@ class SnapshotFile : public ::testing::Test {
     append(*cache_, small_, rng, 50);
     append(*cache_, large_, rng, 3000);
   }
-  ~SnapshotFile() override { std::filesystem::remove_all(folder_); }
 
   Bytes content() const { return read_file(path_, 1 << 30).value(); }
-  size_t files() const {
-    size_t n = 0;
-    for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(folder_)) ++n;
-    return n;
-  }
+  size_t files() const { return own_.count(); }
 
-  std::filesystem::path folder_, path_;
+  const TestFolder own_;
+  const std::filesystem::path folder_ = own_.path(), path_ = folder_ / "sequence.tkv";
   std::unique_ptr<AdaptiveKVCache> cache_;
   SeqId small_ = 0, large_ = 0;
 };
