@@ -35,12 +35,8 @@ struct Sum {
   }
 };
 
-// One line, whatever was said.
-std::string quoted(const std::string& said) {
-  std::string text = "\"";
-  for (const char c : said) text += c == '\n' || c == '\r' || c == '\t' ? ' ' : c;
-  return text + "\"";
-}
+// In quotation marks, in one line, and printable whatever was said: a token may be half a character.
+std::string quoted(const std::string& said) { return json(said).dump(-1, ' ', false, json::error_handler_t::replace); }
 
 template <class Value, class Member>
 std::vector<Value> distinct(const std::vector<RecallCell>& cells, const std::string& task, Member member) {

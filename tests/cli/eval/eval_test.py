@@ -146,7 +146,7 @@ class Evaluation(unittest.TestCase):
             self.assertEqual(len(set(stretches)), 6)
 
     def test_recall_quotes(self):
-        rows = self.recall("--task", "quote", "--ctx", 1400, "--depths", "5,95", "--trials", 1, "--quotes", 2, "--kv", "fp16",
+        rows = self.recall("--task", "quote", "--ctx", 1800, "--depths", "5,95", "--trials", 1, "--quotes", 2, "--kv", "fp16",
                            "--stock", "f16")  # fmt: skip
         self.assertEqual([(r["kv"], r["depth"], r["total"]) for r in rows],
                          [("fp16", 95, 2), ("fp16", 5, 2), ("f16", 95, 2), ("f16", 5, 2)])  # fmt: skip
@@ -165,7 +165,7 @@ class Evaluation(unittest.TestCase):
         self.assertEqual(rows, self.recall(*common))
         ours, theirs = [r for r in rows if not r["stock"]], [r for r in rows if r["stock"]]
         for one, other in zip(ours, theirs):  # F32 weights: they agree but for rounding
-            self.assertAlmostEqual(math.log(one["p_digits"]), math.log(other["p_digits"]), delta=0.02)
+            self.assertAlmostEqual(math.log(one["p_digits"]), math.log(other["p_digits"]), delta=0.1)
 
     def test_recall_serves_sliding_windows_and_other_texts(self):
         self.text.write_text(prose(40))  # repeated to fill the context
