@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Proves that the pictures of docs are drawn from the numbers that the pages print: a plot cannot contradict the table beside it."""
+"""Proves that the pictures of docs are drawn from the numbers that the pages print: no plot contradicts the table beside it."""
 
 import csv
 import unittest
