@@ -100,6 +100,9 @@ if(TIERKV_BUILD_TESTS)
     # Tests run beside each other, and a spinning thread takes the core another needs.
     tierkv_discover(llama_${name} llama "${labels}" TIMEOUT 600 ENVIRONMENT OMP_WAIT_POLICY=passive)
   endforeach()
+  # What a real model gives when it is learnt in passing; run by hand.
+  tierkv_add_program(learn_measure ${PROJECT_SOURCE_DIR}/tests/learn_measure.cc learn)
+  target_link_libraries(learn_measure PRIVATE tierkv_llama)
   add_test(NAME llama/fetch COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/fetch_test.py)
   set_tests_properties(llama/fetch PROPERTIES TIMEOUT 300 LABELS llama)
 endif()

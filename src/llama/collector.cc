@@ -9,6 +9,7 @@
 
 #include "base/f16.h"
 #include "base/status_macros.h"
+#include "learn/products.h"
 
 namespace tierkv::llama {
 namespace {
@@ -185,10 +186,10 @@ void Collector::measure_values(Layer& layer, uint32_t index, uint32_t first, uin
   const uint32_t segments = (count + kSegment - 1) / kSegment, dim = shape_.head_dim;
   pool_.run(shape_.heads * segments, [&](uint32_t task) {
     const uint32_t head = task / segments, from = first + task % segments * kSegment, n = std::min(kSegment, first + count - from);
-    std::vector<float> scratch(lengths_scratch(n, dim));
+    std::vector<float> scratch(learn::lengths_scratch(n, dim));
     const uint16_t* rows = layer.values.data() + (static_cast<size_t>(head / group_) * longest_ + from) * dim;
-    row_lengths(rows, n, dim, gram(index, head), layer.lengths.data() + static_cast<size_t>(head) * longest_ + from,
-                scratch.data());
+    learn::row_lengths(rows, n, dim, gram(index, head), layer.lengths.data() + static_cast<size_t>(head) * longest_ + from,
+                       scratch.data());
   });
 }
 

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/f16.h"
-#include "quant/isa.h"
+#include "learn/products.h"
 
 namespace tierkv::llama {
+
+using namespace learn;
+
 namespace {
 
 constexpr uint32_t kBatch = 32;     // rows that wait to be multiplied out together
@@ -14,84 +16,7 @@ constexpr float kNowhere = -1e30f;  // a score that softmax makes nothing of
 
 uint32_t padded(uint32_t n) { return (n + 15) / 16 * 16; }
 
-uint64_t mixed(uint64_t x) {  // splitmix64
-  x += 0x9E3779B97F4A7C15ull;
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
-  return x ^ (x >> 31);
-}
-
-float largest(const float* x, uint32_t n) {
-  const quant::Kernels* kernels = quant::active_kernels();
-  return kernels ? kernels->largest(x, n) : *std::max_element(x, x + n);
-}
-
-float exp_sum(float* x, uint32_t n, float top) {
-  if (const quant::Kernels* kernels = quant::active_kernels()) return kernels->exp_sum(x, n, top);
-  float sum = 0.0f;
-  for (uint32_t i = 0; i < n; ++i) sum += x[i] = std::exp(x[i] - top);
-  return sum;
-}
-
-float dot(const float* a, const float* b, uint32_t n) {  // n % 16 == 0
-  if (const quant::Kernels* kernels = quant::active_kernels()) return kernels->dot(a, b, n);
-  float sums[8] = {};
-  for (uint32_t i = 0; i < n; i += 8) {
-    for (uint32_t k = 0; k < 8; ++k) sums[k] += a[i + k] * b[i + k];
-  }
-  return ((sums[0] + sums[4]) + (sums[1] + sums[5])) + ((sums[2] + sums[6]) + (sums[3] + sums[7]));
-}
-
-// The sum of term(i), in eight sums so that no addition waits for the one before.
-template <class Term>
-float sum_of(uint32_t n, const Term& term) {
-  float sums[8] = {};
-  uint32_t i = 0;
-  for (; i + 8 <= n; i += 8) {
-    for (uint32_t k = 0; k < 8; ++k) sums[k] += term(i + k);
-  }
-  for (; i < n; ++i) sums[0] += term(i);
-  return ((sums[0] + sums[4]) + (sums[1] + sums[5])) + ((sums[2] + sums[6]) + (sums[3] + sums[7]));
-}
-
-// The upper triangle of c += rows' outer products, four rows at a time. count % 4 == 0.
-void add_products(const float* rows, uint32_t count, uint32_t dim, float* __restrict c) {
-  for (uint32_t r = 0; r < count; r += 4) {
-    const float* __restrict a0 = rows + static_cast<size_t>(r) * dim;
-    const float* __restrict a1 = a0 + dim, * __restrict a2 = a1 + dim, * __restrict a3 = a2 + dim;
-    for (uint32_t i = 0; i < dim; ++i) {
-      const float x0 = a0[i], x1 = a1[i], x2 = a2[i], x3 = a3[i];
-      float* __restrict out = c + static_cast<size_t>(i) * dim;
-      for (uint32_t j = i / 16 * 16; j < dim; ++j) out[j] += (x0 * a0[j] + x1 * a1[j]) + (x2 * a2[j] + x3 * a3[j]);
-    }
-  }
-}
-
 }  // namespace
-
-void dot_rows(const uint16_t* rows, uint32_t n, uint32_t dim, const float* queries, uint32_t count, float* scores, size_t stride,
-              float* scratch) {
-  if (const quant::Kernels* kernels = quant::active_kernels()) {
-    return kernels->half_scores(rows, false, dim, queries, count, n, scores, stride, scratch, {});
-  }
-  for (uint32_t t = 0; t < n; ++t) {
-    for (uint32_t c = 0; c < dim; ++c) scratch[c] = f16_to_f32(rows[static_cast<size_t>(t) * dim + c]);
-    for (uint32_t i = 0; i < count; ++i) scores[i * stride + t] = dot(queries + static_cast<size_t>(i) * dim, scratch, dim);
-  }
-}
-
-size_t lengths_scratch(uint32_t n, uint32_t dim) { return static_cast<size_t>(dim) * n + 17 * static_cast<size_t>(dim); }
-
-void row_lengths(const uint16_t* rows, uint32_t n, uint32_t dim, const float* gram, float* lengths, float* scratch) {
-  float *products = scratch + 16 * dim, *row = products + static_cast<size_t>(dim) * n;
-  if (gram != nullptr) dot_rows(rows, n, dim, gram, dim, products, n, scratch);
-  for (uint32_t t = 0; t < n; ++t) {
-    float sum = 0.0f;
-    for (uint32_t c = 0; c < dim; ++c) row[c] = f16_to_f32(rows[static_cast<size_t>(t) * dim + c]);
-    for (uint32_t c = 0; c < dim; ++c) sum += row[c] * (gram != nullptr ? products[static_cast<size_t>(c) * n + t] : row[c]);
-    lengths[t] = sum;
-  }
-}
 
 void PairTask::begin(const HeadWindow& head, uint32_t positions) {
   head_ = head;

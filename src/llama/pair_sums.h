@@ -71,12 +71,4 @@ class PairTask {
   Rows block_rows_, plain_rows_, query_rows_;
 };
 
-// scores[i*stride + t] = dot(queries[i], rows[t]): rows are fp16, dim % 16 == 0. scratch: 16*dim floats.
-void dot_rows(const uint16_t* rows, uint32_t n, uint32_t dim, const float* queries, uint32_t count, float* scores, size_t stride,
-              float* scratch);
-
-// lengths[t] = v_t'·G·v_t for n rows; gram null: |v_t|². scratch: lengths_scratch() floats.
-size_t lengths_scratch(uint32_t n, uint32_t dim);
-void row_lengths(const uint16_t* rows, uint32_t n, uint32_t dim, const float* gram, float* lengths, float* scratch);
-
 }  // namespace tierkv::llama

@@ -99,13 +99,26 @@ Fit fit_step(const std::vector<float>& x, int width) {
   return best;
 }
 
+// Where a normal distribution of unit spread has the share `p` below it. Winitzki's inverse of the error function: 0.002 is near
+// enough for steps a quarter of an octave apart.
+float normal_quantile(double p) {
+  const double y = 2.0 * p - 1.0, l = std::log(1.0 - y * y), a = 0.147, b = 2.0 / (3.14159265358979 * a) + 0.5 * l;
+  return static_cast<float>(std::copysign(std::sqrt(2.0 * (std::sqrt(b * b - l / a) - b)), y));
+}
+
 // Squared error of a unit normal value on the best uniform grid of 2, 3 and 4 bits, and a little for its coded step: textbook
 // figures, not measured.
 constexpr float kValueError[3] = {0.125f, 0.037f, 0.011f};
 
 // Rope spreads a value's error evenly over its channels, so the metric's trace and the size of values that are looked at
 // decide.
-std::vector<float> value_distortions(const Statistics& s, uint32_t layer, uint32_t head) {
+std::vector<float> value_distortions(double unit) {
+  std::vector<float> result;
+  for (const float e : kValueError) result.push_back(static_cast<float>(unit * e));
+  return result;
+}
+
+double value_unit(const Statistics& s, uint32_t layer, uint32_t head) {
   const uint32_t d = s.model.head_dim;
   double size = 0.0, weights = 0.0, trace = 0.0;
   for (uint32_t i = 0; i < s.sampled(); ++i) {
@@ -117,10 +130,7 @@ std::vector<float> value_distortions(const Statistics& s, uint32_t layer, uint32
   }
   const std::vector<double>& metric = s.pair_sums(layer, head).value;
   for (uint32_t c = 0; c < d && !metric.empty(); ++c) trace += metric[static_cast<size_t>(c) * d + c];
-  const double unit = weights > 0.0 ? size / weights / d * trace : 0.0;
-  std::vector<float> result;
-  for (const float e : kValueError) result.push_back(static_cast<float>(unit * e));
-  return result;
+  return weights > 0.0 ? size / weights / d * trace : 0.0;
 }
 
 Status check_head(const Statistics& s, uint32_t layer, uint32_t head) {
@@ -143,22 +153,10 @@ bool has_pairs(const Statistics& s, uint32_t layer, uint32_t head) {
   return trace > 0.0;
 }
 
-Result<KltHead> solve_head(const Statistics& s, uint32_t layer, uint32_t head) {
-  const uint32_t d = s.model.head_dim;
-  TIERKV_RETURN_IF_ERROR(check_head(s, layer, head));
-  KltHead out;
-  if (!has_pairs(s, layer, head)) return out;  // a layer that never reaches the archive
-  Rows rows = block_frame_rows(s, layer, head);
-  const Eigen::RowVectorXf mean = rows.colwise().mean();
-  rows.rowwise() -= mean;
-  const Matrix covariance = (rows.transpose() * rows).cast<double>() / static_cast<double>(rows.rows());
-  if (!covariance.allFinite() || covariance.trace() <= 0.0) {
-    return error(StatusCode::invalid_argument, "the keys of layer ", layer, ", KV head ", head,
-                 covariance.allFinite() ? " do not vary over the text: it cannot calibrate them" : " are not finite");
-  }
-  const Matrix sums = Eigen::Map<const Matrix>(s.pair_sums(layer, head).key_block.data(), d, d);
-  const Basis basis = find_basis(covariance, 0.5 * (sums + sums.transpose()));
-
+// Mean, basis, steps and distortions. `rows` are keys less the mean; `normal` rows of a normal distribution are fitted on beside
+// them.
+void fit_head(const Rows& rows, const Eigen::RowVectorXf& mean, const Basis& basis, uint32_t normal, KltHead& out) {
+  const auto d = static_cast<uint32_t>(rows.cols());
   out.mean.assign(mean.data(), mean.data() + d);
   out.analysis.resize(static_cast<size_t>(d) * d);
   out.synthesis.resize(static_cast<size_t>(d) * d);
@@ -179,20 +177,39 @@ Result<KltHead> solve_head(const Statistics& s, uint32_t layer, uint32_t head) {
     out.distortion[w].resize(d);
   }
   out.variance.resize(d);
-  std::vector<float> x(static_cast<size_t>(fit_rows));
+  const size_t all_rows = static_cast<size_t>(fit_rows) + normal;
+  std::vector<float> x(all_rows);
+  for (uint32_t i = 0; i < normal; ++i) x[static_cast<size_t>(fit_rows) + i] = normal_quantile((i + 0.5) / normal);
   for (uint32_t j = 0; j < d; ++j) {
     const double unit = std::max(basis.variance[j], std::pow(kSpreadFloor, 2) * basis.variance[0]);
     std::copy_n(components.row(j).data(), fit_rows, x.data());
     double power = 0.0;
     for (const float v : x) power += static_cast<double>(v) * v;
-    out.variance[j] = static_cast<float>(unit * power / static_cast<double>(fit_rows));
+    out.variance[j] = static_cast<float>(unit * power / static_cast<double>(all_rows));
     for (int w = 0; w < kKltWidths; ++w) {
       const Fit fit = fit_step(x, w);
       out.step[w][j] = fit.step;
       out.distortion[w][j] = static_cast<float>(unit * fit.squared);
     }
   }
-  out.value_distortion = value_distortions(s, layer, head);
+}
+
+Result<KltHead> solve_head(const Statistics& s, uint32_t layer, uint32_t head) {
+  const uint32_t d = s.model.head_dim;
+  TIERKV_RETURN_IF_ERROR(check_head(s, layer, head));
+  KltHead out;
+  if (!has_pairs(s, layer, head)) return out;  // a layer that never reaches the archive
+  Rows rows = block_frame_rows(s, layer, head);
+  const Eigen::RowVectorXf mean = rows.colwise().mean();
+  rows.rowwise() -= mean;
+  const Matrix covariance = (rows.transpose() * rows).cast<double>() / static_cast<double>(rows.rows());
+  if (!covariance.allFinite() || covariance.trace() <= 0.0) {
+    return error(StatusCode::invalid_argument, "the keys of layer ", layer, ", KV head ", head,
+                 covariance.allFinite() ? " do not vary over the text: it cannot calibrate them" : " are not finite");
+  }
+  const Matrix sums = Eigen::Map<const Matrix>(s.pair_sums(layer, head).key_block.data(), d, d);
+  fit_head(rows, mean, find_basis(covariance, 0.5 * (sums + sums.transpose())), 0, out);
+  out.value_distortion = value_distortions(value_unit(s, layer, head));
   return out;
 }
 
@@ -225,6 +242,30 @@ Result<KltTables> solve_klt(const Statistics& s, const Progress& progress) try {
                  " tokens before its query: the windows of text are too short");
   }
   return tables;
+}
+TIERKV_NO_MEMORY("solve the tables of keys")
+
+Result<KltHead> solve_klt_head(const KltMoments& m, const std::string& place) try {
+  const auto d = static_cast<Eigen::Index>(m.dim);
+  Matrix covariance = Eigen::Map<const Matrix>(m.covariance.data(), d, d), metric = Eigen::Map<const Matrix>(m.metric.data(), d, d);
+  Rows rows = Eigen::Map<const Rows>(m.rows.data(), static_cast<Eigen::Index>(m.rows.size()) / d, d);
+  if (!covariance.allFinite() || !metric.allFinite() || !rows.allFinite() || !std::isfinite(m.value_unit)) {
+    return error(StatusCode::invalid_argument, "the statistics of ", place, " are not finite: the model gave NaN or infinity");
+  }
+  if (covariance.trace() <= 0.0 || metric.trace() <= 0.0) {
+    return error(StatusCode::invalid_argument, "the keys of ", place, " do not vary over the text: it cannot calibrate them");
+  }
+  const Eigen::VectorXd spread = covariance.diagonal();
+  covariance *= 1.0 - m.covariance_shrink;
+  covariance.diagonal() = spread;
+  const double even = m.metric_shrink * metric.trace() / static_cast<double>(d);
+  metric = (1.0 - m.metric_shrink) * metric + even * Matrix::Identity(d, d);
+  const Eigen::RowVectorXf mean = Eigen::Map<const Eigen::RowVectorXd>(m.mean.data(), d).cast<float>();
+  rows.rowwise() -= mean;
+  KltHead out;
+  fit_head(rows, mean, find_basis(covariance, 0.5 * (metric + metric.transpose())), m.normal_rows, out);
+  out.value_distortion = value_distortions(m.value_unit);
+  return out;
 }
 TIERKV_NO_MEMORY("solve the tables of keys")
 
