@@ -49,7 +49,7 @@ Recall::Recall(Engine& engine, const RecallRequest& request, const SettingSpec& 
       request_(request),
       spec_(spec),
       progress_(progress),
-      session_(open_setting(engine, spec, longest, std::min(request.micro_batch, longest))) {}
+      session_(open_setting(engine, spec, longest, std::min(request.micro_batch, longest), request.learn)) {}
 
 std::vector<RecallCell> Recall::passkey(uint32_t ctx, const Haystack& haystack) {
   std::mt19937 random(request_.options.seed + ctx);

@@ -24,6 +24,7 @@ struct RecallRequest {
   std::vector<double> depths = {5, 25, 50, 75, 95};
   uint32_t trials = 2, keys = 8, micro_batch = 256;
   double deep = 0.0;  // ratio; 0: as it is
+  bool learn = false;
   std::string haystack, plot;
 };
 
