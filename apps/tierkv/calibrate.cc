@@ -8,7 +8,6 @@
 #include "engine/gguf_file.h"
 #include "eval_common.h"
 #include "load_engine.h"
-#include "self_calibrate.h"
 #include "terminal.h"
 
 namespace tierkv::cli {

@@ -8,8 +8,8 @@
 #include "engine/engine.h"
 #include "engine/session_file.h"
 #include "generation.h"
+#include "learning.h"
 #include "load_engine.h"
-#include "self_calibrate.h"
 #include "terminal.h"
 
 namespace tierkv::cli {
@@ -38,7 +38,11 @@ struct Request {
 class Chat {
  public:
   Chat(Request& request, Engine& engine)
-      : request_(request), engine_(engine), sampler_(request.sampler, request.options.seed), terminal_(isatty(STDIN_FILENO) == 1) {
+      : request_(request),
+        engine_(engine),
+        sampler_(request.sampler, request.options.seed),
+        terminal_(isatty(STDIN_FILENO) == 1),
+        learning_(engine, request.options.quiet) {
     reset();
   }
 
@@ -74,8 +78,11 @@ class Chat {
     note(human_count(tokens_.size()) + " tokens and " + std::to_string(messages_.size()) + " messages loaded from " + path);
   }
 
+  // What learning has to say, and the tables it is about to have.
+  void tell() { learning_.tell(*session_); }
+  void finish() { learning_.finish(*session_); }
+
   bool terminal() const { return terminal_; }
-  Session& session() { return *session_; }
   int exit_code() const { return exit_code_; }
   nlohmann::json json() {
     nlohmann::json messages = nlohmann::json::array();
@@ -100,9 +107,7 @@ class Chat {
   }
 
   void reset() {
-    SessionOptions options;
-    options.ctx = request_.ctx;
-    session_ = engine_.open_session(request_.options.kv.front(), options);
+    session_ = engine_.open_session(request_.options.kv.front(), learning_session(request_.ctx));
     tokens_.clear();
     pending_.clear();
     messages_.clear();
@@ -116,7 +121,9 @@ class Chat {
       std::string text = human_count(session_->length()) + " tokens, --kv " + session_->name() + "\n  " +
                          tier_bar(memory, std::max(memory.fp16_bytes, memory.resident_bytes()), 48) + " " +
                          human_bytes(static_cast<double>(memory.resident_bytes())) + ", " + versus_fp16(memory) + "\n";
-      remark(text + tier_lines(memory, streams, engine_.shape().head_dim, "  "));
+      text += tier_lines(memory, streams, engine_.shape().head_dim, "  ");
+      if (const AdaptiveKVCache* cache = session_->cache()) text += "  " + cache->learning().sentence + "\n";
+      remark(text);
     } else if (command == "/save") {
       if (rest.empty()) bad_input("/save needs a file");
       SessionFile file = capture(engine_, *session_, tokens_);
@@ -198,6 +205,7 @@ class Chat {
     messages_.push_back({"assistant", reply.text});
     if (reply.stop == "context") note("the context is full: /reset starts anew");
     if (reply.stop == "interrupted" && terminal_) clear_interrupt();
+    learning_.tell(*session_);
   }
 
   Request& request_;
@@ -208,6 +216,7 @@ class Chat {
   std::unique_ptr<Session> session_;
   Tokens tokens_, pending_;
   std::vector<ChatMessage> messages_;
+  LearningRemarks learning_;
 };
 
 int run(Request& request) {
@@ -225,7 +234,7 @@ int run(Request& request) {
     if (!engine.chat_template().known())
       remark(dim("The model has no chat template that libllama knows: expect it to ramble.") + "\n");
   }
-  if (!options.quiet) remark_uncalibrated(engine, chat.session());
+  chat.tell();
   std::string line;
   while (!interrupted()) {
     if (chat.terminal()) remark(green("> "));
@@ -233,6 +242,7 @@ int run(Request& request) {
     if (!chat.line(line)) break;
   }
   if (chat.terminal()) remark("\n");
+  chat.finish();
   const bool stopped = interrupted() && !chat.terminal();
   emit_json(options, chat.json());
   return stopped ? kInterrupted : chat.exit_code();

@@ -35,6 +35,7 @@ void add_plan(CLI::App& app, Action& action);
 void add_ppl(CLI::App& app, Action& action);
 void add_recall(CLI::App& app, Action& action);
 void add_calibrate(CLI::App& app, Action& action);
+void add_models(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
 void add_report(CLI::App& app, Action& action);
 void add_snapshot(CLI::App& app, Action& action);

@@ -7,6 +7,7 @@
 #include "eval_common.h"
 #include "eval_stats.h"
 #include "generation.h"
+#include "learning.h"
 #include "load_engine.h"
 #include "story.h"
 #include "terminal.h"
@@ -126,8 +127,10 @@ Answer ask(const Engine& engine, Session& session, const Question& question) {
 Outcome run_one(const Request& request, Engine& engine, const std::string& kv, const Text& text) {
   Outcome outcome;
   outcome.kv = kv;
-  const auto session = engine.open_session(kv);
+  const auto session = engine.open_session(kv, learning_session());
+  LearningRemarks learning(engine, request.options.quiet);
   read_story(*session, text.tokens, outcome, request.options.quiet);
+  learning.tell(*session);
   outcome.memory = session->memory();
   outcome.details = session_json(engine, *session);
   const SessionTimes reading = session->times();
@@ -141,6 +144,7 @@ Outcome run_one(const Request& request, Engine& engine, const std::string& kv, c
   outcome.times = session->times();
   outcome.times.prefill_s = reading.prefill_s;
   outcome.times.prefill_tokens = reading.prefill_tokens;
+  learning.finish(*session);
   return outcome;
 }
 

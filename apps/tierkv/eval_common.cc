@@ -54,11 +54,18 @@ std::vector<SettingSpec> settle_settings(const std::vector<SettingSpec>& first, 
   return settings;
 }
 
-std::unique_ptr<Session> open_setting(Engine& engine, const SettingSpec& spec, uint32_t ctx, uint32_t micro_batch) {
+void add_learn_option(CLI::App& app, bool& learn) {
+  app.add_flag("--learn", learn,
+               "caches start as on a model's first day: without a calibration, learning in passing over all that is read; nothing "
+               "is kept");
+}
+
+std::unique_ptr<Session> open_setting(Engine& engine, const SettingSpec& spec, uint32_t ctx, uint32_t micro_batch, bool learn) {
   if (!spec.stock) {
     SessionOptions options;
     options.ctx = ctx;
     options.micro_batch = micro_batch;
+    if (learn) options.learning = Learning::from_nothing;
     return engine.open_session(spec.kv, options);
   }
   StockSpec stock = stock_spec(spec.kv);

@@ -27,7 +27,10 @@ void add_stock_option(CLI::App& app, std::vector<std::string>& stock, const std:
 // `first`, then --kv, then --stock, each once. Refuses what can never work before time is spent on a model.
 std::vector<SettingSpec> settle_settings(const std::vector<SettingSpec>& first, const std::vector<std::string>& kv,
                                          const std::vector<std::string>& stock);
-std::unique_ptr<Session> open_setting(Engine& engine, const SettingSpec& spec, uint32_t ctx, uint32_t micro_batch);
+// --learn: caches start as on a model's first day, without tables, and learn in passing; what they learn is not kept.
+void add_learn_option(CLI::App& app, bool& learn);
+std::unique_ptr<Session> open_setting(Engine& engine, const SettingSpec& spec, uint32_t ctx, uint32_t micro_batch,
+                                      bool learn = false);
 
 // Where a session stands, to come back to any number of times: the same tokens then give the same logits again. Compressed tiers
 // cannot be unwound by truncating (what was archived stays archived), so a cache of ours keeps a fork, which shares its blocks.

@@ -5,8 +5,8 @@
 #include "engine/engine.h"
 #include "engine/sampler.h"
 #include "generation.h"
+#include "learning.h"
 #include "load_engine.h"
-#include "self_calibrate.h"
 #include "terminal.h"
 
 namespace tierkv::cli {
@@ -44,15 +44,15 @@ void show_tiers(Engine& engine, Session& session) {
 
 nlohmann::json run_one(Request& request, Engine& engine, const std::string& kv, const Tokens& prompt) {
   const Options& options = request.options;
-  SessionOptions session_options;
-  session_options.ctx = request.ctx;
-  const auto session = engine.open_session(kv, session_options);
-  if (!options.quiet) remark_uncalibrated(engine, *session);
+  const auto session = engine.open_session(kv, learning_session(request.ctx));
+  LearningRemarks learning(engine, options.quiet);
+  learning.tell(*session);
   Sampler sampler(request.sampler, options.seed);
   for (const llama_token token : prompt) sampler.accept(token);
   if (options.text() && options.kv.size() > 1) std::printf("%s\n", bold("--kv " + kv).c_str());
   if (options.text() && request.echo) std::printf("%s", dim(engine.tokenizer().decode(prompt)).c_str());
   prefill(*session, prompt, "reading " + human_count(prompt.size()) + " tokens", options.quiet);
+  learning.tell(*session);
   if (request.tiers) show_tiers(engine, *session);
 
   GenerateOptions generation;
@@ -67,6 +67,7 @@ nlohmann::json run_one(Request& request, Engine& engine, const std::string& kv, 
   const Generated result = generate(engine, *session, sampler, generation);
   if (options.text()) std::printf("\n");
   if (!options.quiet) remark(dim(session_sentence(*session)) + "\n");
+  learning.finish(*session);
   if (!options.quiet && result.stop == "context")
     remark("stopped: the context of " + human_count(session->limit()) + " tokens is full\n");
 
@@ -92,7 +93,9 @@ int run(Request& request) {
     bad_input("the prompt has " + human_count(prompt.size()) + " tokens, which leaves no room in a context of " +
               human_count(limit));
   }
-  if (request.self_calibrate) self_calibrate(engine, prompt, options.kv, options.quiet);
+  if (request.self_calibrate && !options.quiet) {
+    remark("--self-calibrate is no longer needed: a model without a calibration is learned while it reads\n");
+  }
   nlohmann::json results = nlohmann::json::array();
   for (const std::string& kv : options.kv) {
     results.push_back(run_one(request, engine, kv, prompt));
@@ -117,8 +120,7 @@ void add_generate(CLI::App& app, Action& action) {
       ->capture_default_str();
   command->add_option("-c,--ctx", request->ctx, "the context's length (default: the model's)")->type_name("N");
   command->add_flag("--chat", request->chat, "the text is a user's message: use the model's chat template");
-  command->add_flag("--self-calibrate", request->self_calibrate,
-                    "a model without a calibration gets one from the prompt first, if that has 4096 tokens or more");
+  command->add_flag("--self-calibrate", request->self_calibrate)->group("");  // what learning in passing took the place of
   command->add_flag("--tiers", request->tiers, "say what the tiers hold as it goes");
   command->add_option("--tiers-every", request->tiers_every, "tokens between two such lines")
       ->check(CLI::Range(1u, 1u << 20))

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "learning.h"
 #include "number_range.h"
 #include "output.h"
 #include "terminal.h"
@@ -57,6 +58,7 @@ nlohmann::json session_json(Engine& engine, Session& session) {
                          {"resident_bytes", session.kv_bytes()},
                          {"micro_batch_bytes", session.micro_batch_bytes()},
                          {"memory", memory_json(session.memory(), engine.shape().head_dim)}};
+  json["learning"] = learning_json(session);
   add_process_memory(json, process_memory());
   if (llama::Host* host = session.host()) {
     const llama::HostTimes host_times = host->times();

@@ -41,6 +41,7 @@ int run(int argc, char** argv) {
   add_ppl(app, action);
   add_recall(app, action);
   add_calibrate(app, action);
+  add_models(app, action);
   add_bench(app, action);
   add_report(app, action);
   add_snapshot(app, action);

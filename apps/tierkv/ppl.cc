@@ -144,7 +144,7 @@ int run(PplRequest& request) {
   std::vector<PplSetting> settings(specs.size());
   for (size_t i = 0; i < specs.size(); ++i) {
     settings[i].spec = specs[i];
-    settings[i].session = open_setting(engine, specs[i], ctx, request.chunk);
+    settings[i].session = open_setting(engine, specs[i], ctx, request.chunk, request.learn);
   }
   const auto add_deep = [&](double ratio, double quality) {
     DeepOptions target;
@@ -214,6 +214,7 @@ void add_ppl(CLI::App& app, Action& action) {
   command->add_option("--deep-recent", request->deep_recent, "newest tokens that are never packed")
       ->check(CLI::Range(64u, 1u << 20))
       ->capture_default_str();
+  add_learn_option(*command, request->learn);
   add_stock_option(*command, request->stock, "none");
   add_model_option(*command, request->options);
   add_kv_option(*command, request->options, "balanced");

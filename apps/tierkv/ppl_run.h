@@ -26,6 +26,7 @@ struct PplRequest {
   uint32_t ctx = 0, chunk = 32;
   uint64_t tokens = 16384, from = 0;
   int64_t skip = -1;
+  bool learn = false;
   std::vector<double> deep, deep_quality;
   std::string deep_kv = "fp16,sinks=4";
   uint32_t deep_every = 512, deep_recent = 512;

@@ -152,6 +152,7 @@ void add_recall(CLI::App& app, Action& action) {
       ->type_name("RATIO");
   command->add_option("--plot", request->plot, "write a page with a map of what was found (HTML, as `tierkv report` does)")
       ->type_name("FILE");
+  add_learn_option(*command, request->learn);
   add_stock_option(*command, request->stock, "none");
   add_seed_option(*command, request->options);
   add_model_option(*command, request->options);

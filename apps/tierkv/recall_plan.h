@@ -23,6 +23,7 @@ struct RecallRequest {
   std::vector<double> depths = {5, 25, 50, 75, 95};
   uint32_t trials = 2, keys = 8, quotes = 1, micro_batch = 256;
   double deep = 0.0;                          // ratio; 0: as it is
+  bool learn = false;                         // the cache learns the model in passing
   std::vector<std::string> kinds, haystacks;  // generated texts, and files
   std::string plot;
   bool has(const char* task) const;

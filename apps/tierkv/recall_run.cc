@@ -30,7 +30,7 @@ Recall::Recall(Engine& engine, const RecallRequest& request, const SettingSpec& 
     : engine_(engine),
       request_(request),
       mask_(mask),
-      session_(open_setting(engine, spec, longest, std::min(request.micro_batch, longest))) {}
+      session_(open_setting(engine, spec, longest, std::min(request.micro_batch, longest), request.learn)) {}
 
 std::vector<RecallAnswer> Recall::read(const Reading& reading, Progress& progress, uint64_t done) {
   session_->reset();

@@ -298,6 +298,51 @@ tierkv_status tierkv_get_thresholds(const tierkv_cache* cache, tierkv_thresholds
 tierkv_status tierkv_save_thresholds(const tierkv_cache* cache, const char* path);
 tierkv_status tierkv_load_thresholds(tierkv_cache* cache, const char* path);
 
+/* --- learning a model in passing: tables for the archive from the rows that go by. See tierkv/learning.h. */
+typedef struct tierkv_rope_pair {
+  uint16_t a, b; /* channels: (a, b) -> (a cos - b sin, a sin + b cos) */
+  double angle;  /* radians per position */
+} tierkv_rope_pair;
+
+typedef struct tierkv_learning_model {
+  size_t size;                          /* sizeof(tierkv_learning_model) of the caller */
+  const char* name;                     /* of the model, or null */
+  uint64_t fingerprint;                 /* of its weights */
+  const tierkv_rope_pair* const* ropes; /* of each layer of the cache */
+  const uint32_t* rope_pairs;           /* of each layer: how many; 0: it has no RoPE */
+  const float* const* grams;            /* of each layer: W_O'W_O of each query head, [query heads][head_dim][head_dim], or null;
+                                         * all of it may be null */
+} tierkv_learning_model;
+
+enum {
+  TIERKV_LEARNING_OFF = 0,
+  TIERKV_LEARNING_GATHERING = 1,
+  TIERKV_LEARNING_SOLVING = 2,
+  TIERKV_LEARNING_DONE = 3,
+  TIERKV_LEARNING_REFUSED = 4
+};
+
+typedef struct tierkv_learning_report {
+  size_t size;     /* sizeof(tierkv_learning_report) of the caller, set before the call */
+  int phase;       /* TIERKV_LEARNING_... */
+  int waiting;     /* 1: tokens that are due for the archive stay in the warm tier */
+  uint64_t tokens; /* seen, those of earlier runs included */
+  uint64_t wanted; /* to be seen before tables are made */
+  uint64_t bytes;  /* that learning holds now */
+  double seconds;  /* that making the tables took */
+} tierkv_learning_report;
+
+/* Learns from here on, at most once. `tokens` 0: 8192. `path`: where the tables go, and where an earlier run's sums are looked for;
+ * null: nothing is read or written. TIERKV_FAILED_PRECONDITION: it learns already, has tables, or no archive would be better with
+ * some. */
+tierkv_status tierkv_learn(tierkv_cache* cache, const tierkv_learning_model* model, uint64_t tokens, const char* path);
+/* The mean of |h|^2 before a layer, where a host knows it. */
+tierkv_status tierkv_learn_residual(tierkv_cache* cache, uint32_t layer, double mean_square);
+/* How far it is; report may be null. `sentence` gets what the archive is and why, cut to `sentence_size` bytes; null when that is
+ * 0.
+ */
+tierkv_status tierkv_learning(const tierkv_cache* cache, tierkv_learning_report* report, char* sentence, size_t sentence_size);
+
 /* --- snapshots of one sequence, resumed bit for bit */
 tierkv_status tierkv_save(const tierkv_cache* cache, tierkv_seq seq, const char* path);
 tierkv_status tierkv_load(tierkv_cache* cache, const char* path, tierkv_seq* out);

@@ -22,6 +22,7 @@
 
 #include "tierkv/calibration.h"
 #include "tierkv/config.h"
+#include "tierkv/learning.h"
 #include "tierkv/stats.h"
 #include "tierkv/status.h"
 
@@ -203,6 +204,15 @@ class AdaptiveKVCache {
   // there are stay as they are. Refused when it is of another shape.
   Status set_calibration(CalibrationPtr calibration);
   CalibrationPtr calibration() const;  // or null
+  // Learns the tables from what goes by (tierkv/learning.h), from here on and at most once. set_calibration() ends it.
+  // failed_precondition: it learns or has learned already, there is a calibration, or no archive would be better with one.
+  // invalid_argument: ropes or matrices that are not of the cache's shape. What goes wrong later is in learning() and harms
+  // nothing.
+  Status learn(LearningModel model, LearningOptions options = {});
+  LearningReport learning() const;
+  // The mean of |h|² of the residual stream before a layer, where a host knows it: what an error weighs against. Ignored when
+  // nothing is being learned.
+  void set_residual(uint32_t layer, double mean_square);
   // The codec that new archive blocks of a layer get, `auto` resolved; empty when the layer has no archive.
   std::string archive_codec(uint32_t layer) const;
 

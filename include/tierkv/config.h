@@ -98,7 +98,13 @@ struct CacheConfig {
   uint32_t window_slack = 32;  // tokens a windowed layer keeps beyond its window so that truncate() can roll back
 
   DeepConfig deep;
-  std::string calibration;  // a file of `tierkv calibrate` for this model; empty: none
+  // Tables of the model's keys and values (tierkv/calibration.h), which "auto" archives and some codecs work with:
+  //   "auto"  those that are there, and where there are none the model is learned in passing (tierkv/learning.h),
+  //   "off"   none: nothing is looked for and nothing learned,
+  //   FILE    a file of `tierkv calibrate`,
+  //   ""      as the program likes: a bare cache has none, tierkv_llama_attach() and the command take it for "auto".
+  std::string calibrate;
+  std::string calibration;  // another spelling of calibrate = FILE
 
   // Adaptation (ADR-004).
   double quality_target = 0.97;
@@ -110,6 +116,8 @@ struct CacheConfig {
   // The settings of one layer with every override applied.
   LayerConfig layer(uint32_t index) const;
   uint32_t query_heads() const { return num_heads ? num_heads : num_kv_heads; }
+  // The file that `calibrate` or `calibration` names; empty: none.
+  const std::string& calibration_file() const;
 };
 
 // Refuses impossible values and combinations, naming the key and what is allowed.

@@ -25,6 +25,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct ggml_tensor;
 struct llama_model;
 struct llama_context;
 struct llama_context_params;
@@ -38,8 +39,9 @@ typedef struct tierkv_llama tierkv_llama;
 
 /* Changes `params` so that a context made from them keeps its sequences in a new cache. `kv` is a preset, a configuration file or
  * the inline form ("balanced,hot=128"). A calibration of the model is found as find_calibration() below finds it: the file that
- * `kv` names ("balanced,calibration=model.tkc"), or the one that `tierkv calibrate` left in $TIERKV_CACHE. NULL on failure, with
- * one sentence in `error`; `params` is then as it was. */
+ * `kv` names ("balanced,calibration=model.tkc"), or the one that lies in $TIERKV_CACHE. Where there is none the model is learned in
+ * passing (tierkv/learning.h) and its tables are left there; "balanced,calibrate=off" does neither. NULL on failure, with one
+ * sentence in `error`; `params` is then as it was. */
 tierkv_llama* tierkv_llama_attach(struct llama_context_params* params, struct llama_model* model, const char* kv, char* error,
                                   size_t error_size);
 /* As llama_decode: 0 on success. 1: no room in the cache; 2: aborted, or parked; below 0: an error. Nothing of the batch is kept
@@ -95,6 +97,9 @@ int32_t tierkv_llama_save(tierkv_llama* kv, int32_t seq, const char* path);
 int32_t tierkv_llama_load(tierkv_llama* kv, int32_t seq, const char* path);
 /* Bytes in memory for keys and values: the cache, shared blocks counted once, and the pages of libllama's own that stay. */
 uint64_t tierkv_llama_bytes(const tierkv_llama* kv);
+/* What the archive is and why, for people, in one sentence: "learning this model: 3,100 of 8,192 tokens; older tokens wait at 4
+ * bits". At most `size` bytes of it, the ending 0 included; returns how long it is without that. */
+size_t tierkv_llama_describe(const tierkv_llama* kv, char* buffer, size_t size);
 /* What went wrong in the last call that failed. */
 const char* tierkv_llama_error(const tierkv_llama* kv);
 /* From here on the context computes its own attention over its own small cache, as if nothing had been attached. */
@@ -131,7 +136,14 @@ struct ModelShape {
   float scale = 0.0f;                 // what q.k is multiplied with, of the first layer
   float softcap = 0.0f;
   std::vector<calib::Rope> ropes;  // RoPE of each layer, empty where it has none
-  uint64_t fingerprint = 0;        // of the shape and of the weights that every quantization of a model leaves alone (its norms)
+  // Of each layer: the weights of the projection that follows attention, and of the norm after it where there is one; the model's
+  // own, or null where they were not found or are in no host memory.
+  struct Projection {
+    const ggml_tensor* weight = nullptr;
+    const ggml_tensor* norm = nullptr;
+  };
+  std::vector<Projection> projections;
+  uint64_t fingerprint = 0;  // of the shape and of the weights that every quantization of a model leaves alone (its norms)
 
   // Writes the model's part of a configuration: its shape and its windows (as overrides).
   void apply(CacheConfig& config) const;
@@ -147,8 +159,12 @@ std::string cache_folder();
 // Where `tierkv calibrate` leaves the calibration of a model: calibration/<fingerprint>.tkc in the cache folder.
 std::string calibration_path(const ModelShape& shape);
 // The calibration of a model: the file that the configuration names, or else the one at calibration_path(); null when that is not
-// there. Whether a named one fits is for Host::attach() to say.
-Result<CalibrationPtr> find_calibration(const ModelShape& shape, const CacheConfig& config);
+// there, or with calibrate = off. Whether a named one fits is for Host::attach() to say. One at calibration_path() that is damaged
+// or another model's counts as none where the configuration says calibrate = auto: `note`, if given, says so.
+Result<CalibrationPtr> find_calibration(const ModelShape& shape, const CacheConfig& config, std::string* note = nullptr);
+// What a cache needs to learn the model: its name, RoPE and output projections. For layers whose window is no longer than an
+// archive is far there is nothing to learn, and nothing is computed.
+Result<LearningModel> learning_model(const ModelShape& shape);
 
 // How attention gets into libllama's graph.
 enum class Path {
@@ -177,6 +193,7 @@ struct HostOptions {
   uint32_t micro_batch = 0;    // tokens libllama sees at a time; 0: params.n_ubatch
   bool allow_patch = true;     // use Path::patch if its self-test passes
   bool self_test = true;       // compare both paths with stock attention on a few tokens, with a plain FP16 cache
+  bool keep_learned = true;    // a cache that learns reads and writes calibration_path(); false: nothing is read or written
   AttentionObserver observer;  // sees everything that goes by (calibration); without one nothing is spent on it
 };
 
@@ -204,7 +221,9 @@ class Host {
   // Changes `params` so that llama_init_from_model() gives a context whose attention is the cache's. The cache, the host and the
   // params' own callbacks must outlive that context. There are slots 0 to params.n_seq_max - 1 for sequences, and n_seq_max is how
   // many of them are computed together; add_slot() makes more slots.
-  // Refuses a cache with the calibration of another model. REQUIRES: the cache has the model's shape (ModelShape::apply).
+  // Refuses a cache with the calibration of another model. A cache with calibrate = auto and no calibration learns the model from
+  // here on (AdaptiveKVCache::learn), and the host tells it of RoPE, output projections and the residual stream; the tables go to
+  // calibration_path(). REQUIRES: the cache has the model's shape (ModelShape::apply).
   static Result<std::unique_ptr<Host>> attach(llama_context_params& params, const ModelShape& shape, AdaptiveKVCache& cache,
                                               const HostOptions& options = {});
   ~Host();

@@ -195,13 +195,17 @@ const float* sink_of(const QueryTile& tile, uint32_t row) {
   return tile.sink_logits ? tile.sink_logits + row % tile.group : nullptr;
 }
 
-bool finish(Pass& p, float* out) {
+float log_sum(float top, float sum) { return sum > 0.0f ? top + std::log(sum) : kHidden; }
+
+bool finish(Pass& p, float* out, float* lse) {
   Scratch& s = p.s;
   const size_t d = p.params.head_dim;
   const float* sums = plain_sums(p);
   bool finite = true;
-  for (uint32_t i = 0; i < p.rows; ++i)
+  for (uint32_t i = 0; i < p.rows; ++i) {
     finite &= normalise(sums + i * d, sink_of(p.tile, i), s.row_max[i], s.row_sum[i], d, out + i * d);
+    if (lse) lse[i] = log_sum(s.row_max[i], s.row_sum[i]);
+  }
   return finite;
 }
 
@@ -254,12 +258,12 @@ void run_views(Pass& p, bool keep) {
 }  // namespace
 
 bool attend(std::span<const BlockView> views, const QueryTile& tile, const AttendParams& params, float* out, Scratch& scratch,
-            MassObserver* observer) {
+            MassObserver* observer, float* lse) {
   if (tile.queries == 0) return true;
   Pass p{views, tile, params, scratch, tile.queries * tile.group, {}, 0, 0};
   prepare(p);
   run_views(p, observer != nullptr);
-  const bool finite = finish(p, out);
+  const bool finite = finish(p, out, lse);
   if (observer) report(p, *observer);
   return finite;
 }
@@ -275,7 +279,7 @@ void attend_partial(std::span<const BlockView> views, const QueryTile& tile, con
   partial.out.assign(sums, sums + static_cast<size_t>(p.rows) * params.head_dim);
 }
 
-bool merge(std::span<const Partial> partials, const QueryTile& tile, const AttendParams& params, float* out) {
+bool merge(std::span<const Partial> partials, const QueryTile& tile, const AttendParams& params, float* out, float* lse) {
   const size_t d = params.head_dim;
   bool finite = true;
   for (uint32_t i = 0; i < tile.queries * tile.group; ++i) {
@@ -290,6 +294,7 @@ bool merge(std::span<const Partial> partials, const QueryTile& tile, const Atten
       for (size_t c = 0; c < d; ++c) sums[c] += weight * part.out[i * d + c];
     }
     finite &= normalise(sums, sink_of(tile, i), top, total, d, sums);
+    if (lse) lse[i] = log_sum(top, total);
   }
   return finite;
 }

@@ -78,11 +78,13 @@ struct Partial {
 };
 void attend_partial(std::span<const BlockView> views, const QueryTile& tile, const AttendParams& params, Partial& partial,
                     Scratch& scratch);
-bool merge(std::span<const Partial> partials, const QueryTile& tile, const AttendParams& params, float* out);
+// `lse`, where given, gets queries*group floats: the log of the sum of e^score of each row, softcap and sink logits included;
+// minus infinity for a row that sees nothing, and where a row is zeros because it overflowed.
+bool merge(std::span<const Partial> partials, const QueryTile& tile, const AttendParams& params, float* out, float* lse = nullptr);
 
-// out: queries*group x head_dim. A row that sees no key at all gets zeros.
+// out: queries*group x head_dim. A row that sees no key at all gets zeros. lse: as merge() has it.
 // With an observer keep tiles small: all their scores are kept until the sums are known.
 bool attend(std::span<const BlockView> views, const QueryTile& tile, const AttendParams& params, float* out, Scratch& scratch,
-            MassObserver* observer = nullptr);
+            MassObserver* observer = nullptr, float* lse = nullptr);
 
 }  // namespace tierkv::attn

@@ -44,6 +44,7 @@ struct AttendWork {
   RowsView queries;
   const uint32_t* positions = nullptr;   // one per query
   float* out = nullptr;                  // [queries][query heads][head_dim]
+  float* lse = nullptr;                  // [queries][query heads]: the log of the sum of e^score (attention.h), or null
   const float* sink_logits = nullptr;    // one per query head, or null
   std::vector<MassObserver*> observers;  // one per KV head, or none. A head's queries come in order, from one thread.
   AttendParams params;

@@ -26,7 +26,7 @@ constexpr uint32_t kObservedRows = 8;
 struct TileScratch {
   Scratch attn;
   Partial partial;
-  std::vector<float> rows, out;
+  std::vector<float> rows, out, lse;
 };
 
 enum class Kind : uint8_t { part, tile, observed };
@@ -69,11 +69,19 @@ QueryTile load_tile(const AttendWork& work, uint32_t head, uint32_t first, uint3
   return describe_tile(work, head, first, count, scratch.rows.data());
 }
 
-void store_tile(const AttendWork& work, uint32_t head, uint32_t first, uint32_t count, const float* out) {
+// Where a tile's sums are to be written, or null: nobody wants them.
+float* lse_of(const AttendWork& work, uint32_t count, TileScratch& scratch) {
+  if (!work.lse) return nullptr;
+  scratch.lse.resize(static_cast<size_t>(count) * group_of(work));
+  return scratch.lse.data();
+}
+
+void store_tile(const AttendWork& work, uint32_t head, uint32_t first, uint32_t count, const TileScratch& scratch) {
   const size_t d = work.params.head_dim, group = group_of(work);
   for (uint32_t q = 0; q < count; ++q) {
-    float* to = work.out + (static_cast<size_t>(first + q) * work.queries.heads + head * group) * d;
-    std::memcpy(to, out + q * group * d, group * d * sizeof(float));
+    const size_t row = static_cast<size_t>(first + q) * work.queries.heads + head * group;
+    std::memcpy(work.out + row * d, scratch.out.data() + q * group * d, group * d * sizeof(float));
+    if (work.lse) std::memcpy(work.lse + row, scratch.lse.data() + q * group, group * sizeof(float));
   }
 }
 
@@ -191,18 +199,20 @@ class Piece {
   void run_tile(const Task& task, uint32_t first, uint32_t count, MassObserver* observer, TileScratch& scratch) {
     const AttendWork& work = works_[task.work];
     const QueryTile tile = load_tile(work, task.head, first, count, scratch);
-    if (!attn::attend(work.heads[task.head], tile, work.params, scratch.out.data(), scratch.attn, observer)) {
+    float* lse = lse_of(work, count, scratch);
+    if (!attn::attend(work.heads[task.head], tile, work.params, scratch.out.data(), scratch.attn, observer, lse)) {
       fail(task.work, kOverflow);
     }
-    store_tile(work, task.head, first, count, scratch.out.data());
+    store_tile(work, task.head, first, count, scratch);
   }
 
   void merge_head(const Task& task, std::span<const Partial> partials, TileScratch& scratch) {
     const AttendWork& work = works_[task.work];
     const uint32_t queries = work.queries.tokens;
     const QueryTile tile = describe_tile(work, task.head, 0, queries, nullptr);  // a merge looks at no query
-    if (!merge(partials, tile, work.params, scratch.out.data())) fail(task.work, kOverflow);
-    store_tile(work, task.head, 0, queries, scratch.out.data());
+    float* lse = lse_of(work, queries, scratch);
+    if (!merge(partials, tile, work.params, scratch.out.data(), lse)) fail(task.work, kOverflow);
+    store_tile(work, task.head, 0, queries, scratch);
   }
 
   void finish_part(const Task& task) noexcept {

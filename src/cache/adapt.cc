@@ -6,7 +6,27 @@
 namespace tierkv {
 
 Status AdaptiveKVCache::set_calibration(CalibrationPtr calibration) {
-  return guarded("set a calibration", [&] { return impl_->planner->set_calibration(std::move(calibration)); });
+  return guarded("set a calibration", [&] { return impl_->learning.replace(*impl_->planner, std::move(calibration)); });
+}
+
+Status AdaptiveKVCache::learn(LearningModel model, LearningOptions options) {
+  return guarded("learn a model", [&]() -> Status {
+    if (impl_->codecs.calibration()) return error(StatusCode::failed_precondition, "the cache has a calibration already");
+    if (!wants_calibration(impl_->config)) {
+      return error(StatusCode::failed_precondition, "no archive of this cache would be better with tables of the model");
+    }
+    return impl_->learning.begin(impl_->config, *impl_->planner, std::move(model), std::move(options));
+  });
+}
+
+LearningReport AdaptiveKVCache::learning() const try {
+  return impl_->learning.report(*impl_->planner);
+} catch (const std::bad_alloc&) {  // a sentence is not worth a failure
+  return LearningReport();
+}
+
+void AdaptiveKVCache::set_residual(uint32_t layer, double mean_square) {
+  if (layer < impl_->config.num_layers) impl_->learning.set_residual(layer, mean_square);
 }
 
 Status AdaptiveKVCache::adapt_thresholds(const QualityFeedback& feedback) {

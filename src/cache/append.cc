@@ -19,6 +19,10 @@ using tiers::Sequence;
 
 namespace {
 
+// Archive blocks that an append makes of one head: more than become due by it, so that what waited for tables catches up, and so
+// few that no single token is kept waiting for all of them.
+constexpr uint32_t kBacklog = 2, kCatchUp = 3;
+
 // One append call on one layer.
 struct Appending {
   Sequence& seq;
@@ -75,7 +79,8 @@ static Status append_step(AdaptiveKVCache::Impl& impl, Appending& a, uint32_t fi
   LayerState& state = a.seq.layer(a.layer);
   if (a.evicting && !impl.make_room(a.seq, a.layer, count)) return no_room(*impl.arena, a.layer);
   while (!reserve_tails(a, *impl.arena, count)) {
-    if (!impl.policy || !impl.relieve(a.seq)) return no_room(*impl.arena, a.layer);
+    // Nothing is given up while something waits for tables: with_pressure() ends that first.
+    if (!impl.policy || impl.planner->waiting() || !impl.relieve(a.seq)) return no_room(*impl.arena, a.layer);
   }
   write_rows(a, impl.env.hot_bf16, first, count);
   state.length += count;
@@ -83,8 +88,9 @@ static Status append_step(AdaptiveKVCache::Impl& impl, Appending& a, uint32_t fi
   // From here on the tokens are in. Whatever cannot settle for want of memory stays in a better tier and is tried again.
   bool settled = true;
   const LayerPlan plan = a.plans->layer(a.layer, state.length);
-  for (HeadStream& s : a.seq.heads(a.layer)) settled &= tiers::settle(impl.env, s, plan);
-  if (!settled && impl.policy) (void)impl.relieve(a.seq);
+  const uint32_t most = kBacklog + kCatchUp * count / impl.config.archive_block;
+  for (HeadStream& s : a.seq.heads(a.layer)) settled &= tiers::settle(impl.env, s, plan, most);
+  if (!settled && impl.policy && !plan.waiting) (void)impl.relieve(a.seq);
   return {};
 }
 
@@ -180,11 +186,15 @@ Status AdaptiveKVCache::append(SeqId seq, uint32_t layer, const RowsView& keys, 
   TIERKV_RETURN_IF_ERROR(impl_->env.backend->accepts(values, "values"));
   TIERKV_RETURN_IF_ERROR(cache::check_finite(keys, "keys", impl_->env.hot_bf16));
   TIERKV_RETURN_IF_ERROR(cache::check_finite(values, "values", impl_->env.hot_bf16));
+  impl_->keep_room_to_archive(keys.tokens);
   return cache::with_pressure(*impl_, seq, [&](uint64_t& needed) -> Status {
     TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
     std::lock_guard lock(sequence->mutex);
     TIERKV_RETURN_IF_ERROR(impl_->check_awake(seq, *sequence));
-    return impl_->append(*sequence, layer, keys, values, needed);
+    const uint32_t position = sequence->layer(layer).length;
+    TIERKV_RETURN_IF_ERROR(impl_->append(*sequence, layer, keys, values, needed));
+    if (impl_->learning.active()) impl_->learning.add_rows(seq, layer, position, keys, values);
+    return {};
   });
 }
 TIERKV_NO_MEMORY("append rows")

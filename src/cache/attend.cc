@@ -30,6 +30,7 @@ struct Held {
   std::vector<uint32_t> positions;  // of each query
   std::vector<StreamViews> views;   // of each KV head
   std::vector<StreamObserver> observers;
+  std::vector<float> lse;  // of every query and head, where learning wants it
 };
 
 Status query_positions(const AttentionItem& item, uint32_t length, std::vector<uint32_t>& out) {
@@ -82,7 +83,7 @@ class Attending {
   Status hold(std::span<AttentionItem> items) {
     held_.reserve(items.size());
     works_.reserve(items.size());
-    for (AttentionItem& item : items) held_.push_back({&item, {}, {}, {}, {}, {}});
+    for (AttentionItem& item : items) held_.push_back({&item, {}, {}, {}, {}, {}, {}});
     TIERKV_RETURN_IF_ERROR(sort_by_id());
     std::erase_if(held_, [&](const Held& held) {
       held.item->status = check_item(*held.item);
@@ -197,8 +198,25 @@ class Attending {
       work.sink_logits = options_.sink_logits;
       work.params = params_;
       work.params.coarse = visible_rows(held) >= kCoarseRows;
+      if (wants_lse(held)) work.lse = held.lse.data();
     }
-    impl_.env.backend->attend(works_, options_.executor ? *options_.executor : impl_.pool_executor);
+    impl_.env.backend->attend(works_, executor());
+  }
+
+  const Executor& executor() const { return options_.executor ? *options_.executor : impl_.pool_executor; }
+
+  // Learning looks at some queries. Without memory it looks at fewer.
+  bool wants_lse(Held& held) {
+    if (!impl_.learning.active() || !options_.causal || !options_.observe) return false;
+    const uint32_t count = held.item->queries.tokens;
+    // The sums know nothing of tokens that were evicted, and learning nothing of which they were.
+    const uint32_t length = held.sequence->layer(layer_).length;
+    if (impl_.evicts(layer_) && tiers::live_rows(held.sequence->heads(layer_)[0]) != length) return false;
+    if (!impl_.learning.wants(layer_, held.positions[0], count)) return false;
+    return with_memory([&] {
+      held.lse.resize(static_cast<size_t>(count) * config_.query_heads());
+      return true;
+    });
   }
 
   void finish(Held& held, attn::AttendWork& work) {
@@ -213,6 +231,10 @@ class Attending {
     }
     if (learn_) state.window_queries = (state.window_queries + held.item->queries.tokens) % config_.eviction.observation;
     if (options_.observe) state.unobserved = 0;
+    if (work.lse) {
+      impl_.learning.add_queries(held.item->seq, layer_, held.positions[0], held.item->queries, held.item->out, work.lse,
+                                 params_.scale, params_.softcap, executor());
+    }
   }
 
   AdaptiveKVCache::Impl& impl_;

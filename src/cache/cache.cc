@@ -32,8 +32,8 @@ const CacheConfig& AdaptiveKVCache::config() const { return impl_->config; }
 
 Result<std::unique_ptr<AdaptiveKVCache>> AdaptiveKVCache::create(const CacheConfig& config, CalibrationPtr calibration) try {
   TIERKV_RETURN_IF_ERROR(validate(config));
-  if (!calibration && !config.calibration.empty()) {
-    TIERKV_ASSIGN_OR_RETURN(calibration, load_calibration(config.calibration));
+  if (!calibration && !config.calibration_file().empty()) {
+    TIERKV_ASSIGN_OR_RETURN(calibration, load_calibration(config.calibration_file()));
   }
   auto impl = std::make_unique<Impl>(config);
   TIERKV_ASSIGN_OR_RETURN(impl->planner, plan::Planner::create(config, impl->codecs, std::move(calibration), attn::kMaxViewRows));
@@ -45,7 +45,7 @@ Result<std::unique_ptr<AdaptiveKVCache>> AdaptiveKVCache::create(const CacheConf
       if (impl->policy->signals() >> signal & 1u) impl->signal_slot[signal] = static_cast<int>(impl->env.signals++);
     }
   }
-  const size_t block = largest_block(*impl);
+  const size_t block = impl->largest_block = largest_block(*impl);
   const size_t headroom = impl->policy ? 2 * block : 0;
   if (config.byte_budget && config.byte_budget < headroom + block) {
     return error(StatusCode::invalid_argument, "byte_budget = ", config.byte_budget,
@@ -82,6 +82,14 @@ Result<std::shared_ptr<Sequence>> AdaptiveKVCache::Impl::find(SeqId seq) const {
   std::lock_guard lock(map_mutex);
   const auto it = sequences.find(seq);
   if (it == sequences.end()) return error(StatusCode::not_found, "no sequence ", seq);
+  return it->second;
+}
+
+std::shared_ptr<Sequence> AdaptiveKVCache::Impl::sequence_after(SeqId& last) const noexcept {
+  std::lock_guard lock(map_mutex);
+  const auto it = sequences.upper_bound(last);
+  if (it == sequences.end()) return nullptr;
+  last = it->first;
   return it->second;
 }
 
@@ -157,6 +165,7 @@ Status AdaptiveKVCache::remove(SeqId seq) try {
     gone = std::move(it->second);
     impl_->sequences.erase(it);
   }
+  impl_->learning.forget(seq);
   return {};  // freed here, or by the last call that still runs on it
 }
 TIERKV_NO_MEMORY("remove a sequence")
@@ -299,6 +308,7 @@ Status AdaptiveKVCache::truncate(SeqId seq, uint32_t length) try {
     sequence->layer(l).unobserved -= std::min(sequence->layer(l).unobserved, sequence->layer(l).length - length);
     sequence->layer(l).length = length;
   }
+  impl_->learning.forget(seq);  // other tokens may come to the same positions
   return {};
 }
 TIERKV_NO_MEMORY("truncate a sequence")

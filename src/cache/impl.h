@@ -4,14 +4,15 @@
 //   attend.cc     views out, attention, observation
 //   evict.cc      budgets and policies
 //   adapt.cc      calibrations, quality feedback and thresholds, all of which the planner takes
+//   learning.h    the model's tables, learned from what goes by; wait.cc: what waits for them, and when it no longer can
 //   memory.cc     resident bytes
 //   save.cc       save, load, freeze, unfreeze
 //   park.cc       park, wake
 //   pressure.h    calls that lack memory, tried again
 //
-// Locks, outermost first: a sequence's mutex, or that of the planner's writers (never both); the map's mutex, the planner's leaf,
-// the codec set's, the handler's, the store's and the arena's are leaves and never held while another is taken or a file is read
-// (the sequence map is read, a shared_ptr copied out, and the map let go).
+// Locks, outermost first: a sequence's mutex, or that of tables being replaced and then the planner's writers' (never both); the
+// map's mutex, the planner's leaf, the codec set's, the handler's, learning's, the store's and the arena's are leaves and never
+// held while another is taken or a file is read (the sequence map is read, a shared_ptr copied out, and the map let go).
 #pragma once
 
 #include <map>
@@ -21,6 +22,7 @@
 
 #include "base/arena.h"
 #include "base/thread_pool.h"
+#include "cache/learning.h"
 #include "plan/planner.h"
 #include "policy/policy.h"
 #include "quant/codec_set.h"
@@ -43,6 +45,7 @@ struct AdaptiveKVCache::Impl {
   const Executor pool_executor = [this](uint32_t count, const std::function<void(uint32_t)>& task) { pool.run(count, task); };
   std::unique_ptr<policy::EvictionPolicy> policy;  // null: none
   int signal_slot[policy::kNumSignals] = {-1, -1, -1, -1, -1};
+  size_t largest_block = 0;  // bytes of the largest that any sequence gets, its lists included
 
   mutable std::mutex map_mutex;
   std::map<SeqId, std::shared_ptr<tiers::Sequence>> sequences;
@@ -51,16 +54,27 @@ struct AdaptiveKVCache::Impl {
   mutable std::mutex pressure_mutex;                // a leaf
   std::shared_ptr<const PressureHandler> pressure;  // or null
 
+  cache::Learning learning;  // the last: its thread uses the planner
+
   // --- helpers
   // Asks the handler; false: there is none, or it has no more to give. REQUIRES: no lock is held.
   bool make_others_room(SeqId seq, uint64_t needed, uint32_t attempt);
   Result<std::shared_ptr<tiers::Sequence>> find(SeqId seq) const;
+  // The one with the smallest id above `last`, which becomes its id; null: there is none.
+  std::shared_ptr<tiers::Sequence> sequence_after(SeqId& last) const noexcept;
   Result<SeqId> adopt(std::shared_ptr<tiers::Sequence> sequence);
   Status check_layer(uint32_t layer) const;
   // failed_precondition when it is parked. REQUIRES: its lock is held.
   Status check_awake(SeqId seq, const tiers::Sequence& sequence) const;
   // Of every layer at its length. REQUIRES: the sequence's lock is held.
   std::vector<plan::LayerPlan> plans_of(const tiers::Sequence& sequence) const;
+
+  // wait.cc; none with a lock held
+  // Nothing waits for tables any longer, and the archive there is takes what did. False: nothing waited.
+  bool end_waiting() noexcept;
+  void settle_once() noexcept;
+  // The same before `tokens` more of a layer would leave a byte_budget without the room that archiving takes.
+  void keep_room_to_archive(uint32_t tokens) noexcept;
 
   // park.cc
   // These options, or the configuration's where they name no target.

@@ -58,21 +58,12 @@ void walk_sequence(const tiers::StreamEnv& env, const Sequence& sequence, Count 
   for (const store::PackedGroup* group : sequence.packed) stats.parked_bytes += group->held();
 }
 
-// The sequence with the smallest id above `last`, or null.
-std::shared_ptr<Sequence> sequence_after(const AdaptiveKVCache::Impl& impl, SeqId& last) {
-  std::lock_guard lock(impl.map_mutex);
-  const auto it = impl.sequences.upper_bound(last);
-  if (it == impl.sequences.end()) return nullptr;
-  last = it->first;
-  return it->second;
-}
-
 }  // namespace
 
 MemoryStats AdaptiveKVCache::memory_usage() const {
   MemoryStats stats;
   SeqId last = 0;
-  while (const auto sequence = sequence_after(*impl_, last)) walk_sequence(impl_->env, *sequence, Count::share, stats);
+  while (const auto sequence = impl_->sequence_after(last)) walk_sequence(impl_->env, *sequence, Count::share, stats);
   // With calls on other sequences under way the walk and the arena are read a moment apart; otherwise the parts are exactly the
   // arena's own figures.
   const Arena::Books books = impl_->arena->books();

@@ -113,5 +113,46 @@ TEST(Park, PacksWakesAndReports) {
   tierkv_config_destroy(config);
 }
 
+TEST(Learning, BeginsOnceAndReports) {
+  tierkv_config* config = nullptr;
+  ASSERT_EQ(tierkv_config_create(&config), TIERKV_OK);
+  ASSERT_EQ(tierkv_config_set_model(config, "", 2, 4, 2, 64), TIERKV_OK);
+  tierkv_cache* cache = nullptr;
+  ASSERT_EQ(tierkv_cache_create(config, &cache), TIERKV_OK) << tierkv_last_error();
+  std::vector<tierkv_rope_pair> rope;
+  for (uint16_t p = 0; p < 32; ++p) rope.push_back({p, static_cast<uint16_t>(p + 32), 1.0 / (1.0 + p)});
+  const tierkv_rope_pair* ropes[] = {rope.data(), rope.data()};
+  uint32_t pairs[] = {32, 32};
+  tierkv_learning_model model{};
+  EXPECT_EQ(tierkv_learn(cache, &model, 0, nullptr), TIERKV_INVALID_ARGUMENT) << "size is not set";
+  model.size = sizeof model;
+  EXPECT_EQ(tierkv_learn(cache, &model, 0, nullptr), TIERKV_INVALID_ARGUMENT) << "no ropes";
+  model.ropes = ropes;
+  model.rope_pairs = pairs;
+  pairs[1] = 33;
+  EXPECT_EQ(tierkv_learn(cache, &model, 0, nullptr), TIERKV_INVALID_ARGUMENT);
+  pairs[1] = 32;
+  EXPECT_EQ(tierkv_learn(nullptr, &model, 0, nullptr), TIERKV_INVALID_ARGUMENT);
+  EXPECT_EQ(tierkv_learn(cache, nullptr, 0, nullptr), TIERKV_INVALID_ARGUMENT);
+  char sentence[200] = "";
+  tierkv_learning_report report{};
+  EXPECT_EQ(tierkv_learning(cache, &report, nullptr, 0), TIERKV_INVALID_ARGUMENT) << "size is not set";
+  report.size = sizeof report;
+  ASSERT_EQ(tierkv_learning(cache, &report, sentence, sizeof sentence), TIERKV_OK);
+  EXPECT_EQ(report.phase, TIERKV_LEARNING_OFF);
+  EXPECT_NE(std::string(sentence).find("not calibrated"), std::string::npos) << sentence;
+  ASSERT_EQ(tierkv_learn(cache, &model, 0, nullptr), TIERKV_OK) << tierkv_last_error();
+  EXPECT_EQ(tierkv_learn(cache, &model, 0, nullptr), TIERKV_FAILED_PRECONDITION);
+  EXPECT_EQ(tierkv_learn_residual(cache, 1, 2.0), TIERKV_OK);
+  ASSERT_EQ(tierkv_learning(cache, &report, sentence, 20), TIERKV_OK);
+  EXPECT_EQ(report.phase, TIERKV_LEARNING_GATHERING);
+  EXPECT_EQ(report.waiting, 1);
+  EXPECT_EQ(report.wanted, 8192u);
+  EXPECT_EQ(std::string(sentence), "learning this model");
+  EXPECT_EQ(tierkv_learning(cache, nullptr, nullptr, 5), TIERKV_INVALID_ARGUMENT);
+  tierkv_cache_destroy(cache);
+  tierkv_config_destroy(config);
+}
+
 }  // namespace
 }  // namespace tierkv::capi

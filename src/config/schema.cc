@@ -131,7 +131,10 @@ std::span<const Field<CacheConfig>> config_fields() {
       row<C, &C::warm_block>("", "warm_block", "", count(16, 256, 16), "tokens in a warm block"),
       row<C, &C::archive_block>("", "archive_block", "", count(16, 256, 16),
                                 "tokens in an archive block, a multiple of `warm_block`"),
-      row<C, &C::calibration>("", "calibration", "", text(4096), "a file of `tierkv calibrate` for this model; empty: none"),
+      row<C, &C::calibrate>("", "calibrate", "", text(4096),
+                            "tables of the model: `auto` learns them in passing where there are none, `off`, or a file of "
+                            "`tierkv calibrate`; empty: as the program likes"),
+      row<C, &C::calibration>("", "calibration", "", text(4096), "the same for a file"),
       row<C, &C::max_seq_len>("", "max_seq_len", "max_len", count(0, kMaxTokens), "tokens kept per sequence; 0: no limit"),
       row<C, &C::byte_budget>("", "byte_budget", "budget", bytes(), "bytes of all sequences together; 0: no limit"),
       row<C, &C::window_slack>("", "window_slack", "", count(0, 65536),

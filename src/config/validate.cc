@@ -32,6 +32,11 @@ class Checker {
     check_overrides();
     for (const uint32_t layer : distinct_layers()) check_layer(layer);
     check_budget();
+    if (!c_.calibration.empty() && c_.calibrate == "off") {
+      add({"calibrate", "calibration"}, text("'calibrate' is off and 'calibration' names a file: one of them is enough"));
+    } else if (!c_.calibration.empty() && c_.calibration_file() != c_.calibration) {
+      add({"calibrate", "calibration"}, text("'calibrate' and 'calibration' name different files: one of them is enough"));
+    }
     if (c_.deep.ratio != 0.0 && c_.deep.quality != 0.0) {
       add({"deep.ratio", "deep.quality"}, text("'deep.ratio' and 'deep.quality' exclude each other: set one of them to 0"));
     }
@@ -207,6 +212,10 @@ LayerConfig CacheConfig::layer(uint32_t index) const {
     if (o.archive_codec) out.archive_codec = *o.archive_codec;
   }
   return out;
+}
+
+const std::string& CacheConfig::calibration_file() const {
+  return calibrate.empty() || calibrate == "auto" || calibrate == "off" ? calibration : calibrate;
 }
 
 bool wants_calibration(const CacheConfig& config) {

@@ -80,8 +80,9 @@ CacheConfig Engine::config(const std::string& kv) {
 }
 
 CalibrationPtr Engine::calibration(const CacheConfig& config) {
-  CalibrationPtr& known = calibrations_[config.calibration];
-  if (!known) known = take(llama::find_calibration(shape(), config), "");
+  if (config.calibrate == "off") return nullptr;
+  CalibrationPtr& known = calibrations_[config.calibration_file()];
+  if (!known) known = take(llama::find_calibration(shape(), config, &calibration_note_), "");
   if (!known) known = shipped_calibration(shape());
   return known;
 }

@@ -64,6 +64,8 @@ class Engine {
   // The calibration that serves it (calibrations.h says where it comes from), or null. Each is loaded once; its tables are read
   // when a codec needs them. Whether a named one fits the model is said when a context opens.
   CalibrationPtr calibration(const CacheConfig& config);
+  // Why one that is there is not used; empty: there is none such.
+  const std::string& calibration_note() const { return calibration_note_; }
 
   // A context for SessionOptions::slots sequences (tiered_context.h).
   std::shared_ptr<TieredContext> open_context(const std::string& kv, const SessionOptions& options = {});
@@ -93,6 +95,7 @@ class Engine {
   uint32_t context_ = 0;
   std::unique_ptr<llama::ModelShape> shape_;
   std::map<std::string, CalibrationPtr> calibrations_;  // by the name of the file in the configuration; "": the one that was found
+  std::string calibration_note_;
   HostPath host_path_;
 };
 

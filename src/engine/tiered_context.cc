@@ -14,13 +14,18 @@ TieredContext::TieredContext(Engine& engine, const std::string& name, const Cach
       cancel_(options.cancel != nullptr ? options.cancel : engine.cancellation()),
       taken_(std::max(1u, options.slots), false) {
   const llama::ModelShape& shape = engine.shape();
-  cache_ = take(AdaptiveKVCache::create(config, engine.calibration(config)), "--kv " + name);
+  CacheConfig wanted = config;
+  const bool open = wanted.calibrate.empty() && wanted.calibration.empty();
+  if (open && options.learning != Learning::none) wanted.calibrate = "auto";
+  const bool from_nothing = open && options.learning == Learning::from_nothing;
+  cache_ = take(AdaptiveKVCache::create(wanted, from_nothing ? nullptr : engine.calibration(wanted)), "--kv " + name);
   llama_context_params params = engine.context_params(options.micro_batch, cancel_);
   params.n_seq_max = slots();
   // The self-test compares both paths with stock attention; once for each engine is enough.
   Engine::HostPath& known = engine.host_path_;
   llama::HostOptions host;
   host.micro_batch = options.micro_batch;
+  host.keep_learned = !from_nothing;
   host.self_test = !known.tested;
   host.allow_patch = options.allow_patch && (!known.tested || known.patch_works);
   host_ = take(llama::Host::attach(params, shape, *cache_, host), engine.path());

@@ -32,12 +32,20 @@ namespace tierkv::engine {
 class Engine;
 class TieredContext;
 
+// Whether a cache learns a model that it has no calibration of, where its configuration does not say (CacheConfig::calibrate).
+enum class Learning {
+  none,          // the archive is what it is: measurements compare fixed settings
+  in_passing,    // as calibrate = auto
+  from_nothing,  // the same as on a model's first day: calibrations are not looked for, and nothing is read or written
+};
+
 struct SessionOptions {
   uint32_t ctx = 0;  // positions of a sequence; 0: the model's
   uint32_t micro_batch = 256;
   bool allow_patch = true;               // the fast path of the host
   uint32_t slots = 1;                    // sequences at a time
   const Cancellation* cancel = nullptr;  // null: the engine's
+  Learning learning = Learning::none;
 };
 
 class TieredSession : public Session {

@@ -18,6 +18,7 @@ struct tierkv_llama {
   std::vector<tierkv::llama::SequenceStatus> sequences;  // of the last tierkv_llama_decode_each()
   llama_context* context = nullptr;                      // of the last decode
   std::string error;
+  std::string origin;           // of the calibration, or why one is not used
   std::recursive_mutex asking;  // held while the pressure handler runs: the cache may ask from several threads, and from inside it
 };
 
@@ -33,7 +34,11 @@ Result<std::unique_ptr<tierkv_llama>> attach(llama_context_params& params, llama
   tierkv::CacheConfig config;
   TIERKV_RETURN_IF_ERROR(tierkv::apply_spec(kv != nullptr ? kv : "balanced", config));
   shape.apply(config);
-  TIERKV_ASSIGN_OR_RETURN(tierkv::CalibrationPtr calibration, tierkv::llama::find_calibration(shape, config));
+  if (config.calibrate.empty() && config.calibration.empty()) config.calibrate = "auto";
+  TIERKV_ASSIGN_OR_RETURN(tierkv::CalibrationPtr calibration, tierkv::llama::find_calibration(shape, config, &handle->origin));
+  if (calibration) {
+    handle->origin = config.calibration_file().empty() ? tierkv::llama::calibration_path(shape) : config.calibration_file();
+  }
   TIERKV_ASSIGN_OR_RETURN(handle->cache, tierkv::AdaptiveKVCache::create(config, std::move(calibration)));
   TIERKV_ASSIGN_OR_RETURN(handle->host, tierkv::llama::Host::attach(params, shape, *handle->cache));
   return handle;
@@ -211,6 +216,20 @@ int32_t tierkv_llama_load(tierkv_llama* kv, int32_t seq, const char* path) {
 
 uint64_t tierkv_llama_bytes(const tierkv_llama* kv) {
   return kv != nullptr ? kv->cache->memory_usage().resident_bytes() + kv->host->micro_batch_bytes() : 0;
+}
+
+size_t tierkv_llama_describe(const tierkv_llama* kv, char* buffer, size_t size) {
+  if (buffer == nullptr) size = 0;
+  if (size > 0) buffer[0] = 0;
+  if (kv == nullptr) return 0;
+  try {
+    std::string text = kv->cache->learning().sentence;
+    if (!kv->origin.empty()) text += " (" + kv->origin + ")";
+    if (size > 0) std::snprintf(buffer, size, "%s", text.c_str());
+    return text.size();
+  } catch (const std::exception&) {
+    return 0;
+  }
 }
 
 const char* tierkv_llama_error(const tierkv_llama* kv) { return kv != nullptr ? kv->error.c_str() : "there is no handle"; }

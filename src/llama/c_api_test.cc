@@ -127,6 +127,49 @@ TEST(LlamaC, APressureHandlerMakesRoomForTheSequenceThatGrows) {
   tierkv_llama_free(kv);
 }
 
+TEST(LlamaC, SaysWhatTheArchiveIsAndWhy) {
+  const TestFolder folder;
+  ASSERT_EQ(setenv("TIERKV_CACHE", folder.path().c_str(), 1), 0);
+  const ModelPtr model = load_tiny("llama");
+  const auto describe = [&](const char* kv) {
+    llama_context_params params = test_params(32);
+    char error[200] = "";
+    tierkv_llama* handle = tierkv_llama_attach(&params, model.get(), kv, error, sizeof error);
+    EXPECT_NE(handle, nullptr) << error;
+    std::string text(tierkv_llama_describe(handle, nullptr, 0), ' ');
+    std::vector<char> buffer(text.size() + 1);
+    EXPECT_EQ(tierkv_llama_describe(handle, buffer.data(), buffer.size()), text.size());
+    tierkv_llama_free(handle);
+    return std::string(buffer.data());
+  };
+  EXPECT_EQ(describe("balanced"), "learning this model: 0 of 8,192 tokens; older tokens wait at 4 bits");
+  EXPECT_NE(describe("balanced,calibrate=off").find("not calibrated"), std::string::npos);
+  EXPECT_EQ(describe("fp16"), "no archive");
+  EXPECT_EQ(tierkv_llama_describe(nullptr, nullptr, 0), 0u);
+  unsetenv("TIERKV_CACHE");
+}
+
+// Logits while it learns are those of the same tiers without learning: looking at the graph changes nothing.
+TEST(LlamaC, LearningLeavesLogitsAlone) {
+  const TestFolder folder;
+  ASSERT_EQ(setenv("TIERKV_CACHE", folder.path().c_str(), 1), 0);
+  const ModelPtr model = load_tiny("llama");
+  auto tokens = some_tokens(200, 3);
+  const auto last = [&](const char* kv) {
+    llama_context_params params = test_params(64);
+    tierkv_llama* handle = tierkv_llama_attach(&params, model.get(), kv, nullptr, 0);
+    llama_context* context = llama_init_from_model(model.get(), params);
+    EXPECT_EQ(tierkv_llama_decode(handle, context, llama_batch_get_one(tokens.data(), 200)), 0) << tierkv_llama_error(handle);
+    const float* row = tierkv_llama_logits(handle, context, -1);
+    std::vector<float> logits(row, row + 384);
+    llama_free(context);
+    tierkv_llama_free(handle);
+    return logits;
+  };
+  EXPECT_EQ(last("balanced"), last("balanced,calibrate=off"));
+  unsetenv("TIERKV_CACHE");
+}
+
 TEST(LlamaC, NullIsAnErrorAndNeverACrash) {
   const ModelPtr model = load_tiny("llama");
   llama_context_params params = test_params(32);

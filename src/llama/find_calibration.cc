@@ -28,12 +28,17 @@ std::string calibration_path(const ModelShape& shape) {
   return cache_folder() + "/calibration/" + file;
 }
 
-Result<CalibrationPtr> find_calibration(const ModelShape& shape, const CacheConfig& config) try {
-  if (!config.calibration.empty()) return load_calibration(config.calibration);
+Result<CalibrationPtr> find_calibration(const ModelShape& shape, const CacheConfig& config, std::string* note) try {
+  if (!config.calibration_file().empty()) return load_calibration(config.calibration_file());
   std::error_code ignored;
   const std::string made = calibration_path(shape);
-  if (!std::filesystem::exists(made, ignored)) return CalibrationPtr();
-  return load_calibration(made);
+  if (config.calibrate == "off" || !std::filesystem::exists(made, ignored)) return CalibrationPtr();
+  Result<CalibrationPtr> loaded = load_calibration(made);
+  if (config.calibrate != "auto") return loaded;
+  Status status = loaded.ok() ? check_fit(**loaded, shape.identity()) : loaded.status();
+  if (status.ok() || status.code() == StatusCode::resource_exhausted) return loaded;
+  if (note != nullptr) *note = "a calibration is not used: " + status.message();
+  return CalibrationPtr();
 }
 TIERKV_NO_MEMORY("look for a calibration")
 

@@ -89,7 +89,7 @@ bool GraphHook::ask(ggml_tensor* node) {
 bool GraphHook::on_node(ggml_tensor* node, bool asking, void* user) {
   auto& hook = *static_cast<GraphHook*>(user);
   if (asking) {
-    const bool wanted = hook.ask(node);
+    const bool wanted = hook.ask(node) | (hook.attached_ && hook.tap_ != nullptr && hook.tap_->wants(node));
     hook.next_wants_ = hook.next_eval_ != nullptr && hook.next_eval_(node, true, hook.next_eval_data_);
     return wanted || hook.next_wants_;
   }
@@ -97,6 +97,7 @@ bool GraphHook::on_node(ggml_tensor* node, bool asking, void* user) {
     hook.overwrite(node);
     if (hook.server_.failed()) return false;
   }
+  if (hook.attached_ && hook.tap_ != nullptr) hook.tap_->read(node);
   return !hook.next_wants_ || hook.next_eval_(node, false, hook.next_eval_data_);
 }
 

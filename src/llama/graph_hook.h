@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "llama/layer_server.h"
+#include "llama/residual_tap.h"
 #include "tierkv/llama.h"
 
 namespace tierkv::llama {
@@ -22,6 +23,8 @@ namespace tierkv::llama {
 class GraphHook {
  public:
   GraphHook(const ModelShape& shape, LayerServer& server);
+  // What it wants to see of the graph beside attention; outlives the hook.
+  void set_tap(ResidualTap* tap) { tap_ = tap; }
   GraphHook(const GraphHook&) = delete;
   GraphHook& operator=(const GraphHook&) = delete;
 
@@ -62,6 +65,7 @@ class GraphHook {
   ggml_backend_sched_eval_callback next_eval_ = nullptr;
   void* next_eval_data_ = nullptr;
   bool next_wants_ = false;
+  ResidualTap* tap_ = nullptr;  // or null
 };
 
 }  // namespace tierkv::llama

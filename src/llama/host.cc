@@ -36,6 +36,7 @@ struct Host::Impl {
   Slots slots;
   KeptLogits logits;
   BatchLimits limits;
+  std::unique_ptr<ResidualTap> tap;  // while the cache learns the model
   MicroBatches* decoding = nullptr;  // the batch that is being decoded
   int64_t decode_ns = 0, own_ns = 0;
   uint64_t calls = 0;
@@ -75,6 +76,18 @@ Status check_cache(const CacheConfig& config, const ModelShape& shape) {
                  " tokens, but the model's is ", shape.window[i], " (0: full attention)");
   }
   return {};
+}
+
+// Whether the cache learns the model from here on. That it cannot learn is no reason not to run.
+Result<bool> learn(const ModelShape& shape, AdaptiveKVCache& cache, const HostOptions& options) {
+  const CacheConfig& config = cache.config();
+  if (config.calibrate != "auto" || cache.calibration() || !wants_calibration(config)) return false;
+  TIERKV_ASSIGN_OR_RETURN(LearningModel model, learning_model(shape));
+  LearningOptions learning;
+  if (options.keep_learned) learning.path = calibration_path(shape);
+  const Status status = cache.learn(std::move(model), std::move(learning));
+  if (status.code() == StatusCode::resource_exhausted) return status;
+  return status.ok();
 }
 
 // A copy that needs no memory when there is none.
@@ -126,6 +139,7 @@ Status Host::Impl::decode_next(llama_context* context, MicroBatches& plan, bool 
   const llama_batch batch = plan.batch();
   logits.keep();
   server.begin(std::move(work), static_cast<uint32_t>(batch.n_tokens), all_or_nothing);
+  if (tap) tap->begin(batch.n_tokens);
   const llama_memory_t memory = llama_get_memory(context);
   llama_memory_clear(memory, false);
   const int64_t called = now_ns();
@@ -149,6 +163,10 @@ Status Host::Impl::decode_next(llama_context* context, MicroBatches& plan, bool 
   if (server.layers_served() != shape.layers) {
     return error(StatusCode::failed_precondition, "the context asked for ", server.layers_served(), " of the model's ",
                  shape.layers, " layers: was it made from the params that were attached?");
+  }
+  if (tap && tap->report(cache)) {
+    hook.set_tap(nullptr);
+    tap.reset();
   }
   logits.computed(context, plan.indices(), plan.wanted());
   plan.done();
@@ -234,7 +252,9 @@ Result<std::unique_ptr<Host>> Host::attach(llama_context_params& params, const M
   }
 
   Impl& of = *impl;
+  auto tap = std::make_unique<ResidualTap>(shape);
   std::unique_ptr<Host> host(new Host(std::move(impl)));
+  TIERKV_ASSIGN_OR_RETURN(const bool learns, learn(shape, cache, options));
   // From here on nothing can fail: `params` change all or not at all.
   // One stream of cells in the order of the batch, and as many cells as a micro-batch has rows.
   params.n_ctx = params.n_batch = params.n_ubatch = of.limits.micro_batch;
@@ -243,6 +263,10 @@ Result<std::unique_ptr<Host>> Host::attach(llama_context_params& params, const M
   params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
   params.type_k = params.type_v = GGML_TYPE_F16;
   params.offload_kqv = params.op_offload = false;
+  if (learns) {
+    of.tap = std::move(tap);
+    of.hook.set_tap(of.tap.get());
+  }
   of.hook.install(params, path);
   return host;
 }

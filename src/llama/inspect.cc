@@ -59,15 +59,19 @@ struct Seen {
   bool shows_a = false;
   bool shows_b = false;
   std::optional<RopeNode> rope;
+  ModelShape::Projection projection;
 };
 
 struct Probe {
   std::vector<Seen> seen;
   Status status;
   bool short_rope_factors = false;
-  bool other_attention = false;                       // softmax attention that is not a fused node
-  std::optional<RopeNode> rope;                       // the last since the attention before
-  int64_t rope_channels = 0;                          // of a head that it was given
+  bool other_attention = false;            // softmax attention that is not a fused node
+  std::optional<RopeNode> rope;            // the last since the attention before
+  int64_t rope_channels = 0;               // of a head that it was given
+  const ggml_tensor* attention = nullptr;  // the last node of it
+  const ggml_tensor* projected = nullptr;  // what the projection makes of that, and then a norm
+  const ggml_tensor* normed = nullptr;
   std::map<std::string, const ggml_tensor*> weights;  // one-dimensional, f32, in host memory
 };
 
@@ -86,6 +90,37 @@ void note_weights(const ggml_tensor* node, Probe& probe) {
   }
 }
 
+bool is_host_weight(const ggml_tensor* tensor) {
+  return tensor != nullptr && tensor->op == GGML_OP_NONE && tensor->buffer != nullptr &&
+         ggml_backend_buffer_get_usage(tensor->buffer) == GGML_BACKEND_BUFFER_USAGE_WEIGHTS &&
+         ggml_backend_buffer_is_host(tensor->buffer);
+}
+
+// The tensor that another one shows in another shape.
+const ggml_tensor* behind_views(const ggml_tensor* tensor) {
+  while (tensor != nullptr && (tensor->op == GGML_OP_RESHAPE || tensor->op == GGML_OP_VIEW || tensor->op == GGML_OP_CONT ||
+                               tensor->op == GGML_OP_PERMUTE || tensor->op == GGML_OP_TRANSPOSE)) {
+    tensor = tensor->src[0];
+  }
+  return tensor;
+}
+
+// What follows attention: the output projection, a norm of what comes out where a model has one, and that norm's weights. Whatever
+// looks different (gates, adapters) is left out: errors are then weighed without it.
+void note_projection(const ggml_tensor* node, Probe& probe) {
+  if (probe.attention == nullptr || probe.seen.empty()) return;
+  ModelShape::Projection& projection = probe.seen.back().projection;
+  if (node->op == GGML_OP_MUL_MAT && probe.projected == nullptr && behind_views(node->src[1]) == probe.attention) {
+    probe.projected = node;
+    if (is_host_weight(node->src[0]) && node->src[0]->ne[2] == 1) projection.weight = node->src[0];
+  } else if (node->op == GGML_OP_RMS_NORM && probe.projected != nullptr && node->src[0] == probe.projected) {
+    probe.normed = node;
+  } else if (node->op == GGML_OP_MUL && probe.normed != nullptr && node->src[0] == probe.normed) {
+    if (is_host_weight(node->src[1]) && node->src[1]->type == GGML_TYPE_F32) projection.norm = node->src[1];
+    probe.normed = nullptr;
+  }
+}
+
 void note_rope(const ggml_tensor* node, Probe& probe) {
   probe.rope = read_rope(node);
   probe.rope_channels = node->ne[0];
@@ -97,6 +132,7 @@ void note_rope(const ggml_tensor* node, Probe& probe) {
 // Whether its result is wanted.
 bool ask_for(const ggml_tensor* node, Probe& probe) {
   note_weights(node, probe);
+  note_projection(node, probe);
   if (node->op == GGML_OP_ROPE) note_rope(node, probe);
   probe.other_attention |= node->op == GGML_OP_SOFT_MAX && std::string_view(ggml_get_name(node)).starts_with("kq_soft_max");
   return node->op == GGML_OP_FLASH_ATTN_EXT;
@@ -109,7 +145,9 @@ bool look_at(const ggml_tensor* node, Probe& probe) {
     probe.status = read.status();
     return false;
   }
-  Seen seen{read.value(), true, true, std::nullopt};
+  Seen seen{read.value(), true, true, std::nullopt, {}};
+  probe.attention = node;
+  probe.projected = probe.normed = nullptr;
   // A part of a head, turned on its own and put together again: which part is not known, and no frame is still a frame.
   if (probe.rope && probe.rope_channels == seen.node.keys.head_dim) seen.rope = probe.rope;
   probe.rope.reset();
@@ -282,6 +320,7 @@ Result<ModelShape> inspect(llama_model* model) try {
     TIERKV_RETURN_IF_ERROR(check_node(shape, seen));
     shape.cache_layers.push_back(seen.node.layer);
     shape.window.push_back(window != 0 && !seen.shows_a ? window : 0);
+    shape.projections.push_back(seen.projection);
   }
   shape.layers = static_cast<uint32_t>(shape.cache_layers.size());
   shape.ropes = find_rotations(probe, shape.head_dim);

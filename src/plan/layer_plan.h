@@ -29,6 +29,8 @@ struct LayerPlan : LayerShape {
   const CodecEntry* sink_codec = nullptr;            // null when sinks == 0
   const CodecEntry* raw_warm = nullptr;              // 16-bit rows in blocks of the same size: for rows a codec refuses
   const CodecEntry* raw_archive = nullptr;
+  // Tables for the archive are being learned: what is due for it stays in the warm tier until they are there.
+  bool waiting = false;
 
   const CodecEntry* warm_of(uint32_t head) const { return warm_heads ? warm_heads[head] : warm_codec; }
   const CodecEntry* archive(uint32_t head) const { return archive_heads ? archive_heads[head] : archive_codec; }

@@ -55,6 +55,7 @@ Result<std::unique_ptr<Planner>> Planner::create(const CacheConfig& config, quan
   TIERKV_ASSIGN_OR_RETURN(planner->hot_codec_, codecs.get(planner->raw_, hot_rows));
   TIERKV_RETURN_IF_ERROR(planner->replan(std::move(calibration), planner->quality_, [&](Next& next) -> Status {
     next.plans.layers_.resize(config.num_layers);
+    next.plans.waiting_ = &planner->waiting_;
     for (uint32_t l = 0; l < config.num_layers; ++l) TIERKV_RETURN_IF_ERROR(planner->plan_layer(l, next));
     return {};
   }));
@@ -94,6 +95,7 @@ Status Planner::plan_archive(uint32_t layer, Next& next) const {
   TIERKV_ASSIGN_OR_RETURN(out.configured, quant::parse_codec_pair(quant::resolve_auto(name, calibrated)));
   TIERKV_ASSIGN_OR_RETURN(const Plans::Step step, codecs_of(layer, out.configured, config_.archive_block, next));
   out.archive.assign(1, step);
+  out.may_wait = !calibrated && quant::resolve_auto(name, true) != quant::resolve_auto(name, false) && out.plan.warm != 0;
   return {};
 }
 

@@ -10,6 +10,7 @@
 //           two pointers' worth of state and is never held while anything else happens.
 #pragma once
 
+#include <atomic>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -43,11 +44,16 @@ class Planner {
   // What never changes, without a lock. REQUIRES: layer < the configuration's.
   const LayerShape& shape(uint32_t layer) const { return shapes_[layer]; }
   const CodecEntry& hot_codec() const { return *hot_codec_; }  // the tail's 16-bit rows
+  // Whether something waits: set_waiting(true) was the last, and no calibration has come since.
+  bool waiting() const { return waiting_.load(std::memory_order_relaxed) && now()->can_wait(); }
 
   // --- writers
   // Blocks are made with these tables from now on, archives at the widths that are configured for them.
   // invalid_argument: null, or of another model.
   [[nodiscard]] Status set_calibration(CalibrationPtr calibration);
+  // Whether archives that tables would change wait for them in the warm tier (LayerPlan::waiting). Plans that somebody keeps
+  // follow. Needs no memory.
+  void set_waiting(bool on) noexcept { waiting_.store(on, std::memory_order_relaxed); }
   // Lengths move, tiers do not come and go; a ring holds its window, and an archive by length its codecs, whatever this says.
   // What was measured so far does not speak about them. invalid_argument: not one per layer.
   [[nodiscard]] Status set_thresholds(std::span<const LayerThresholds> wanted);
@@ -82,6 +88,7 @@ class Planner {
   quant::CodecPair raw_;  // 16-bit rows of the hot type
   std::vector<LayerShape> shapes_;
   const CodecEntry* hot_codec_ = nullptr;
+  std::atomic<bool> waiting_{false};  // the plans point to it
 
   std::mutex writer_;
   std::list<HeadCodecs> lists_;  // what LayerPlan::archive_heads point into; each different list once. Writers' own

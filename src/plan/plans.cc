@@ -12,6 +12,7 @@ LayerPlan Plans::layer(uint32_t layer, uint32_t length) const {
   while (length >= step->below && step != &from.archive.back()) ++step;
   out.archive_codec = step->codec;
   out.archive_heads = step->heads;
+  out.waiting = from.may_wait && waiting_ && waiting_->load(std::memory_order_relaxed);
   return out;
 }
 
@@ -40,6 +41,34 @@ std::string Plans::archive_codec(uint32_t layer) const {
     name += ", from " + std::to_string(steps[i - 1].below) + " tokens on " + quant::to_string(steps[i].codec->pair);
   }
   return name;
+}
+
+// Bits for a number in a block, scales and padding included.
+static double block_bits(const CodecEntry& entry) {
+  return 8.0 * static_cast<double>(entry.key->bytes() + entry.value->bytes()) / (2.0 * entry.tokens * entry.key->shape().head_dim);
+}
+
+double Plans::archive_bits() const {
+  double bits = 0.0, archives = 0.0;
+  for (const Layer& l : layers_) {
+    if (l.archive.empty() || l.plan.ring) continue;
+    bits += block_bits(*l.archive.back().codec);
+    archives += 1.0;
+  }
+  return archives > 0.0 ? bits / archives : 0.0;
+}
+
+double Plans::archive_share() const {
+  double most = 0.0;
+  for (const Layer& l : layers_) {
+    if (l.archive.empty() || !l.plan.warm_codec) continue;
+    most = std::max(most, block_bits(*l.archive.back().codec) / block_bits(*l.plan.warm_codec));
+  }
+  return most;
+}
+
+bool Plans::can_wait() const {
+  return std::any_of(layers_.begin(), layers_.end(), [](const Layer& l) { return l.may_wait; });
 }
 
 size_t Plans::largest_block(const std::function<size_t(const CodecEntry&)>& bytes, uint32_t kv_heads) const {

@@ -1,8 +1,10 @@
-// plans.h — the plans of all layers at one moment: what a Planner hands out, and never changes.
+// plans.h — the plans of all layers at one moment: what a Planner hands out, and never changes, but for one thing: waiting for
+// tables may end at any time, because ending it must not need memory.
 //
 // Lifetime: a Plans may be kept as long as one likes; the codecs and lists that its plans point to live as long as the planner.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -27,6 +29,12 @@ class Plans {
   std::vector<LayerThresholds> thresholds() const;
   // The archive's codec in words: "klt1.875", or "kivi2, from 2048 tokens on squat2"; empty when the layer has no archive.
   std::string archive_codec(uint32_t layer) const;
+  // Bits that the archive spends on a number, scales and padding included, over all layers that have one; 0: none has.
+  double archive_bits() const;
+  // What tokens of the warm tier take in the archive, as a part of what they take now, where that is most.
+  double archive_share() const;
+  // Some layer's archive would be another with tables, and has a warm tier to wait in.
+  bool can_wait() const;
   // What the largest block that any sequence can get comes to, by this measure of a codec's blocks.
   size_t largest_block(const std::function<size_t(const CodecEntry&)>& bytes, uint32_t kv_heads) const;
 
@@ -41,9 +49,11 @@ class Plans {
     LayerPlan plan;               // all but the archive's codecs
     quant::CodecPair configured;  // the archive as the configuration has it, "auto" resolved
     std::vector<Step> archive;    // empty: there is none
+    bool may_wait = false;        // tables would give it another archive, and there is a warm tier to wait in
     bool by_length() const { return archive.size() > 1; }
   };
   std::vector<Layer> layers_;
+  const std::atomic<bool>* waiting_ = nullptr;  // the planner's
 };
 
 }  // namespace tierkv::plan

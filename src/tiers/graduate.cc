@@ -44,15 +44,15 @@ bool graduate(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, Arena:
 
 // The oldest warm blocks that together fill one archive block become it. Blocks that eviction or truncation left short may make it
 // short.
-bool demote(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, Arena::Use use) {
-  if (plan.warm == kAll || plan.warm == 0) return true;
+bool demote(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, uint32_t most, Arena::Use use) {
+  if (plan.warm == kAll || plan.warm == 0 || plan.waiting) return true;
   const uint32_t target = plan.archive_codec->tokens;
-  for (;;) {
+  for (uint32_t made = 0;; ++made) {
     size_t first = 0;
     while (first < s.blocks.size() && s.blocks[first].block.tier() != Tier::warm) ++first;
     uint64_t warm = 0;
     for (size_t i = first; i < s.blocks.size(); ++i) warm += s.blocks[i].live;
-    if (warm < static_cast<uint64_t>(plan.warm) + target) return true;
+    if (warm < static_cast<uint64_t>(plan.warm) + target || made == most) return true;
     RowBatch& batch = scratch_batch();
     size_t last = first;
     while (last < s.blocks.size() && batch.rows() + s.blocks[last].live <= target) {
@@ -73,9 +73,9 @@ bool demote(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, Arena::U
 
 }  // namespace
 
-bool settle(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, Arena::Use use) {
+bool settle(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, uint32_t most, Arena::Use use) {
   // Each block is made whole before anything of the stream changes, so that there is nothing to undo.
-  return with_memory([&] { return graduate(env, s, plan, use) && demote(env, s, plan, use); });
+  return with_memory([&] { return graduate(env, s, plan, use) && demote(env, s, plan, most, use); });
 }
 
 }  // namespace tierkv::tiers

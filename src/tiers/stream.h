@@ -39,8 +39,11 @@ struct HeadStream {
   uint32_t head = 0;
 };
 
-// Graduates and demotes whatever is due. False: memory ran out; what could not move stays in the better tier.
-[[nodiscard]] bool settle(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, Arena::Use use = Arena::Use::normal);
+// Graduates and demotes whatever is due, at most `most` archive blocks of it. False: memory ran out; what could not move stays in
+// the better tier.
+inline constexpr uint32_t kAllDue = 0xFFFFFFFFu;
+[[nodiscard]] bool settle(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, uint32_t most = kAllDue,
+                          Arena::Use use = Arena::Use::normal);
 
 // Windowed layers: forgets what no query at `position` or later can see, slack apart.
 void expire(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, uint32_t position);

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`tierkv calibrate`, --self-calibrate and --kv calibration=FILE."""
+"""`tierkv calibrate` and --kv calibration=FILE."""
 
 import math
 import signal
@@ -65,55 +65,9 @@ class CalibrateTest(Command):
         self.bad(*self.calibrate(), saying="repeats")
         self.assertEqual([path.name for path in (self.folder / "cache").rglob("*") if path.is_file()], [])
 
-    def long_model(self):
-        """The tiny model with a context that a prompt of 4096 tokens leaves room in."""
-        length = b"llama.context_length" + (4).to_bytes(4, "little")
-        before, after = length + (4096).to_bytes(4, "little"), length + (8192).to_bytes(4, "little")
-        whole = self.model().read_bytes()
-        self.assertEqual(whole.count(before), 1)
-        (self.folder / "long.gguf").write_bytes(whole.replace(before, after))
-        return self.folder / "long.gguf"
-
-    def made(self):
-        return sorted((self.folder / "cache").rglob("*.tkc"))
-
-    def test_self_calibrate(self):
-        self.text.write_text(self.text.read_text()[:4300])
-        generate = ["generate", "-m", self.long_model(), "-f", self.text, "-n", 2, "--self-calibrate"]
-        self.assertNotIn("calibrat", self.good(*generate, "--kv", "fp16").stderr)  # no setting would use it
-        self.assertEqual(self.made(), [])
-        done = self.good(*generate, "--kv", "fp16", "--kv", "balanced")
-        self.assertRegex(done.stderr, "calibrated from 4,?[0-9]{3} tokens of the prompt in .*, kept as " + str(self.folder))
-        self.assertNotIn("no calibration", done.stderr)
-        self.assertEqual(len(self.made()), 1)
-        first = self.made()[0].read_bytes()
-        again = self.good(*generate)
-        self.assertNotIn("calibrat", again.stderr)
-        self.assertEqual(self.made()[0].read_bytes(), first)
-        self.made()[0].write_bytes(first[:-100])
-        self.bad(*generate, "-q", saying="checksum")
-
-    def test_self_calibrate_refuses_a_short_prompt(self):
-        self.text.write_text(self.text.read_text()[:4000])
-        done = self.good("generate", "-m", self.model(), "-f", self.text, "-n", 2, "--self-calibrate")
-        self.assertRegex(done.stderr, "--self-calibrate: the prompt has 3993 tokens, and calibration needs 4096")
-        self.assertIn("no calibration of this model: the archive is rot2", done.stderr)
-        self.assertEqual(self.made(), [])
-
-    def test_a_prompt_without_room_is_refused_before_it_calibrates(self):
-        self.bad("generate", "-m", self.model(), "-f", self.text, "--self-calibrate", "-q", saying="leaves no room")
-        self.assertEqual(self.made(), [])
-
     def test_another_models_calibration_is_refused(self):
         self.good(*self.calibrate("-o", "m.tkc"))
         self.bad("generate", "hi", "-m", self.model("qwen2"), "--kv", "balanced,calibration=m.tkc", "-q", saying="calibration")
-
-    def test_chat_says_that_there_is_no_calibration(self):
-        self.assertIn("no calibration of this model", self.good("chat", "-m", self.model(), stdin="/quit\n").stderr)
-        self.assertEqual(self.good("chat", "-m", self.model(), "-q", stdin="/quit\n").stderr, "")
-        self.assertNotIn("calibration", self.good("chat", "-m", self.model(), "--kv", "fp16", stdin="/quit\n").stderr)
-        self.good(*self.calibrate())
-        self.assertNotIn("calibration", self.good("chat", "-m", self.model(), stdin="/quit\n").stderr)
 
     def test_interrupted_leaves_nothing(self):
         self.text.write_text(self.text.read_text() * 40)

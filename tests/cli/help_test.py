@@ -10,7 +10,8 @@ from command import Command
 
 class HelpTest(Command):
     def test_every_command_explains_itself_with_examples(self):
-        commands = ["demo", "chat", "generate", "plan", "ppl", "recall", "calibrate", "bench", "report", "snapshot", "fetch"]
+        commands = ["demo", "chat", "generate", "plan", "ppl", "recall", "calibrate", "models", "bench", "report"]
+        commands += ["snapshot", "fetch"]
         top = self.good("--help").stdout
         for command in commands:
             self.assertIn(f"\n  {command}", top)
