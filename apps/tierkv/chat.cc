@@ -35,6 +35,7 @@ struct Request {
   Options options;
   SamplerOptions sampler;
   std::string system, load;
+  std::vector<std::string> stop;
   uint32_t tokens = 512, ctx = 0;
   bool no_history = false;
 };
@@ -90,6 +91,7 @@ class Chat {
     nlohmann::json value = session_json(engine_, *session_);
     value["command"] = "chat";
     value["model"] = engine_.name();
+    value["title"] = engine_.title();
     value["template"] = engine_.chat_template().known();
     value["messages"] = messages;
     value["dropped_turns"] = dropped_;
@@ -265,6 +267,7 @@ class Chat {
     pending_.clear();
     GenerateOptions generation;
     generation.tokens = request_.tokens;
+    generation.stop = request_.stop;
     if (request_.options.text()) generation.on_text = stream_text;
     const Generated reply = generate(engine_, *session_, sampler_, generation);
     if (request_.options.text()) std::printf("\n");
@@ -298,7 +301,7 @@ int run(Request& request) {
   Chat chat(request, engine, input.terminal());
   if (!request.load.empty()) chat.load(request.load);
   if (input.terminal() && !options.quiet) {
-    remark(bold(engine.name()) + dim(", --kv " + options.kv.front() + ". /help lists commands, /quit or Ctrl-D ends.") + "\n");
+    remark(bold(engine.title()) + dim(", --kv " + options.kv.front() + ". /help lists commands, /quit or Ctrl-D ends.") + "\n");
     if (!engine.chat_template().known())
       remark(dim("The model has no chat template that libllama knows: expect it to ramble.") + "\n");
   }
@@ -326,6 +329,7 @@ void add_chat(CLI::App& app, Action& action) {
       ->capture_default_str();
   command->add_option("-c,--ctx", request->ctx, "the context's length (default: the model's)")->type_name("N");
   command->add_flag("--no-history", request->no_history, "do not remember what is typed for the next time");
+  add_stop_option(*command, request->stop);
   add_writing_options(*command, request->options, request->sampler);
   add_kv_option(*command, request->options, "balanced", /*compares=*/false);
   add_output_options(*command, request->options);

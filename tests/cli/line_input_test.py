@@ -20,8 +20,8 @@ def pasted(text):
 class LineInputTest(OnTerminal):
     def setUp(self):
         super().setUp()
-        self.environment["XDG_STATE_HOME"] = str(self.folder / "state")
-        self.history = self.folder / "state" / "tierkv" / "chat_history"
+        self.state = self.folder / "XDG_STATE_HOME"
+        self.history = self.state / "tierkv" / "chat_history"
         for name in ("LANG", "LC_ALL", "LC_CTYPE"):
             self.environment.pop(name, None)
 
@@ -53,7 +53,7 @@ class LineInputTest(OnTerminal):
         self.assertFalse(self.history.exists())
 
     def test_a_folder_that_cannot_be_written_loses_the_history_alone(self):
-        (self.folder / "state").write_text("a file")
+        self.state.write_text("a file")
         self.assertEqual(self.turns("stone\r"), ["stone"])
 
     def test_pasted_lines_are_one_turn(self):
