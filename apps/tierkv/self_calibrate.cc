@@ -34,7 +34,7 @@ void remark_uncalibrated(Engine& engine, Session& session) {
   std::string codec;
   for (uint32_t l = 0; l < cache->config().num_layers && codec.empty(); ++l) codec = cache->archive_codec(l);
   remark(dim("no calibration of this model: the archive is " + codec + "; `tierkv calibrate -m " + engine.path() +
-             "` makes it smaller and better") +
+             "` makes it better") +
          "\n");
 }
 

@@ -52,10 +52,12 @@ Engine::Engine(const EngineOptions& options)
 
 Engine::~Engine() = default;
 
+std::string Engine::title() const { return model_title(path_, name_); }
+
 uint32_t Engine::check_context(uint64_t wanted) const {
   if (wanted == 0) return context_;
   if (wanted > context_) {
-    bad_input("a context of " + human_count(wanted) + " tokens is longer than the model's: " + name_ + " was made for " +
+    bad_input("a context of " + human_count(wanted) + " tokens is longer than the model's: " + title() + " was made for " +
               human_count(context_));
   }
   return static_cast<uint32_t>(wanted);
@@ -75,7 +77,7 @@ CacheConfig Engine::config(const std::string& kv) {
   config.threads = threads_;
   check(apply_spec(kv, config), "--kv " + kv);
   shape().apply(config);
-  check(validate(config), "--kv " + kv + " does not fit " + name_);
+  check(validate(config), "--kv " + kv + " does not fit " + title());
   return config;
 }
 

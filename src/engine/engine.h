@@ -48,7 +48,8 @@ class Engine {
   const Tokenizer& tokenizer() const { return tokenizer_; }
   const ChatTemplate& chat_template() const { return template_; }
   const std::string& path() const { return path_; }
-  const std::string& name() const { return name_; }  // general.name of the file, or the file's own
+  const std::string& name() const { return name_; }  // general.name of the file, or the file's own: goes into snapshots
+  std::string title() const;                         // as people know it (model_title() in gguf_file.h)
   // Tells two models apart, even two of one shape: goes into snapshots.
   const std::string& fingerprint() const { return fingerprint_; }
   uint32_t threads() const { return threads_; }

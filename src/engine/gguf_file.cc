@@ -12,6 +12,7 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <regex>
 
 #include "engine/checked_file.h"
 #include "engine/error.h"
@@ -165,6 +166,19 @@ std::string find_model(const std::string& name_or_path, const Cancellation* canc
     bad_input("there is no model file " + name_or_path + " (known names: " + names + ")");
   }
   return name_or_path;
+}
+
+std::string model_title(const std::string& path, const std::string& name) {
+  static constexpr struct {
+    const char *name, *title;
+  } kTitles[] = {{"Smollm2 135M 8k Lc100K Mix1 Ep2", "SmolLM2-135M-Instruct"}, {"Gemma 3 270m", "Gemma-3-270M"}};
+  for (const auto& known : kTitles) {
+    if (name == known.name) return known.title;
+  }
+  static const std::regex quantization("[-._](i?q[0-9]\\w*|[bf]+(16|32)|mxfp4)$", std::regex::icase);
+  static const std::regex size("(^|[-_. ])[0-9.]+[bm]([-_. ]|$)", std::regex::icase);
+  const std::string stem = std::regex_replace(fs::path(path).stem().string(), quantization, "");
+  return std::regex_search(stem, size) ? stem : name;
 }
 
 GgufFile read_gguf(const std::string& path) {

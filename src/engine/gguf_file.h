@@ -25,6 +25,11 @@ std::string cache_folder();
 // file that is not what was downloaded is refused; that is looked at once (checked_file.h).
 std::string find_model(const std::string& name_or_path, const Cancellation* cancel = nullptr);
 
+// What to call a model to people. `name` is general.name, which converters make up ("Smollm2 135M 8k Lc100K Mix1 Ep2"): a known one
+// is called by what it is; otherwise the file's name without its quantization counts, if it says a size ("-8B-"), and `name` if
+// not.
+std::string model_title(const std::string& path, const std::string& name);
+
 struct GgufFile {
   std::string path, name, architecture;
   uint32_t layers = 0;
