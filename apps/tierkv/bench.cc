@@ -7,7 +7,7 @@
 #include "eval_stats.h"
 #include "load_engine.h"
 #include "number_range.h"
-#include "recall_text.h"
+#include "recall_kinds.h"
 #include "terminal.h"
 
 namespace tierkv::cli {
@@ -132,7 +132,7 @@ int run(BenchRequest& request) {
   settle_depths(request, engine);
 
   const size_t needed = request.depths.back() + request.tokens + request.warm_up;
-  if (source.empty()) source = generate_prose(needed, options.seed);
+  if (source.empty()) source = generate_text("prose", needed, options.seed);
   const Tokens once = engine.tokenizer().encode(source, false);
   if (once.empty()) bad_input("the text has no tokens");
   Tokens text;

@@ -1,5 +1,5 @@
-// recall.cc — `tierkv recall`: does the model still find what it read? Exact match by greedy generation, over lengths and depths
-// (recall_run.h asks).
+// recall.cc — `tierkv recall`: does the model still find what it read? Over kinds of text, lengths and depths (recall_plan.h says
+// what is read, recall_run.h asks, recall_output.h shows).
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -8,7 +8,8 @@
 #include "load_engine.h"
 #include "number_range.h"
 #include "png.h"
-#include "recall_run.h"
+#include "recall_kinds.h"
+#include "recall_output.h"
 #include "report_plots.h"
 #include "terminal.h"
 
@@ -19,56 +20,16 @@ using nlohmann::json;
 
 constexpr const char* kFooter =
     "Examples:\n"
-    "  tierkv recall --kv fp16 --kv balanced --ctx 2048,4096 --plot recall.svg\n"
+    "  tierkv recall --kv balanced --text all --ctx 4096 --stock q8_0,q4_0 --json recall.json\n"
     "  tierkv recall --task lines --keys 16 --kv compact --stock q4_0 --json recall.json\n"
-    "  tierkv recall --haystack book.txt --ctx 8192 --depths 5,25,50,75,95 --trials 4\n"
+    "  tierkv recall --haystack book.txt --haystack program.cc --ctx 8192 --depths 5,25,50,75,95 --trials 4\n"
     "  tierkv recall --deep 32 --kv fp16,sinks=4,calibration=deep.tkc     does it still find them after a nap in the deep "
     "archive?\n"
     "\n"
-    "passkey hides one number; lines hides several named ones and asks for one, which is harder and tells more. An answer counts "
-    "when\n"
-    "its first number is the hidden one, digit for digit. Depth 5 is near the beginning of the text, 95 near its end.";
-
-json cell_json(const RecallCell& cell, const Engine& engine, const RecallRequest& request) {
-  json value = {{"command", "recall"},
-                {"model", engine.name()},
-                {"task", cell.task},
-                {"kv", cell.setting.kv},
-                {"stock", cell.setting.stock},
-                {"ctx", cell.ctx},
-                {"depth", cell.depth},
-                {"correct", cell.correct},
-                {"total", cell.total},
-                {"wrong", cell.wrong},
-                {"seed", request.options.seed},
-                {"haystack", request.haystack.empty() ? "generated" : request.haystack},
-                {"keys", cell.task == "lines" ? std::max<size_t>(request.keys, request.depths.size()) : 1}};
-  if (request.deep > 0.0 && !cell.setting.stock) value["deep"] = request.deep;
-  return value;
-}
-
-void print(const std::vector<RecallCell>& cells, const RecallRequest& request) {
-  for (const std::string& task : request.tasks) {
-    std::vector<std::string> headers = {"<" + task, "ctx"};
-    for (const double depth : request.depths) headers.push_back(format("%g%%", depth));
-    headers.push_back("in all");
-    Table table(headers);
-    for (size_t i = 0; i < cells.size(); i += request.depths.size()) {
-      if (cells[i].task != task) continue;
-      std::vector<std::string> row = {cells[i].setting.label(), human_count(cells[i].ctx)};
-      uint32_t correct = 0, total = 0;
-      for (size_t d = 0; d < request.depths.size(); ++d) {
-        const RecallCell& cell = cells[i + d];
-        correct += cell.correct, total += cell.total;
-        const std::string text = format("%u/%u", cell.correct, cell.total);
-        row.push_back(cell.correct == cell.total ? green(text) : cell.correct == 0 ? red(text) : text);
-      }
-      row.push_back(bold(format("%u/%u", correct, total)));
-      table.add(row);
-    }
-    std::printf("%s\n", table.str().c_str());
-  }
-}
+    "passkey hides one number; quote hides a sentence that must be copied word for word, in the same text; lines hides several\n"
+    "named numbers and asks for one, which is harder. Every trial reads a stretch of its own. FP16 is always asked too. A number\n"
+    "counts when the model says it with nothing but digits to choose from: so a cache is not blamed for a change of words. How\n"
+    "often the free answer changed is said beside it. Depth 5 is near the beginning of the text, 95 near its end.";
 
 void write_plot(const RecallRequest& request, const json& values) {
   Results results;
@@ -81,23 +42,38 @@ void write_plot(const RecallRequest& request, const json& values) {
   if (!request.options.quiet) remark("wrote " + request.plot + (also ? " and " + png : "") + "\n");
 }
 
+// Each once, where it stood first.
+void keep_first(std::vector<std::string>& values) {
+  std::vector<std::string> kept;
+  for (std::string& value : values) {
+    if (std::find(kept.begin(), kept.end(), value) == kept.end()) kept.push_back(std::move(value));
+  }
+  values = std::move(kept);
+}
+
 void settle_request(RecallRequest& request) {
   Options& options = request.options;
   settle(options);
   check_writable(request.plot);
-  if (options.kv.empty()) options.kv = {"fp16", "balanced"};
+  if (options.kv.empty()) options.kv = {"balanced"};
+  std::vector<std::string>& kinds = request.kinds;
+  if (std::find(kinds.begin(), kinds.end(), "all") != kinds.end()) kinds = text_kinds();
+  if (kinds.empty() && request.haystacks.empty()) kinds = {"prose"};
+  keep_first(kinds);
+  keep_first(request.haystacks);
+  keep_first(request.tasks);
   for (const double depth : request.depths) {
     if (!(depth >= 0.0 && depth <= 100.0)) bad_input(format("--depths takes percentages from 0 to 100, not %g", depth));
   }
   std::sort(request.depths.begin(), request.depths.end());
   request.depths.erase(std::unique(request.depths.begin(), request.depths.end()), request.depths.end());
   if (request.depths.size() > 400) bad_input("--depths takes at most 400 depths");
-  if (!request.haystack.empty()) (void)read_file(request.haystack);  // before a model is loaded
 }
 
 int run(RecallRequest& request) {
   settle_request(request);
-  const std::vector<SettingSpec> specs = settle_settings({}, request.options.kv, request.stock);
+  const std::vector<SettingSpec> specs = settle_settings({{"fp16", false}}, request.options.kv, request.stock);
+  const std::vector<TextSource> sources = text_sources(request);  // before a model is loaded
   Engine engine = load_engine(request.options);
   (void)engine.shape();
   if (request.ctx.empty()) request.ctx = {std::min(2048u, engine.context()), std::min(4096u, engine.context())};
@@ -105,31 +81,26 @@ int run(RecallRequest& request) {
   request.ctx.erase(std::unique(request.ctx.begin(), request.ctx.end()), request.ctx.end());
   for (const uint32_t ctx : request.ctx) engine.check_context(ctx);
 
-  uint64_t total = 0;
-  for (const std::string& task : request.tasks) {
-    for (const uint32_t ctx : request.ctx) total += Recall::work(request, task, ctx) * specs.size();
-  }
+  const std::vector<Reading> readings = plan_readings(request, sources, engine.tokenizer());
+  const DigitMask mask(engine.tokenizer());
+  uint64_t total = 0, done = 0;
+  for (const Reading& reading : readings) total += reading.text.size() * specs.size();
   Progress progress("recall", total, request.options.quiet);
-  const Haystack haystack = make_haystack(request, engine, request.ctx.back());
-  std::vector<RecallCell> cells;
-  uint64_t done = 0;
-  for (const SettingSpec& spec : specs) {
-    Recall recall(engine, request, spec, request.ctx.back(), progress);
-    for (const std::string& task : request.tasks) {
-      for (const uint32_t ctx : request.ctx) {
-        progress.label(format("%s, %s at %s", spec.label().c_str(), task.c_str(), human_count(ctx).c_str()));
-        recall.starts_at(done);
-        for (RecallCell& cell : task == "passkey" ? recall.passkey(ctx, haystack) : recall.lines(ctx, haystack))
-          cells.push_back(std::move(cell));
-        done += Recall::work(request, task, ctx);
-      }
+  std::vector<std::vector<std::vector<RecallAnswer>>> answers(specs.size());
+  for (size_t s = 0; s < specs.size(); ++s) {
+    Recall recall(engine, request, specs[s], request.ctx.back(), mask);
+    for (const Reading& reading : readings) {
+      progress.label(format("%s, %s at %s", specs[s].label().c_str(), reading.kind.c_str(), human_count(reading.ctx).c_str()));
+      answers[s].push_back(recall.read(reading, progress, done));
+      done += reading.text.size();
     }
   }
   progress.finish();
 
+  const std::vector<RecallCell> cells = cells_of(specs, readings, answers);
   json values = json::array();
-  for (const RecallCell& cell : cells) values.push_back(cell_json(cell, engine, request));
-  if (request.options.text()) print(cells, request);
+  for (const RecallCell& cell : cells) values.push_back(cell_json(cell, engine.name(), request));
+  if (request.options.text()) print_recall(cells, request);
   emit_json(request.options, values);
   if (!request.plot.empty()) write_plot(request, values);
   return 0;
@@ -139,10 +110,10 @@ int run(RecallRequest& request) {
 
 void add_recall(CLI::App& app, Action& action) {
   const auto [command, request] = add_command<RecallRequest>(
-      app, action, "recall", "Hide numbers in long texts and count how many the model finds again", kFooter, run);
-  command->add_option("--task", request->tasks, "passkey, lines or both, separated by a comma (default: both)")
+      app, action, "recall", "Hide numbers and sentences in long texts and count how many the model finds again", kFooter, run);
+  command->add_option("--task", request->tasks, "passkey, quote, lines, separated by commas (default: passkey,quote)")
       ->delimiter(',')
-      ->check(CLI::IsMember({"passkey", "lines"}))
+      ->check(CLI::IsMember({"passkey", "quote", "lines"}))
       ->type_name("TASKS");
   command->add_option("-c,--ctx", request->ctx, "lengths in tokens, separated by commas (default: 2048,4096)")
       ->delimiter(',')
@@ -152,14 +123,29 @@ void add_recall(CLI::App& app, Action& action) {
       ->delimiter(',')
       ->check(number_range(0.0, 100.0))
       ->type_name("P,...");
-  command->add_option("--trials", request->trials, "different numbers at each depth")
+  command->add_option("--trials", request->trials, "times that each depth is asked for, each in another stretch of the text")
       ->check(CLI::Range(1u, 1000u))
       ->capture_default_str();
   command->add_option("--keys", request->keys, "lines: numbers hidden at once (at least one for each depth)")
       ->check(CLI::Range(1u, 400u))
       ->capture_default_str();
-  command->add_option("--haystack", request->haystack, "a text to hide in, repeated if it is short (default: generated)")
-      ->type_name("FILE");
+  command->add_option("--quotes", request->quotes, "quote: sentences hidden in one text")
+      ->check(CLI::Range(1u, 5u))
+      ->capture_default_str();
+  std::vector<std::string> kinds = text_kinds();
+  kinds.push_back("all");
+  command
+      ->add_option("--text", request->kinds,
+                   "generated texts to hide in: prose, code, dialogue, dictionary, table, separated by commas, or all (default: "
+                   "prose, unless there is a --haystack)")
+      ->delimiter(',')
+      ->check(CLI::IsMember(kinds))
+      ->type_name("KINDS");
+  command->add_option("--haystack", request->haystacks, "a file to hide in; a short one is repeated. May be given several times")
+      ->type_name("FILE")
+      ->expected(1)
+      ->allow_extra_args(false)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   command
       ->add_option(
           "--deep", request->deep,
@@ -171,7 +157,7 @@ void add_recall(CLI::App& app, Action& action) {
   add_stock_option(*command, request->stock, "none");
   add_seed_option(*command, request->options);
   add_model_option(*command, request->options);
-  add_kv_option(*command, request->options, "fp16 and balanced");
+  add_kv_option(*command, request->options, "balanced");
   add_output_options(*command, request->options);
 }
 

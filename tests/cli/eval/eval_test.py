@@ -117,33 +117,71 @@ class Evaluation(unittest.TestCase):
         return json.loads(done.stdout)
 
     def test_recall_counts_every_cell(self):
-        rows = self.recall("--ctx", "1024,1200", "--depths", "90,10", "--trials", 2, "--keys", 2, "--kv", "fp16", "--kv", "int8",
-                           "--stock", "f16")
-        cells = [(r["kv"], r["stock"], r["task"], r["ctx"], r["depth"]) for r in rows]
-        self.assertEqual(len(cells), 3 * 2 * 2 * 2)
+        rows = self.recall("--task", "passkey,lines", "--ctx", "1024,1200", "--depths", "90,10", "--trials", 2, "--keys", 2, "--kv",
+                           "int8", "--text", "prose,table")  # fmt: skip
+        cells = [(r["kv"], r["stock"], r["task"], r["kind"], r["ctx"], r["depth"]) for r in rows]
+        self.assertEqual(len(cells), 2 * 2 * 2 * 2 * 2)  # FP16 is always asked too
         self.assertEqual(len(set(cells)), len(cells))
+        self.assertEqual({r["kv"] for r in rows}, {"fp16", "int8"})
         for row in rows:
             self.assertEqual(row["total"], 2)
             self.assertEqual(row["correct"] + len(row["wrong"]), 2)
+            self.assertEqual(row["correct"], sum(a["correct"] for a in row["answers"]))
+            self.assertEqual(row["free_changed"], sum(a["changed"] for a in row["answers"]))
+            for answer in row["answers"]:
+                self.assertRegex(answer["said"], "^ ?[0-9]{5}$")  # digits whatever the model would rather say
+                self.assertEqual(answer["correct"], answer["said"].strip() == answer["expected"])
+                self.assertLessEqual(answer["p_all"], answer["p_digits"] * (1 + 1e-9))
+            if row["kv"] == "fp16":
+                self.assertEqual(row["free_changed"], 0)
 
-    def test_recall_says_the_same_whether_it_shares_a_prefix_or_not(self):
-        """At depth 95 after depth 5, from a fork; and at depth 95 alone. FP16 has nothing that forking could change."""
-        common = ["--task", "passkey", "--ctx", 1024, "--kv", "fp16", "--trials", 1]
-        both = self.recall(*common, "--depths", "5,95")
-        again = self.recall(*common, "--depths", "5,95")
-        self.assertEqual(both, again)
-        stock = self.recall("--task", "passkey", "--ctx", 1024, "--kv", "fp16", "--stock", "f16", "--trials", 1, "--depths", "5,95")
-        ours, theirs = [r for r in stock if not r["stock"]], [r for r in stock if r["stock"]]
-        # How answers begin: a made-up model soon comes to tokens that are as good as tied, and then rounding decides.
-        beginnings = [[[answer[:3] for answer in r["wrong"]] for r in results] for results in (ours, theirs)]
-        self.assertEqual(*beginnings)
+    def test_recall_reads_another_stretch_in_every_trial(self):
+        (self.folder / "book.txt").write_text("".join(f"Line {i} of the book says little. " for i in range(3000)))
+        rows = self.recall("--task", "passkey", "--ctx", 512, "--depths", "10,90", "--trials", 3, "--kv", "fp16", "--text", "code",
+                           "--haystack", "book.txt", "--haystack", self.text)  # fmt: skip
+        self.assertEqual([(r["kind"], r["haystack"]) for r in rows[::2]],
+                         [("code", "generated"), ("file", "book.txt"), ("file", str(self.text))])  # fmt: skip
+        for name in ("generated", "book.txt"):
+            stretches = [a["stretch"] for r in rows if r["haystack"] == name for a in r["answers"]]
+            self.assertEqual(len(set(stretches)), 6)
+
+    def test_recall_quotes(self):
+        rows = self.recall("--task", "quote", "--ctx", 1800, "--depths", "5,95", "--trials", 1, "--quotes", 2, "--kv", "fp16",
+                           "--stock", "f16")  # fmt: skip
+        self.assertEqual([(r["kv"], r["depth"], r["total"]) for r in rows],
+                         [("fp16", 95, 2), ("fp16", 5, 2), ("f16", 95, 2), ("f16", 5, 2)])  # fmt: skip
+        for row in rows:
+            self.assertEqual(row["correct"] + len(row["wrong"]), 2)
+            self.assertAlmostEqual(row["leading_share"], row["leading_words"] / row["words"])
+            for answer in row["answers"]:
+                self.assertGreaterEqual(answer["away"], 500)
+                self.assertEqual(answer["words"], len(answer["expected"].split()))
+                self.assertEqual(answer["correct"], answer["leading_words"] == answer["words"])
+                self.assertLess(answer["leading_words"], answer["words"])  # a made-up model copies nothing
+
+    def test_recall_says_the_same_twice_and_what_stock_says(self):
+        common = ["--task", "passkey", "--ctx", 1024, "--kv", "fp16", "--stock", "f16", "--trials", 1, "--depths", "5,95"]
+        rows = self.recall(*common)
+        self.assertEqual(rows, self.recall(*common))
+        ours, theirs = [r for r in rows if not r["stock"]], [r for r in rows if r["stock"]]
+        for one, other in zip(ours, theirs):  # F32 weights: they agree but for rounding
+            self.assertAlmostEqual(math.log(one["p_digits"]), math.log(other["p_digits"]), delta=0.1)
 
     def test_recall_serves_sliding_windows_and_other_texts(self):
         self.text.write_text(prose(40))  # repeated to fill the context
         rows = self.recall("--task", "lines", "--ctx", 900, "--depths", "50", "--keys", 1, "--trials", 1, "--haystack", self.text,
                            "--kv", "balanced",
                            "--stock", "f16", kind="gemma3")  # fmt: skip
-        self.assertEqual([r["total"] for r in rows], [1, 1])
+        self.assertEqual([r["total"] for r in rows], [1, 1, 1])
+
+    def test_recall_lists_what_was_missed(self):
+        done = self.run_tierkv("recall", *self.model(), "--ctx", 1400, "--depths", "50", "--trials", 1, "--kv", "fp16",
+                               "--json", "r.json")  # fmt: skip
+        self.assertIn("Missed:", done.stdout)
+        for row in json.loads((self.folder / "r.json").read_text()):
+            for answer in row["answers"]:
+                self.assertIn(answer["expected"] if row["task"] == "passkey" else f"of {answer['words']} words", done.stdout)
+        self.run_tierkv("report", "r.json", "-o", "r.html")
 
     def test_recall_draws(self):
         self.run_tierkv("recall", *self.model(), "--task", "passkey", "--ctx", 512, "--depths", "50", "--trials", 1, "--kv", "fp16",
@@ -156,6 +194,10 @@ class Evaluation(unittest.TestCase):
         self.refused("recall", *self.model(), "--depths", "150", says=["150"])
         self.refused("recall", *self.model(), "--haystack", "missing.txt", says=["missing.txt"])
         self.refused("recall", *self.model(), "--task", "poems", says=["poems"])
+        self.refused("recall", *self.model(), "--text", "poems", says=["poems"])
+        self.refused("recall", *self.model(), "--task", "quote", "--ctx", 600, says=["600", "500"])
+        self.text.write_text(" \n")
+        self.refused("recall", *self.model(), "--haystack", self.text, says=["no text"])
 
     # --- bench
 

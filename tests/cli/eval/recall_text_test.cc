@@ -1,4 +1,4 @@
-// recall_text_test.cc — haystacks and needles.
+// recall_text_test.cc — needles, and how answers are judged.
 #include "recall_text.h"
 
 #include <gtest/gtest.h>
@@ -8,19 +8,6 @@
 
 namespace tierkv::cli {
 namespace {
-
-TEST(RecallText, ProseDependsOnTheSeedAloneAndHasNoDigits) {
-  const std::string text = generate_prose(2000, 1);
-  EXPECT_EQ(text, generate_prose(2000, 1));
-  EXPECT_NE(text, generate_prose(2000, 2));
-  EXPECT_EQ(text.find_first_of("0123456789"), std::string::npos);
-  EXPECT_GE(std::count(text.begin(), text.end(), ' ') + std::count(text.begin(), text.end(), '\n'), 2000);
-}
-
-TEST(RecallText, LongerProseStartsTheSame) {
-  const std::string shorter = generate_prose(100, 5), longer = generate_prose(1000, 5);
-  EXPECT_EQ(longer.substr(0, shorter.size()), shorter);
-}
 
 TEST(RecallText, LinesHaveDifferentNamesAndNumbers) {
   std::mt19937 random(1);
@@ -42,6 +29,49 @@ TEST(RecallText, OnlyTheWholeNumberIsAnAnswer) {
   EXPECT_FALSE(answers(" 1234", "12345"));
   EXPECT_FALSE(answers(" 99999 or 12345", "12345"));
   EXPECT_FALSE(answers("", "12345"));
+}
+
+TEST(RecallText, ANumberIsCutWhereItEnds) {
+  EXPECT_EQ(until_number_ends(" 12345. Remember"), " 12345");
+  EXPECT_EQ(until_number_ends(" not 12345"), " not 12345");
+  EXPECT_EQ(until_number_ends(" a special character"), " a special character");
+}
+
+TEST(RecallText, SentencesToQuoteHave20To35Words) {
+  std::mt19937 random(3);
+  for (int i = 0; i < 500; ++i) {
+    for (const std::string& sentence : quote_sentences(5, random)) {
+      EXPECT_GE(split_words(sentence).size(), 20u) << sentence;
+      EXPECT_LE(split_words(sentence).size(), 35u) << sentence;
+      EXPECT_EQ(sentence.find_first_of("{}"), std::string::npos) << sentence;
+    }
+  }
+}
+
+TEST(RecallText, QuotesAreToldApartByWhatTheQuestionGives) {
+  std::mt19937 random(1);
+  std::set<std::string> questions;
+  const std::vector<Needle> quotes = make_quotes(10, random);
+  ASSERT_EQ(quotes.size(), 5u);
+  for (const Needle& needle : quotes) {
+    questions.insert(needle.question);
+    const std::string given = needle.question.substr(needle.question.find('"') + 1);
+    EXPECT_EQ(split_words(given).size(), 4u);
+    EXPECT_NE(needle.text.find("\"" + given + " " + needle.answer + ".\""), std::string::npos);
+    EXPECT_EQ(leading_words(" " + needle.answer, needle.answer), split_words(needle.answer).size());
+  }
+  EXPECT_EQ(questions.size(), 5u);
+}
+
+TEST(RecallText, LeadingWordsEndAtTheFirstDifference) {
+  const std::string answer = "the heavy bell across the square";
+  EXPECT_EQ(leading_words(" the heavy bell across the square.\"", answer), 6u);
+  EXPECT_EQ(leading_words(" the heavy bell across the square", answer), 6u);
+  EXPECT_EQ(leading_words(" the heavy bell across the squares", answer), 5u);
+  EXPECT_EQ(leading_words(" the heavy bells across the square", answer), 2u);
+  EXPECT_EQ(leading_words(" The heavy bell", answer), 0u);
+  EXPECT_EQ(leading_words(" the heavy, bell", answer), 1u);
+  EXPECT_EQ(leading_words("", answer), 0u);
 }
 
 }  // namespace
