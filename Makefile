@@ -32,7 +32,7 @@ define build_preset
 	cmake --build --preset $(1) -j $(JOBS)
 endef
 
-.PHONY: help deps deps-fuzz deps-neon deps-lint build fetch test demo demo-synthetic bench bench-report install
+.PHONY: help deps deps-fuzz deps-neon deps-lint build fetch test demo demo-synthetic bench bench-report plots install
 .PHONY: debug asan tsan test-neon fuzz fuzz-brief lint format clean
 
 help:  ## this list
@@ -77,6 +77,11 @@ bench-report: build fetch  ## the grid against ggml into docs/use/performance.md
 	build/bin/tierkv-bench --grid --filter _t --filter graduate --filter unpack --json-file build/bench-report.jsonl
 	build/bin/tierkv bench --depths 0,2048,4096,8192 --kv fp16 --kv kivi4 --kv balanced --json build/bench-model.json
 	python3 tools/bench_report.py build/bench-report.jsonl --model build/bench-model.json
+
+plots:  ## the pictures of docs/plots from docs/build/data, with matplotlib in a virtual environment of build/
+	test -x build/plots/bin/python || python3 -m venv build/plots
+	build/plots/bin/pip install --quiet --disable-pip-version-check -r tools/plots_requirements.txt
+	build/plots/bin/python tools/plots.py
 
 install: build  ## headers, library, CMake package and tierkv.pc under PREFIX
 	cmake --install build --prefix $(PREFIX)

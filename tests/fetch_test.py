@@ -126,6 +126,42 @@ class FetchTest(unittest.TestCase):
         self.assertNotIn("\n", str(caught.exception))
         self.assertEqual(self.left_over(), [])
 
+    def add_npm(self, content, kept=None):
+        """A package tkvchart 1.0 in a registry that is a folder, and the thing `chart` that expects `kept` of it."""
+        folder = self.packages / "tkvchart" / "-"
+        folder.mkdir(parents=True)
+        with tarfile.open(folder / "tkvchart-1.0.tgz", "w:gz") as archive:
+            info = tarfile.TarInfo("package/dist/chart.js")
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+        chart = fetch.NpmFiles("MIT", "tkvchart", "1.0", {"chart.js": "package/dist/chart.js"},
+                               {"chart.js": hashlib.sha256(kept or content).hexdigest()})
+        for patch in (mock.patch.dict(fetch.THINGS, chart=chart),
+                      mock.patch.dict(os.environ, npm_config_registry=self.packages.as_uri() + "/")):
+            patch.start()
+            self.addCleanup(patch.stop)
+
+    def test_a_file_of_an_npm_package_is_kept_and_then_needs_no_registry(self):
+        self.add_npm(b"let x;")
+        path = Path(fetch.fetch("chart", self.cache)["path"])
+        self.assertEqual(path.read_bytes(), b"let x;")
+        (self.packages / "tkvchart" / "-" / "tkvchart-1.0.tgz").unlink()
+        self.assertTrue(fetch.fetch("chart", self.cache, offline=True)["cached"])
+
+    def test_an_npm_package_with_other_content_is_not_kept(self):
+        self.add_npm(b"let evil;", kept=b"let x;")
+        with self.assertRaisesRegex(fetch.FetchError, "sha256"):
+            fetch.fetch("chart", self.cache)
+        self.assertEqual(self.left_over(), [])
+
+    def test_a_registry_that_is_not_there_is_one_sentence(self):
+        self.add_npm(b"let x;")
+        for registry in ((self.packages / "nowhere").as_uri(), "nonsense", "http://localhost:1"):
+            with mock.patch.dict(os.environ, npm_config_registry=registry):
+                with self.assertRaisesRegex(fetch.FetchError, "could not download tkvchart@1.0") as caught:
+                    fetch.fetch("chart", self.cache)
+                self.assertNotIn("\n", str(caught.exception))
+
     def test_offline_refuses_to_download(self):
         with self.assertRaisesRegex(fetch.FetchError, "--offline"):
             fetch.fetch("model", self.cache, offline=True)

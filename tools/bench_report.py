@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""The tables of docs/use/performance.md and docs/build/measurements.md, their plots, and the grid behind them as data, from
-what the benchmarks wrote.
+"""The tables of docs/use/performance.md and docs/build/measurements.md, and the grid behind them as data, from what the
+benchmarks wrote. `make plots` draws from that data.
 
-    tools/bench_report.py build/bench-report.jsonl [--model build/bench-model.json] [--doc PAGE]... [--data CSV] [--plots FOLDER]
+    tools/bench_report.py build/bench-report.jsonl [--model build/bench-model.json] [--doc PAGE]... [--data CSV] [--model-data CSV]
 
 The JSON lines are those of `tierkv-bench --grid --json-file`; --model is what `tierkv bench --json` wrote. Text between a line
 <!-- bench:NAME --> and the next <!-- /bench --> of a page is replaced; everything else of it is left alone. The pages show what
@@ -15,12 +15,9 @@ import io
 import json
 import os
 import re
-import sys
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import svg_plot  # noqa: E402
-
-PAGES = ["docs/use/performance.md", "docs/build/measurements.md"]  # the first one has the plots
+PAGES = ["docs/use/performance.md", "docs/build/measurements.md"]
+KNOWN = {"Smollm2 135M 8k Lc100K Mix1 Ep2": "SmolLM2-135M-Instruct"}  # what the file says, what people say
 STANDARD = "32x8x128"
 BEST = ("ggml f16", "ggml q8_0", "ggml q4_0")
 BY_TOKEN = tuple(peer + " by token" for peer in BEST)
@@ -73,6 +70,11 @@ class Results:
 def table(head, rows):
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def kilo(value):
+    """A number of tokens: 4K, 8150."""
+    return f"{value // 1024}K" if value >= 1024 and value % 1024 == 0 else str(value)
 
 
 def ms(value):
@@ -174,7 +176,7 @@ def archives(results):
                     continue
                 mark = " \\*" if unquiet(klt) or unquiet(rot) else ""
                 times_of = [point.row["median_ms"] for point in (rot, klt)]
-                rows.append([name_of(shape), str(threads), svg_plot.number(tokens) + mark, ms(times_of[0]), ms(times_of[1]),
+                rows.append([name_of(shape), str(threads), kilo(tokens) + mark, ms(times_of[0]), ms(times_of[1]),
                              f"{times_of[1] / times_of[0]:.2f}", f"{rot.row['bits']:.2f}", f"{klt.row['bits']:.2f}"])
     head = ["shape", "threads", "tokens", "rot2 ms", "klt ms", "klt to rot2", "rot2 bits", "klt bits"]
     return "**The calibrated archive beside the plain one**\n\n" + table(head, rows) if rows else None
@@ -214,7 +216,7 @@ def lengths(results):
                 found.setdefault(length, point.peers[peer]["peer_median_ms"])
         if found:
             add(peer, found)
-    return table(["ms"] + [svg_plot.number(t) for t in tokens] + ["per token, longest to shortest"], rows) if rows else None
+    return table(["ms"] + [kilo(t) for t in tokens] + ["per token, longest to shortest"], rows) if rows else None
 
 
 def encode(results):
@@ -277,78 +279,36 @@ def data(results):
 # --- the model's own speed
 
 
+def label_of(point):
+    return ("stock " if point["stock"] else "") + point["kv"]
+
+
 def model(points):
     rows = []
     for point in points:
         if point["depth"] == 0:
             continue  # an empty cache is as fast as any other
-        label = ("stock " if point["stock"] else "") + point["kv"]
-        rows.append([svg_plot.number(point["depth"]), label, f"{point['decode_tokens_per_second']:.1f}",
+        rows.append([kilo(point["depth"]), label_of(point), f"{point['decode_tokens_per_second']:.1f}",
                      f"{point['decode_ratio']:.2f}x",
                      f"{point['p50_ms']:.3g}", f"{point['prefill_tokens_per_second']:.0f}",
                      f"{point['resident_bytes'] / 2**20:.1f}"])
     head = ["tokens", "setting", "decode tokens/s", "to stock f16", "p50 ms", "prefill tokens/s", "resident MiB"]
-    return f"{points[0]['model']}, {points[0]['threads']} threads.\n\n" + table(head, rows) if rows else None
+    name = KNOWN.get(points[0]["model"], points[0]["model"]) if rows else ""
+    return f"{name}, {points[0]['threads']} threads.\n\n" + table(head, rows) if rows else None
 
 
-# --- plots
-
-
-def plots(results, points):
-    """File name -> SVG, for everything there is data for."""
-    out = {}
-    for shape in results.values("shape", op="decode"):
-        lengths = sorted(set(results.values("tokens", op="decode", shape=shape, threads=2)))
-        if not lengths:
-            continue
-        series, peers = [], {}
-        for setting in results.values("setting", op="decode", shape=shape, threads=2):
-            found = [(t, results.find("decode", shape, 2, t, setting)) for t in lengths]
-            series.append((setting, [(t, p.row["median_ms"]) for t, p in found if p], False))
-            for t, p in found:
-                for peer, row in p.peers.items() if p else []:
-                    peers.setdefault(peer, {})[t] = row["peer_median_ms"]
-        series += [(peer, sorted(peers[peer].items()), True) for peer in BEST + BY_TOKEN if peer in peers]
-        out[f"decode-{shape}.svg"] = svg_plot.lines(f"Decode attention of one layer, {name_of(shape)}, 2 threads", "tokens", "ms",
-                                                    series, lengths)
-
-    for op, what in (("decode", "Decode"), ("prefill512", "Prefill of 512")):
-        settings = results.values("setting", op=op, shape=STANDARD, threads=2, tokens=32768)
-        found = [results.find(op, STANDARD, 2, 32768, s) for s in settings]
-        if any(p.peers for p in found):
-            series = [(f"to {peer}", [p.ratio(peer) for p in found]) for peer in BEST]
-            out[f"{op}-ratio.svg"] = svg_plot.bars(f"{what} at 32K, 32/8 d128, 2 threads", "cache setting", "times faster",
-                                                   settings, series,
-                                                   [("as fast", 1.0)])
-    settings = results.values("setting", op="decode", shape=STANDARD, tokens=32768)
-    series, marks = [], []
-    for threads in results.values("threads", op="decode", shape=STANDARD, tokens=32768):
-        found = [results.find("decode", STANDARD, threads, 32768, s) for s in settings]
-        series.append((f"{threads} thread{'s' if threads > 1 else ''}", [p.row["gbps"] if p else None for p in found]))
-        ceilings = [p.row["ceiling_gbps"] for p in found if p]
-        marks.append((f"ceiling, {threads} thread{'s' if threads > 1 else ''}", ceilings[0]))
-    if series:
-        out["decode-bandwidth.svg"] = svg_plot.bars("Bytes of our cache read in a decode step, 32K, 32/8 d128", "cache setting",
-                                                    "GB/s", settings, series, marks)
-    if points:
-        labels = list(dict.fromkeys((p["stock"], p["kv"]) for p in points))
-        depths = sorted({p["depth"] for p in points})
-        series = [(("stock " if stock else "") + kv,
-                   [next((p["decode_tokens_per_second"] for p in points if (p["stock"], p["kv"], p["depth"]) == (stock, kv, d)),
-                         None) for d in depths])
-                  for stock, kv in labels]
-        out["model-decode.svg"] = svg_plot.bars(f"Decoding with {points[0]['model']}, {points[0]['threads']} threads",
-                                                "tokens in the cache", "tokens/s",
-                                                [svg_plot.number(d) for d in depths], series)
-    return out
-
-
-def pictures(names, folder):
-    """The plots that say most as pictures, the others as links."""
-    shown = [name for name in names if STANDARD in name or "ratio" in name or name.startswith("model")]
-    lines = [f"![{name[:-4]}]({folder}/{name})" for name in shown]
-    others = [f"[{name[:-4]}]({folder}/{name})" for name in names if name not in shown]
-    return "\n".join(lines + ["\nMore: " + " · ".join(others)] if others else lines) or None
+def model_data(points):
+    """What the table shows, as a CSV."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["tokens", "setting", "decode_tokens_per_second", "times_stock_f16", "p50_ms", "prefill_tokens_per_second",
+                     "resident_mib"])
+    for point in points:
+        if point["depth"] > 0:
+            values = [point["decode_tokens_per_second"], point["decode_ratio"], point["p50_ms"], point["prefill_tokens_per_second"],
+                      point["resident_bytes"] / 2**20]
+            writer.writerow([point["depth"], label_of(point)] + [f"{value:.5g}" for value in values])
+    return text.getvalue()
 
 
 def replace_parts(documents, parts):
@@ -363,12 +323,12 @@ def replace_parts(documents, parts):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Tables, plots and data of the benchmarks, from what they wrote.")
+    parser = argparse.ArgumentParser(description="Tables and data of the benchmarks, from what they wrote.")
     parser.add_argument("lines", help="JSON lines of tierkv-bench --grid --json-file")
     parser.add_argument("--model", help="what tierkv bench --json wrote")
     parser.add_argument("--doc", action="append", help="a page with places for tables; may be repeated")
     parser.add_argument("--data", default="docs/build/data/performance.csv")
-    parser.add_argument("--plots", default="docs/plots")
+    parser.add_argument("--model-data", default="docs/build/data/model.csv")
     options = parser.parse_args()
     with open(options.lines, encoding="utf-8") as file:
         results = Results([json.loads(line) for line in file if line.strip()])
@@ -376,9 +336,7 @@ def main():
     if options.model:
         with open(options.model, encoding="utf-8") as file:
             points = json.load(file)
-    drawn = plots(results, points)
     paths = options.doc or PAGES
-    folder = os.path.relpath(options.plots, os.path.dirname(os.path.abspath(paths[0])))
     documents = []
     for path in paths:
         with open(path, encoding="utf-8") as file:
@@ -386,16 +344,16 @@ def main():
     documents = replace_parts(documents, {
         "machine": machine(results), "targets": targets(results),
         "decode": joined(shapes(results, "decode"), archives(results)), "lengths": lengths(results),
-        "prefill": shapes(results, "prefill512"), "encode": encode(results), "model": model(points),
-        "plots": pictures(drawn, folder)})
-    written = {os.path.join(options.plots, name): svg for name, svg in drawn.items()}
-    written.update(zip(paths, documents))
+        "prefill": shapes(results, "prefill512"), "encode": encode(results), "model": model(points)})
+    written = dict(zip(paths, documents))
     written[options.data] = data(results)
+    if points:
+        written[options.model_data] = model_data(points)
     for path, text in written.items():
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
-    print(f"{', '.join(paths)}: {len(results.points)} points in {options.data}, {len(drawn)} plots in {options.plots}")
+    print(f"{', '.join(paths)}: {len(results.points)} points in {options.data}")
 
 
 if __name__ == "__main__":

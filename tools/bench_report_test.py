@@ -8,14 +8,13 @@ import subprocess
 import sys
 import tempfile
 import unittest
-import xml.etree.ElementTree
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 REPORT = os.path.join(HERE, "bench_report.py")
 sys.path.insert(0, HERE)
 import bench_report  # noqa: E402
 
-PARTS = ("machine", "targets", "plots", "decode", "lengths", "prefill", "encode", "model")
+PARTS = ("machine", "targets", "decode", "lengths", "prefill", "encode", "model")
 PAGE = "before\n" + "".join(f"<!-- bench:{name} -->\nold {name}\n<!-- /bench -->\nbetween\n" for name in PARTS) + "after\n"
 
 
@@ -63,7 +62,7 @@ class BenchReport(unittest.TestCase):
             file.write(page)
         command = [sys.executable, REPORT, self.path("rows.jsonl"), "--doc", self.path("page.md"), "--data",
                    self.path("data/grid.csv"),
-                   "--plots", self.path("plots")]
+                   "--model-data", self.path("data/model.csv")]
         if model is not None:
             with open(self.path("model.json"), "w", encoding="utf-8") as file:
                 json.dump(model, file)
@@ -140,14 +139,13 @@ class BenchReport(unittest.TestCase):
         _, twice = self.run_on(ROWS, page=once, model=MODEL)
         self.assertEqual(once, twice)
 
-    def test_plots_are_svg_and_named_in_the_page(self):
-        _, page = self.run_on(ROWS, model=MODEL)
-        names = sorted(os.listdir(self.path("plots")))
-        self.assertEqual(names, ["decode-32x8x128.svg", "decode-bandwidth.svg", "decode-ratio.svg", "model-decode.svg",
-                                 "prefill512-ratio.svg"])
-        for name in names:
-            xml.etree.ElementTree.parse(os.path.join(self.path("plots"), name))
-            self.assertIn(f"(plots/{name})", page)
+    def test_the_model_s_speed_is_data_too(self):
+        self.run_on(ROWS, model=MODEL)
+        with open(self.path("data/model.csv"), encoding="utf-8", newline="") as file:
+            lines = list(csv.DictReader(file))
+        columns = ("setting", "tokens", "decode_tokens_per_second", "resident_mib")
+        self.assertEqual([tuple(line[column] for column in columns) for line in lines],
+                         [("stock f16", "4096", "31", "2"), ("balanced", "4096", "93", "2")])
 
     def test_results_without_a_peer_are_enough(self):
         alone = [{k: v for k, v in r.items() if not k.startswith("peer_") and k != "ratio"} for r in ROWS]

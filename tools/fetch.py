@@ -5,6 +5,7 @@
     fetch.py gemma3-270m        a second architecture (Gemma terms of use)
     fetch.py wikitext2          WikiText-2 raw: test and validation as plain text
     fetch.py llama.cpp          the pinned source of libllama
+    fetch.py chart.js           the library that draws the charts of `tierkv report`; the build puts it into the program
 
 Everything lands in --cache, $TIERKV_CACHE, or tierkv/ in the XDG cache, and is downloaded once: later runs need no network. They
 check the sha256 when a file's size or time of change is not the one that FILE.checked remembers from the last check. A file
@@ -15,6 +16,7 @@ Prints the path (or --json); messages and progress go to stderr. Exit code: 0 do
 import argparse
 import contextlib
 import hashlib
+import http.client
 import json
 import os
 import shutil
@@ -22,6 +24,8 @@ import signal
 import subprocess
 import sys
 import tarfile
+import urllib.error
+import urllib.request
 import zipfile
 from pathlib import Path
 
@@ -235,6 +239,41 @@ class WikiText(Files):
                 (made / name).write_bytes(b"".join(row or b" \n" for row in rows))
 
 
+def npm_download(name, version, folder):
+    """The tarball of name@version in `folder`. npm itself is not needed; its variable for another registry counts."""
+    registry = os.environ.get("npm_config_registry") or os.environ.get("NPM_CONFIG_REGISTRY") or "https://registry.npmjs.org"
+    file = f"{name.rsplit('/', 1)[-1]}-{version}.tgz"
+    say(f"downloading {name} {version}")
+    try:
+        with urllib.request.urlopen(f"{registry.rstrip('/')}/{name}/-/{file}", timeout=60) as source:
+            (folder / file).write_bytes(source.read())
+    except (urllib.error.URLError, TimeoutError, http.client.HTTPException, ValueError) as problem:
+        reason = getattr(problem, "reason", None) or problem
+        raise FetchError(f"could not download {name}@{version} from {registry} (is the network there?): {reason}") from problem
+    return folder / file
+
+
+class NpmFiles(Files):
+    """A few files of one npm package."""
+
+    def __init__(self, license, package, version, sources, files):
+        super().__init__(f"npm/{package}-{version}", license, files)
+        self.package, self.version, self.sources = package, version, sources
+
+    def make(self, work, made):
+        path = npm_download(self.package, self.version, work)
+        with tarfile.open(path, "r:gz") as archive:
+            for name, inside in self.sources.items():
+                try:
+                    file = archive.extractfile(inside)
+                except KeyError:
+                    file = None
+                if file is None:
+                    raise FetchError(f"{path.name} does not contain {inside}")
+                with file:
+                    (made / name).write_bytes(file.read())
+
+
 class Source:
     """The part of a source package that builds libllama, unpacked. A mark inside says that the folder is complete."""
 
@@ -312,6 +351,16 @@ THINGS = {
         "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e",
         "vendor/llama.cpp",
         {"CMakeLists.txt", "LICENSE", "licenses", "cmake", "ggml", "include", "src", "vendor"},
+    ),
+    "chart.js": NpmFiles(
+        "MIT",
+        "chart.js",
+        "4.5.1",
+        {"chart.umd.min.js": "package/dist/chart.umd.min.js", "LICENSE.md": "package/LICENSE.md"},
+        {
+            "chart.umd.min.js": "48444a82d4edcb5bec0f1965faacdde18d9c17db3063d042abada2f705c9f54a",
+            "LICENSE.md": "41a84aa2caba645f966a18d9c2056b73e6d3a81d80bc0046bc0011a2634d4cce",
+        },
     ),
 }
 

@@ -8,6 +8,7 @@
 #include "load_engine.h"
 #include "number_range.h"
 #include "recall_kinds.h"
+#include "run_record.h"
 #include "terminal.h"
 
 namespace tierkv::cli {
@@ -150,7 +151,7 @@ int run(BenchRequest& request) {
   json values = json::array();
   for (const BenchPoint& point : points) values.push_back(point_json(point, reference_of(points, point), engine, request));
   if (options.text()) print(points, values, engine, request);
-  emit_json(options, values);
+  emit_results(options, values);
   return 0;
 }
 

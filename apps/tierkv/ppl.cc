@@ -7,6 +7,7 @@
 #include "load_engine.h"
 #include "number_range.h"
 #include "ppl_run.h"
+#include "run_record.h"
 #include "terminal.h"
 
 namespace tierkv::cli {
@@ -49,6 +50,7 @@ json setting_json(const PplSetting& setting, const PplRequest& request, Engine& 
                 {"kv", setting.spec.kv},
                 {"stock", setting.spec.stock},
                 {"reference", request.reference},
+                {"text", request.file.empty() ? "WikiText-2 test" : request.file},
                 {"ppl", result.ppl},
                 {"ppl_se", result.ppl_se},
                 {"delta", result.delta},
@@ -164,7 +166,7 @@ int run(PplRequest& request) {
   const uint64_t fp16_bytes = settings[from_stock ? 1 : 0].memory.fp16_bytes;
   for (const PplSetting& setting : settings) values.push_back(setting_json(setting, request, engine, text, fp16_bytes));
   if (options.text()) print(settings, values, engine, text, request);
-  emit_json(options, values);
+  emit_results(options, values);
   return 0;
 }
 

@@ -7,10 +7,10 @@
 #include "engine/files.h"
 #include "load_engine.h"
 #include "number_range.h"
-#include "png.h"
 #include "recall_kinds.h"
 #include "recall_output.h"
-#include "report_plots.h"
+#include "report_page.h"
+#include "run_record.h"
 #include "terminal.h"
 
 namespace tierkv::cli {
@@ -21,6 +21,7 @@ using nlohmann::json;
 constexpr const char* kFooter =
     "Examples:\n"
     "  tierkv recall --kv balanced --text all --ctx 4096 --stock q8_0,q4_0 --json recall.json\n"
+    "  tierkv recall --kv fp16 --kv balanced --ctx 2048,4096 --plot recall.html\n"
     "  tierkv recall --task lines --keys 16 --kv compact --stock q4_0 --json recall.json\n"
     "  tierkv recall --haystack book.txt --haystack program.cc --ctx 8192 --depths 5,25,50,75,95 --trials 4\n"
     "  tierkv recall --deep 32 --kv fp16,sinks=4,calibration=deep.tkc     does it still find them after a nap in the deep "
@@ -34,12 +35,9 @@ constexpr const char* kFooter =
 void write_plot(const RecallRequest& request, const json& values) {
   Results results;
   for (const json& value : values) add_result(results, value, "recall");
-  const std::string svg = recall_plot(results.recall);
-  write_file(request.plot, [&](const Sink& sink) { sink(svg.data(), svg.size()); });
-  const std::string png =
-      (request.plot.ends_with(".svg") ? request.plot.substr(0, request.plot.size() - 4) : request.plot) + ".png";
-  const bool also = convert_to_png(request.plot, png);
-  if (!request.options.quiet) remark("wrote " + request.plot + (also ? " and " + png : "") + "\n");
+  const std::string page = make_page(results, this_run(), chart_library());
+  write_file(request.plot, [&](const Sink& sink) { sink(page.data(), page.size()); });
+  if (!request.options.quiet) remark("wrote " + request.plot + "\n");
 }
 
 // Each once, where it stood first.
@@ -101,7 +99,7 @@ int run(RecallRequest& request) {
   json values = json::array();
   for (const RecallCell& cell : cells) values.push_back(cell_json(cell, engine.name(), request));
   if (request.options.text()) print_recall(cells, request);
-  emit_json(request.options, values);
+  emit_results(request.options, values);
   if (!request.plot.empty()) write_plot(request, values);
   return 0;
 }
@@ -152,7 +150,7 @@ void add_recall(CLI::App& app, Action& action) {
           "park what was read in the deep archive at this ratio, and wake it, before asking (needs a calibration with its tables)")
       ->check(number_range(2.0, 1000.0))
       ->type_name("RATIO");
-  command->add_option("--plot", request->plot, "write a heat map (SVG; a PNG beside it if rsvg-convert is installed)")
+  command->add_option("--plot", request->plot, "write a page with a map of what was found (HTML, as `tierkv report` does)")
       ->type_name("FILE");
   add_stock_option(*command, request->stock, "none");
   add_seed_option(*command, request->options);

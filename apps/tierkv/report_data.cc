@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "files.h"
 #include "terminal.h"
@@ -33,8 +34,16 @@ std::string text(const json& value, const char* key, const std::string& fallback
   return found->get<std::string>();
 }
 
+// A file's own name for its model is not always the one that people know.
+std::string known_name(const std::string& model) {
+  if (model == "Smollm2 135M 8k Lc100K Mix1 Ep2") return "SmolLM2-135M-Instruct";
+  if (model == "Gemma 3 270m") return "Gemma-3-270M";
+  return model;
+}
+
 void read_name(ResultName& name, const json& value, const std::string& where) {
-  name.model = text(value, "model", "", where);
+  name.model = known_name(text(value, "model", "", where));
+  name.own_label = text(value, "label", "", where);
   name.kv = text(value, "kv", "", where);
   if (name.kv.empty()) bad_input(where + " has no \"kv\"");
   const auto stock = value.find("stock");
@@ -103,6 +112,37 @@ RecallResult recall(const json& v, const std::string& where) {
   return r;
 }
 
+// "4 windows of 4,096 tokens", or the lengths that were asked for.
+std::string windows_of(const json& value, const std::string& where) {
+  const double ctx = number_or(value, "ctx", 0.0, where), windows = number_or(value, "windows", 0.0, where);
+  if (!(ctx > 0)) return "";
+  const std::string tokens = human_count(static_cast<uint64_t>(ctx)) + " tokens";
+  return windows > 0 ? format("%.0f window%s of ", windows, windows == 1 ? "" : "s") + tokens : tokens;
+}
+
+void note_run(Results& results, const json& value, const std::string& where) {
+  RunNote note;
+  note.command = text(value, "command", "", where);
+  note.model = known_name(text(value, "model", "", where));
+  note.text = text(value, "text", text(value, "haystack", "", where), where);
+  note.windows = windows_of(value, where);
+  if (const auto run = value.find("run"); run != value.end() && run->is_object()) {
+    note.run = {text(*run, "date", "", where), text(*run, "machine", "", where), text(*run, "version", "", where),
+                text(*run, "arguments", "", where)};
+  }
+  // One run asks at several lengths.
+  for (RunNote& known : results.runs) {
+    const std::string windows = std::exchange(note.windows, known.windows);
+    if (known == note) {
+      if (!windows.empty() && (", " + known.windows + ",").find(", " + windows + ",") == std::string::npos)
+        known.windows += (known.windows.empty() ? "" : ", ") + windows;
+      return;
+    }
+    note.windows = windows;
+  }
+  results.runs.push_back(std::move(note));
+}
+
 }  // namespace
 
 void add_result(Results& results, const json& value, const std::string& where) {
@@ -116,6 +156,7 @@ void add_result(Results& results, const json& value, const std::string& where) {
   } else {
     bad_input(where + " is no result of tierkv ppl, recall or bench");
   }
+  note_run(results, value, where);
 }
 
 void add_file(Results& results, const std::string& path, json& all) {

@@ -8,12 +8,15 @@
 #include <string>
 #include <vector>
 
+#include "run_record.h"
+
 namespace tierkv::cli {
 
 struct ResultName {
-  std::string model, kv;
+  std::string model;  // as people know it
+  std::string kv, own_label;
   bool stock = false;
-  std::string label() const { return stock ? "stock " + kv : kv; }
+  std::string label() const { return !own_label.empty() ? own_label : stock ? "stock " + kv : kv; }
 };
 
 struct QualityResult : ResultName {
@@ -30,10 +33,18 @@ struct SpeedResult : ResultName {
   double host_share = 0;  // NaN for stock
 };
 
+// What one run of a command was about. Anything may be empty: older files say less.
+struct RunNote {
+  std::string command, model, text, windows;
+  RunRecord run;
+  bool operator==(const RunNote&) const = default;
+};
+
 struct Results {
   std::vector<QualityResult> quality;
   std::vector<RecallResult> recall;
   std::vector<SpeedResult> speed;
+  std::vector<RunNote> runs;  // each once, in order of appearance
   bool empty() const { return quality.empty() && recall.empty() && speed.empty(); }
 };
 

@@ -100,10 +100,10 @@ class BadInputTest(Command):
             ["ppl", "-f", self.text, "--ctx", 64, "--tokens", 64, *small, "--json", "out.json"],
             ["bench", "--depths", 0, "-n", 1, "--stock", "none", *small, "--json", "out.json"],
             ["recall", *one, *small, "--json", "out.json"],
-            ["recall", *one, *small, "--plot", "out.svg"],
+            ["recall", *one, *small, "--plot", "out.html"],
             ["demo", "--tokens", 600, *small, "--json", "out.json"],
             ["report", "ppl.json", "-o", "out.html"],
-            ["report", "ppl.json", "--json", "out.json", "--svg", "."],
+            ["report", "ppl.json", "--json", "out.json", "-o", "page.html"],
         ):
             with self.subTest(str(command)):
                 done = self.run_cli(*command, **disk)
