@@ -82,7 +82,6 @@ CacheConfig Engine::config(const std::string& kv) {
 CalibrationPtr Engine::calibration(const CacheConfig& config) {
   CalibrationPtr& known = calibrations_[config.calibration];
   if (!known) known = take(llama::find_calibration(shape(), config), "");
-  if (!known) known = shipped_calibration(shape());
   return known;
 }
 
