@@ -9,7 +9,7 @@
 #include "attention_tolerance.h"
 #include "base/checksum.h"
 #include "base/file.h"
-#include "base/test_folder.h"
+#include "base/folder_testing.h"
 #include "calib/calibration.h"
 #include "golden/golden.h"
 #include "tierkv/snapshot.h"

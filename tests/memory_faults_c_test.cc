@@ -6,7 +6,7 @@
 #include <cstring>
 #include <vector>
 
-#include "base/test_folder.h"
+#include "base/folder_testing.h"
 #include "capi/handles.h"
 #include "memory_faults.h"
 #include "tierkv/c.h"

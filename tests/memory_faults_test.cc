@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <random>
 
-#include "base/test_folder.h"
+#include "base/folder_testing.h"
 #include "memory_faults.h"
 #include "snapshot/deep_testing.h"
 #include "tierkv/snapshot.h"

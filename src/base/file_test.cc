@@ -19,7 +19,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "base/test_folder.h"
+#include "base/folder_testing.h"
 #include "tierkv/file.h"
 
 namespace tierkv {

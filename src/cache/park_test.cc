@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <thread>
 
-#include "base/test_folder.h"
+#include "base/folder_testing.h"
 #include "snapshot/deep_testing.h"
 #include "tierkv/snapshot.h"
 

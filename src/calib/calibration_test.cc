@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "base/file.h"
-#include "base/test_folder.h"
+#include "base/folder_testing.h"
 #include "solve/testing.h"
 
 namespace tierkv::calib {

@@ -8,7 +8,7 @@
 #include <string>
 #include <thread>
 
-#include "base/test_folder.h"
+#include "base/folder_testing.h"
 #include "capi/guard.h"
 #include "snapshot/deep_testing.h"
 

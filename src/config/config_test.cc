@@ -8,7 +8,7 @@
 #include <limits>
 
 #include "base/file.h"
-#include "base/test_folder.h"
+#include "base/folder_testing.h"
 #include "config/schema.h"
 #include "config/testing.h"
 

@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "base/test_folder.h"
+#include "base/folder_testing.h"
 #include "engine/error.h"
 
 namespace tierkv::engine {

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "base/test_folder.h"
+#include "base/folder_testing.h"
 #include "llama/test_model.h"
 #include "tierkv/calibrate.h"
 #include "tierkv/snapshot.h"
@@ -217,6 +217,7 @@ TEST(LlamaC, FindsTheCalibrationThatWasMade) {
   params = test_params(64);
   EXPECT_EQ(tierkv_llama_attach(&params, model.get(), "balanced", error, sizeof(error)), nullptr);
   EXPECT_NE(std::string(error).find("calibration"), std::string::npos) << error;
+  std::filesystem::remove_all(folder);
   kv = tierkv_llama_attach(&params, model.get(), "balanced", error, sizeof(error));
   EXPECT_NE(kv, nullptr) << error;
   tierkv_llama_free(kv);

@@ -2,7 +2,7 @@
 #include <cmath>
 #include <cstdio>
 
-#include "base/test_folder.h"
+#include "base/folder_testing.h"
 #include "llama/test_model.h"
 
 namespace tierkv::llama {

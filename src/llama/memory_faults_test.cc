@@ -15,7 +15,7 @@
 #include <iterator>
 
 #include "base/failing_memory.h"
-#include "base/test_folder.h"
+#include "base/folder_testing.h"
 #include "llama/test_model.h"
 
 namespace {

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstdio>
 
-#include "base/test_folder.h"
+#include "base/folder_testing.h"
 #include "llama/test_model.h"
 
 namespace tierkv::llama {

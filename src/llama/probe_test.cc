@@ -9,7 +9,7 @@
 #include <fstream>
 #include <iterator>
 
-#include "base/test_folder.h"
+#include "base/folder_testing.h"
 #include "calib/calibration.h"
 #include "llama/test_model.h"
 #include "solve/testing.h"

@@ -9,7 +9,7 @@
 #include <random>
 
 #include "base/file.h"
-#include "base/test_folder.h"
+#include "base/folder_testing.h"
 #include "tierkv/config.h"
 
 namespace tierkv::plan {

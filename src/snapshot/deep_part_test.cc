@@ -1,7 +1,7 @@
 // Deep archives inside snapshots: what goes in comes back, near enough, in the cache's own codecs, and nothing else changes.
 #include <gtest/gtest.h>
 
-#include "base/test_folder.h"
+#include "base/folder_testing.h"
 #include "snapshot/deep_testing.h"
 #include "tierkv/snapshot.h"
 

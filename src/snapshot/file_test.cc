@@ -8,7 +8,7 @@
 #include <filesystem>
 
 #include "base/file.h"
-#include "base/test_folder.h"
+#include "base/folder_testing.h"
 #include "snapshot/testing.h"
 #include "tierkv/snapshot.h"
 

@@ -88,6 +88,10 @@ void collect_views(const StreamEnv& env, HeadStream& s, const CodecEntry& hot_co
   out.views.clear();
   out.stats.clear();
   out.tiers.clear();
+  // Most calls have few rows in the tail: two views of it. Growing step by step would copy the list again and again.
+  out.views.reserve(s.blocks.size() + 2);
+  out.stats.reserve(s.blocks.size() + 2);
+  out.tiers.reserve(s.blocks.size() + 2);
   for (const BlockRef& ref : s.blocks) {
     const CodecEntry& codec = *ref.block.codec();
     const store::BlockBytes bytes = env.store->bytes(ref.block);

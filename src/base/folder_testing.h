@@ -1,5 +1,5 @@
-// test_folder.h — for tests: a folder of a test's own. ctest runs several tests at once, so a fixed name in a shared folder would
-// be written by two of them.
+// folder_testing.h — for tests: a folder of a test's own. ctest runs several tests at once, so a fixed name in a shared folder
+// would be written by two of them.
 #pragma once
 
 #include <stdlib.h>
