@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "base/test_folder.h"
+#include "base/folder_testing.h"
 #include "llama/shipped_calibration.h"
 #include "tierkv/llama.h"
 
