@@ -38,8 +38,8 @@ typedef struct tierkv_llama tierkv_llama;
 
 /* Changes `params` so that a context made from them keeps its sequences in a new cache. `kv` is a preset, a configuration file or
  * the inline form ("balanced,hot=128"). A calibration of the model is found as find_calibration() below finds it: the file that
- * `kv` names ("balanced,calibration=model.tkc"), or the one that `tierkv calibrate` left in $TIERKV_CACHE. NULL on failure, with
- * one sentence in `error`; `params` is then as it was. */
+ * `kv` names ("balanced,calibration=model.tkc"), the one that `tierkv calibrate` left in $TIERKV_CACHE, or one that is part of
+ * this library. NULL on failure, with one sentence in `error`; `params` is then as it was. */
 tierkv_llama* tierkv_llama_attach(struct llama_context_params* params, struct llama_model* model, const char* kv, char* error,
                                   size_t error_size);
 /* As llama_decode: 0 on success. 1: no room in the cache; 2: aborted, or parked; below 0: an error. Nothing of the batch is kept
@@ -146,9 +146,19 @@ Result<ModelShape> inspect(llama_model* model);
 std::string cache_folder();
 // Where `tierkv calibrate` leaves the calibration of a model: calibration/<fingerprint>.tkc in the cache folder.
 std::string calibration_path(const ModelShape& shape);
-// The calibration of a model: the file that the configuration names, or else the one at calibration_path(); null when that is not
-// there. Whether a named one fits is for Host::attach() to say.
+// The calibration of a model: the file that the configuration names, or else the one at calibration_path(), or else the one that is
+// part of this library; null when there is none. Whether a named one fits is for Host::attach() to say.
 Result<CalibrationPtr> find_calibration(const ModelShape& shape, const CacheConfig& config);
+// The one that is part of this library, or null.
+Result<CalibrationPtr> shipped_calibration(const ModelShape& shape);
+
+struct FoundCalibration {
+  CalibrationPtr calibration;  // null: it is not here
+  std::string where;           // its file, or that it ships with tierkv
+};
+// The calibration with this id (SnapshotInfo::calibration), among those of the library and of the cache folder. A file there that
+// cannot be read is passed over.
+Result<FoundCalibration> find_calibration(uint64_t id);
 
 // How attention gets into libllama's graph.
 enum class Path {

@@ -1,4 +1,4 @@
-// calibrations.cc — the calibration in the program, and one made from a prompt.
+// calibrations.cc — a calibration made from a prompt.
 #include "engine/calibrations.h"
 
 #include <algorithm>
@@ -9,19 +9,6 @@
 
 #include "engine/engine.h"
 #include "engine/error.h"
-
-#ifdef TIERKV_SHIPPED_CALIBRATION
-// The calibration of the default model, as `tierkv calibrate` wrote it (data/calibration/README.md).
-asm(".pushsection .rodata\n"
-    ".balign 64\n"
-    "tierkv_shipped_calibration:\n"
-    ".incbin \"" TIERKV_SHIPPED_CALIBRATION
-    "\"\n"
-    "tierkv_shipped_calibration_end:\n"
-    ".byte 0\n"
-    ".popsection\n");
-extern "C" const std::byte tierkv_shipped_calibration[], tierkv_shipped_calibration_end[];
-#endif
 
 namespace tierkv::engine {
 namespace {
@@ -37,16 +24,6 @@ void give_back_heap() {
 }
 
 }  // namespace
-
-CalibrationPtr shipped_calibration([[maybe_unused]] const llama::ModelShape& shape) {
-#ifdef TIERKV_SHIPPED_CALIBRATION
-  static const CalibrationPtr calibration = take(parse_calibration({tierkv_shipped_calibration, tierkv_shipped_calibration_end},
-                                                                   "the calibration that ships with tierkv", /*bytes_stay=*/true),
-                                                 "");
-  if (check_fit(*calibration, shape.identity()).ok()) return calibration;
-#endif
-  return nullptr;
-}
 
 bool lacks_calibration(Engine& engine, const std::vector<std::string>& kv) {
   return std::any_of(kv.begin(), kv.end(), [&](const std::string& setting) {

@@ -1,11 +1,8 @@
-// calibrations.h — which calibration serves a model: the one that is named, one that was made here, or the one that ships with the
-// program.
+// calibrations.h — whether a model lacks a calibration, and one made from a prompt.
 //
-// Looked for in this order, the first that is there is taken:
-//   1. the file that the configuration names (`calibration=FILE` in --kv); it must fit, or opening a context fails with the reason
-//   2. $TIERKV_CACHE/calibration/<fingerprint>.tkc, where `tierkv calibrate` leaves one unless told otherwise
-//   3. the calibration of the default model, which is part of the program
-// Engine::calibration() looks, once; 1 and 2 are llama::find_calibration(), which programs that embed the host have too.
+// Which one serves a model is llama::find_calibration()'s to say, as for programs that embed the host: the file that the
+// configuration names, $TIERKV_CACHE/calibration/<fingerprint>.tkc, where `tierkv calibrate` leaves one, or one that ships with the
+// library. Engine::calibration() looks, once.
 #pragma once
 
 #include <functional>
@@ -22,9 +19,6 @@
 namespace tierkv::engine {
 
 class Engine;
-
-// The calibration that is part of the program, if it is of this model; or null.
-CalibrationPtr shipped_calibration(const llama::ModelShape& shape);
 
 // True if one of the settings would use a calibration and the model has none.
 bool lacks_calibration(Engine& engine, const std::vector<std::string>& kv);

@@ -30,7 +30,10 @@ void load_backends_once() {
 }  // namespace
 
 Engine::Engine(const EngineOptions& options)
-    : threads_(std::max(1u, options.threads)), cancel_(options.cancel), path_(find_model(options.model, options.cancel)) {
+    : threads_(std::max(1u, options.threads)),
+      fewer_threads_(options.fewer_threads),
+      cancel_(options.cancel),
+      path_(find_model(options.model, options.cancel)) {
   const GgufFile file = read_gguf(path_);
   name_ = file.name;
   fingerprint_ = file.fingerprint;
@@ -84,7 +87,6 @@ CacheConfig Engine::config(const std::string& kv) {
 CalibrationPtr Engine::calibration(const CacheConfig& config) {
   CalibrationPtr& known = calibrations_[config.calibration];
   if (!known) known = take(llama::find_calibration(shape(), config), "");
-  if (!known) known = shipped_calibration(shape());
   return known;
 }
 

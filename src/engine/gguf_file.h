@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/cancellation.h"
+#include "engine/checked_file.h"
 
 namespace tierkv::engine {
 
@@ -15,7 +16,7 @@ struct KnownModel {
   const char* name;  // for EngineOptions::model and `tierkv fetch`
   const char* file;  // in <cache folder>/models
   const char* about;
-  const char* sha256;  // as in tools/fetch.py
+  KnownDigests digests;
 };
 const std::vector<KnownModel>& known_models();
 
@@ -46,7 +47,8 @@ struct GgufFile {
 // Reads the metadata, and checks that the file is as long as its tensors need.
 GgufFile read_gguf(const std::string& path);
 
-// libllama's and ggml's messages are kept, not printed: the last error of this thread explains a failure.
+// libllama's and ggml's messages are not printed; the last error is kept, because it explains a failure. It is one for the process:
+// where two threads load models at once, either may get the other's.
 void quiet_libllama();
 std::string last_libllama_error();
 
