@@ -110,6 +110,9 @@ TEST(Arena, CutsAsItAlwaysDid) {
 
 // Every request to the system in turn, and all of them: the arena says no, its books stay right, and freeing goes on.
 TEST(Arena, ARefusalOfTheSystemIsAnAnswer) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "mappings are ThreadSanitizer's own";
+#endif
   using testing::FailingMemory;
   for (const auto mode : {FailingMemory::Mode::once, FailingMemory::Mode::from_then_on}) {
     long refusals = 0;

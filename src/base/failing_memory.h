@@ -8,7 +8,8 @@
 // memory calls back into ours, and ours into it.
 //
 // Counts malloc, calloc, realloc, the aligned ones, and mmap, of all threads; under a sanitizer, whose malloc it must not replace,
-// operator new and mmap. Defines those functions: included by one file of a test program, and by nothing else.
+// operator new and mmap; under ThreadSanitizer, which must see every mapping, operator new alone. Defines those functions: included
+// by one file of a test program, and by nothing else.
 #pragma once
 
 #include <sys/mman.h>
@@ -70,6 +71,7 @@ class FailingMemory {
 
 }  // namespace tierkv::testing
 
+#ifndef __SANITIZE_THREAD__
 extern "C" void* mmap(void* at, size_t size, int protection, int flags, int fd, off_t offset) noexcept {
   if (tierkv::testing::FailingMemory::refuses()) {
     errno = ENOMEM;
@@ -78,6 +80,7 @@ extern "C" void* mmap(void* at, size_t size, int protection, int flags, int fd, 
   const long p = ::syscall(SYS_mmap, at, size, protection, flags, fd, offset);
   return p == -1 ? MAP_FAILED : reinterpret_cast<void*>(p);
 }
+#endif
 
 #if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 

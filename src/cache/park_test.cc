@@ -2,34 +2,15 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
-#include <thread>
 
 #include "base/folder_testing.h"
-#include "snapshot/deep_testing.h"
+#include "cache/park_testing.h"
 #include "tierkv/snapshot.h"
 
 namespace tierkv::cache {
 namespace {
 
 using namespace tierkv::snapshot::testing;
-
-constexpr const char* kTiers = "hot=32,warm=64,archive=rot4,sinks=4";
-
-uint64_t in_use(const AdaptiveKVCache& cache) {
-  const MemoryStats m = cache.memory_usage();
-  return m.total_bytes - m.free_bytes;
-}
-
-void append_text(AdaptiveKVCache& cache, SeqId seq, uint32_t tokens) {
-  const made_up::Text text = made_up::model().text(tokens, cache.length(seq).value());
-  for (uint32_t l = 0; l < made_up::kLayers; ++l) {
-    const auto view = [&](const std::vector<float>& rows) {
-      return RowsView::f32(rows.data(), tokens, made_up::kHeads, made_up::kDim);
-    };
-    const Status status = cache.append(seq, l, view(text.keys[l]), view(text.values[l]));
-    ASSERT_TRUE(status.ok()) << status.to_string();
-  }
-}
 
 TEST(Park, GivesMemoryBackAndComesBackNearlyTheSame) {
   Filled f = filled(kTiers, 1000);
@@ -442,54 +423,6 @@ TEST(Park, TakesItsTargetFromTheConfiguration) {
   Filled neither = filled(kTiers, 900);
   ASSERT_TRUE(neither.cache->park(neither.seq, {}, &report).ok());
   EXPECT_NEAR(report.ratio, 20.0, 0.5);
-}
-
-TEST(Park, ThreadsParkWakeAndUseSequencesSideBySide) {
-  CacheConfig config = config_of(kTiers);
-  config.threads = 2;
-  auto cache = AdaptiveKVCache::create(config, calibration()).value();
-  const SeqId base = cache->add_sequence().value();
-  append_text(*cache, base, 400);
-  std::vector<SeqId> own;
-  for (int t = 0; t < 3; ++t) own.push_back(cache->add_sequence().value());
-  for (const SeqId seq : own) append_text(*cache, seq, 400);
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 3; ++t) {
-    threads.emplace_back([&, t] {
-      std::mt19937 rng(static_cast<uint32_t>(t));
-      std::vector<float> out;
-      for (int i = 0; i < 4; ++i) {
-        ASSERT_TRUE(cache->park(own[t], at_ratio(16.0)).ok());
-        (void)cache->memory_usage();
-        ASSERT_TRUE(cache->verify(own[t]).ok());
-        ASSERT_TRUE(cache->wake(own[t]).ok());
-        append(*cache, own[t], rng, 40);
-        attend(*cache, own[t], rng, 1, out);
-        // One that all of them park and wake: every call does it whole or says why not.
-        const Status parked = cache->park(base);
-        EXPECT_TRUE(parked.ok() || parked.code() == StatusCode::failed_precondition) << parked.to_string();
-        const auto copy = cache->fork(base);  // shares what is packed, and what is not
-        ASSERT_TRUE(copy.ok()) << copy.status().to_string();
-        const Status awake = cache->wake(base);
-        EXPECT_TRUE(awake.ok() || awake.code() == StatusCode::failed_precondition) << awake.to_string();
-        const Status apart = cache->wake(*copy);
-        EXPECT_TRUE(apart.ok() || apart.code() == StatusCode::failed_precondition) << apart.to_string();
-        EXPECT_EQ(cache->positions(*copy, 1, 0).value().size(), 400u);
-        ASSERT_TRUE(cache->remove(*copy).ok());
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  for (const SeqId seq : own) {
-    EXPECT_EQ(cache->length(seq).value(), 560u);
-    ASSERT_TRUE(cache->remove(seq).ok());
-  }
-  if (cache->is_parked(base).value()) {
-    ASSERT_TRUE(cache->wake(base).ok());
-  }
-  EXPECT_EQ(cache->positions(base, 0, 0).value().size(), 400u);
-  ASSERT_TRUE(cache->remove(base).ok());
-  EXPECT_EQ(in_use(*cache), 0u);
 }
 
 }  // namespace

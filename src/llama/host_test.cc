@@ -331,16 +331,8 @@ TEST(HostPark, AParkedSequenceIsRefusedAndKeptUntilItWakes) {
   ASSERT_TRUE(apply_inline("hot=16,warm=32,archive=rot4,archive_block=64,warm_block=32,sinks=4", config).ok());
   Hosted hosted;
   ASSERT_TRUE(hosted.open(model.get(), config, test_params(64), {}).ok());
-  // The first layers of a made-up model of the same heads: how well they fit does not matter here.
-  calib::Statistics statistics = snapshot::testing::made_up::model().statistics();
-  statistics.model.layers = hosted.shape.layers;
-  statistics.layers.resize(hosted.shape.layers);
-  statistics.ropes.resize(hosted.shape.layers);
-  statistics.pairs.resize(static_cast<size_t>(hosted.shape.layers) * hosted.shape.kv_heads);
-  auto calibration = std::make_shared<calib::Calibration>(statistics, calib::Origin());
-  calibration->deep = std::make_shared<calib::DeepTables>(solve::solve_deep(statistics, {}).value());
-  ASSERT_TRUE(calibration->finish().ok());
-  ASSERT_TRUE(hosted.cache->set_calibration(calibration).ok());
+  const auto tables = snapshot::testing::deep_calibration(hosted.shape.layers, hosted.shape.kv_heads);
+  ASSERT_TRUE(hosted.cache->set_calibration(tables).ok());
   const auto tokens = some_tokens(240, 1);
   const auto decode = [&](const llama_batch& batch) {
     const Status status = hosted.host->decode(hosted.context.get(), batch);

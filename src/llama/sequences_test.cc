@@ -51,15 +51,8 @@ class Sequences : public testing::TestWithParam<Path> {
 
   // Tables of a made-up model: enough to park by.
   void give_deep_tables() {
-    calib::Statistics statistics = snapshot::testing::made_up::model().statistics();
-    statistics.model.layers = hosted_.shape.layers;
-    statistics.layers.resize(hosted_.shape.layers);
-    statistics.ropes.resize(hosted_.shape.layers);
-    statistics.pairs.resize(static_cast<size_t>(hosted_.shape.layers) * hosted_.shape.kv_heads);
-    auto calibration = std::make_shared<calib::Calibration>(statistics, calib::Origin());
-    calibration->deep = std::make_shared<calib::DeepTables>(solve::solve_deep(statistics, {}).value());
-    ASSERT_TRUE(calibration->finish().ok());
-    ASSERT_TRUE(hosted_.cache->set_calibration(calibration).ok());
+    const auto tables = snapshot::testing::deep_calibration(hosted_.shape.layers, hosted_.shape.kv_heads);
+    ASSERT_TRUE(hosted_.cache->set_calibration(tables).ok());
   }
 
   ModelPtr model_{nullptr, llama_model_free};

@@ -17,6 +17,20 @@ inline CalibrationPtr calibration(uint32_t sinks = 4) {
   return out;
 }
 
+// Deep tables for another model of the same heads, as the first layers of the made-up one: enough to park by, however well they
+// fit.
+inline CalibrationPtr deep_calibration(uint32_t layers, uint32_t kv_heads) {
+  calib::Statistics statistics = made_up::model().statistics();
+  statistics.model.layers = layers;
+  statistics.layers.resize(layers);
+  statistics.ropes.resize(layers);
+  statistics.pairs.resize(static_cast<size_t>(layers) * kv_heads);
+  auto calibration = std::make_shared<calib::Calibration>(statistics, calib::Origin());
+  calibration->deep = std::make_shared<calib::DeepTables>(solve::solve_deep(statistics, {}).value());
+  EXPECT_TRUE(calibration->finish().ok());
+  return calibration;
+}
+
 inline CacheConfig config_of(const std::string& spec) {
   CacheConfig config;
   config.num_layers = made_up::kLayers;
