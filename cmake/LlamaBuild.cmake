@@ -5,6 +5,9 @@
 # ggml's CPU code is built for no particular machine (`native` can turn on instructions that a virtual machine then refuses): one
 # plain library, and on x86-64 one for AVX2 and one for AVX-512, of which ggml loads the best that the processor runs. They are
 # built one after the other in one build tree, because the flags concern only ggml-cpu and everything else is then built once.
+#
+# The prefix may be moved or copied, and installing tierkv does so: libraries find each other by $ORIGIN, and libggml finds its
+# kernels in ggml/ beside itself (libllama_modules.h).
 cmake_minimum_required(VERSION 3.25)
 
 set(work ${PREFIX}.work)
@@ -34,8 +37,10 @@ function(configure)
     endif()
   endforeach()
   run(${CMAKE_COMMAND} -S ${SOURCE} -B ${work} -G ${GENERATOR} -DCMAKE_C_COMPILER=${CC} -DCMAKE_CXX_COMPILER=${CXX}
-    -DCMAKE_BUILD_TYPE=Release -DCMAKE_INSTALL_PREFIX=${PREFIX} -DCMAKE_INSTALL_LIBDIR=lib -DCMAKE_INSTALL_RPATH=$ORIGIN
-    -DBUILD_SHARED_LIBS=ON -DGGML_BACKEND_DL=ON -DGGML_BACKEND_DIR=${modules} -DGGML_NATIVE=OFF -DGGML_CCACHE=OFF
+    -DCMAKE_BUILD_TYPE=Release -DCMAKE_INSTALL_PREFIX=${PREFIX} -DCMAKE_INSTALL_LIBDIR=lib
+    -DCMAKE_INSTALL_RPATH=$ORIGIN:$ORIGIN/.. -DCMAKE_BUILD_WITH_INSTALL_RPATH=ON
+    "-DCMAKE_CXX_FLAGS=-include ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/libllama_modules.h"
+    -DBUILD_SHARED_LIBS=ON -DGGML_BACKEND_DL=ON -DGGML_NATIVE=OFF -DGGML_CCACHE=OFF
     -DLLAMA_BUILD_NUMBER=0 -DLLAMA_BUILD_COMMIT=pinned -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_TESTS=OFF
     -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF ${flags})
 endfunction()
@@ -56,6 +61,9 @@ message(STATUS "libllama: the library")
 configure()
 run(${CMAKE_COMMAND} --build ${work} --parallel ${jobs} --target llama)
 run(${CMAKE_COMMAND} --install ${work})
+file(MAKE_DIRECTORY ${modules})
+file(RENAME ${PREFIX}/bin/libggml-cpu.so ${modules}/libggml-cpu.so)
+file(REMOVE_RECURSE ${PREFIX}/bin)
 foreach(name haswell icelake)
   if(EXISTS ${work}.${name}.so)
     file(RENAME ${work}.${name}.so ${modules}/libggml-cpu-${name}.so)

@@ -46,7 +46,10 @@ int main(int argc, char** argv) {
   config.threads = 2;
   if (tierkv::Status status = tierkv::apply_spec("balanced", config); !status.ok()) return fail(status);
   shape->apply(config);
-  auto cache = tierkv::AdaptiveKVCache::create(config);
+  // The one that config.calibration names, that `tierkv calibrate` made here, or that ships with tierkv; none is no error.
+  auto calibration = tierkv::llama::find_calibration(*shape, config);
+  if (!calibration.ok()) return fail(calibration.status());
+  auto cache = tierkv::AdaptiveKVCache::create(config, *calibration);
   if (!cache.ok()) return fail(cache.status());
 
   llama_context_params params = llama_context_default_params();

@@ -82,7 +82,7 @@ def sha256(path):
 
 def mark_of(path):
     """FILE.checked: one line with the sha256, the size and the time of the last change of a file that was found good. The command
-    `tierkv` reads and writes the same (apps/tierkv/checked_file.h)."""
+    `tierkv` reads and writes the same (src/engine/checked_file.h)."""
     return path.with_name(path.name + ".checked")
 
 

@@ -48,8 +48,9 @@ else
     need_header xxhash.h libxxhash-dev
     need_header eigen3/Eigen/Dense libeigen3-dev
     need_header CLI/CLI.hpp libcli11-dev
+    need_header histedit.h libedit-dev
   else
-    missing+=(libgtest-dev libtomlplusplus-dev nlohmann-json3-dev libxxhash-dev libeigen3-dev libcli11-dev)
+    missing+=(libgtest-dev libtomlplusplus-dev nlohmann-json3-dev libxxhash-dev libeigen3-dev libcli11-dev libedit-dev)
   fi
 fi
 

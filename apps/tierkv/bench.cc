@@ -38,6 +38,7 @@ json point_json(const BenchPoint& point, const BenchPoint& reference, const Engi
   const double p50 = quantile(point.steps, 0.5), reference_p50 = quantile(reference.steps, 0.5);
   json value = {{"command", "bench"},
                 {"model", engine.name()},
+                {"title", engine.title()},
                 {"threads", request.options.threads},
                 {"kv", point.spec.kv},
                 {"stock", point.spec.stock},
@@ -87,7 +88,7 @@ void print_naps(const std::vector<BenchPoint>& points) {
 }
 
 void print(const std::vector<BenchPoint>& points, const json& values, const Engine& engine, const BenchRequest& request) {
-  std::printf("%s, %u threads, %u tokens decoded at each depth\n\n", bold(engine.name()).c_str(), request.options.threads,
+  std::printf("%s, %u threads, %u tokens decoded at each depth\n\n", bold(engine.title()).c_str(), request.options.threads,
               request.tokens);
   Table table(
       {"depth", "<setting", "prefill t/s", "ratio", "first token", "decode t/s", "ratio", "p50", "p99", "host", "resident"});

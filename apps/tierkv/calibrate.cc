@@ -70,6 +70,7 @@ std::string hex(uint64_t value) { return format("%016llx", static_cast<unsigned 
 json report_json(const llama::CalibrateReport& report, const Request& request, const Engine& engine) {
   json value = {{"command", "calibrate"},
                 {"model", engine.name()},
+                {"title", engine.title()},
                 {"fingerprint", hex(report.fingerprint)},
                 {"file", request.output},
                 {"id", report.id},
@@ -105,7 +106,7 @@ void print_by_layer(const char* what, const std::vector<double>& values) {
 
 void print(const llama::CalibrateReport& report, const Request& request, const Engine& engine) {
   std::printf("%s: %s tokens in %llu window%s, %s keys and values sampled, %s (%s of it watching attention, %s computing tables)\n",
-              bold(engine.name()).c_str(), human_count(report.tokens).c_str(), static_cast<unsigned long long>(report.windows),
+              bold(engine.title()).c_str(), human_count(report.tokens).c_str(), static_cast<unsigned long long>(report.windows),
               report.windows == 1 ? "" : "s", human_count(report.sampled).c_str(), human_seconds(report.seconds).c_str(),
               human_seconds(report.watching_seconds).c_str(), human_seconds(report.solving_seconds).c_str());
   std::printf("%s: %s, calibration %s of model %s\n\n", request.output.c_str(),
@@ -153,7 +154,7 @@ int run(Request& request) {
   auto result = llama::calibrate(shape, tokens, request.output, calibrate);
   progress.finish();
   if (!result.ok() && interrupted()) throw Cancelled();
-  const llama::CalibrateReport report = take(std::move(result), "cannot calibrate " + engine.name());
+  const llama::CalibrateReport report = take(std::move(result), "cannot calibrate " + engine.title());
   if (options.text()) print(report, request, engine);
   emit_json(options, report_json(report, request, engine));
   return 0;

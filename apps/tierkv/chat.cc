@@ -1,7 +1,5 @@
 // chat.cc — `tierkv chat`: a conversation in the terminal, or with lines from a pipe.
-#include <unistd.h>
-
-#include <iostream>
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
@@ -9,6 +7,7 @@
 #include "engine/session_file.h"
 #include "generation.h"
 #include "learning.h"
+#include "line_input.h"
 #include "load_engine.h"
 #include "terminal.h"
 
@@ -20,8 +19,12 @@ constexpr const char* kFooter =
     "  /tiers         what each tier of the cache holds\n"
     "  /save FILE     keep the conversation, cache included\n"
     "  /load FILE     go on with one that was kept\n"
+    "  /drop N        forget the N oldest turns and read the rest again (a full context does so by itself)\n"
     "  /reset         forget everything\n"
     "  /help, /quit   (or Ctrl-D; Ctrl-C stops a reply)\n"
+    "\n"
+    "Lines that are pasted, and lines between \"\"\" and \"\"\", are one turn. Alt-Enter starts a new line, the arrow keys bring\n"
+    "back earlier turns; they are kept in tierkv/chat_history of the XDG state folder unless --no-history is given.\n"
     "\n"
     "Examples:\n"
     "  tierkv chat --kv balanced --temp 0.7\n"
@@ -32,24 +35,30 @@ struct Request {
   Options options;
   SamplerOptions sampler;
   std::string system, load;
+  std::vector<std::string> stop;
   uint32_t tokens = 512, ctx = 0;
+  bool no_history = false;
 };
+
+// Stands in for a reply where only what the template puts around it is wanted.
+const std::string kReplyMark = "REPLY";
 
 class Chat {
  public:
-  Chat(Request& request, Engine& engine)
+  Chat(Request& request, Engine& engine, bool terminal)
       : request_(request),
         engine_(engine),
         sampler_(request.sampler, request.options.seed),
-        terminal_(isatty(STDIN_FILENO) == 1),
+        terminal_(terminal),
         learning_(engine, request.options.quiet) {
     reset();
   }
 
   // False: the user is done.
-  bool line(const std::string& text) {
+  bool turn(const Turn& turn) {
+    const std::string& text = turn.text;
     if (text.empty()) return true;
-    if (text[0] != '/') {
+    if (text[0] != '/' || turn.block) {
       say(text);
       return true;
     }
@@ -82,7 +91,6 @@ class Chat {
   void tell() { learning_.tell(*session_); }
   void finish() { learning_.finish(*session_); }
 
-  bool terminal() const { return terminal_; }
   int exit_code() const { return exit_code_; }
   nlohmann::json json() {
     nlohmann::json messages = nlohmann::json::array();
@@ -90,8 +98,10 @@ class Chat {
     nlohmann::json value = session_json(engine_, *session_);
     value["command"] = "chat";
     value["model"] = engine_.name();
+    value["title"] = engine_.title();
     value["template"] = engine_.chat_template().known();
     value["messages"] = messages;
+    value["dropped_turns"] = dropped_;
     return value;
   }
 
@@ -111,6 +121,7 @@ class Chat {
     tokens_.clear();
     pending_.clear();
     messages_.clear();
+    dropped_ = 0;
     if (!request_.system.empty()) messages_.push_back({"system", request_.system});
   }
 
@@ -133,14 +144,72 @@ class Chat {
       note("saved to " + rest + ", " + human_bytes(static_cast<double>(bytes)));
     } else if (command == "/load") {
       load(rest);
+    } else if (command == "/drop") {
+      drop_by_hand(rest);
     } else if (command == "/reset") {
       reset();
       note("forgotten");
     } else if (command == "/help") {
-      remark("/tiers  /save FILE  /load FILE  /reset  /quit\n");
+      remark("/tiers  /save FILE  /load FILE  /drop N  /reset  /quit; several lines between \"\"\" and \"\"\" are one turn\n");
     } else {
-      bad_input("there is no command " + command + ": /tiers, /save FILE, /load FILE, /reset, /help, /quit");
+      bad_input("there is no command " + command + ": /tiers, /save FILE, /load FILE, /drop N, /reset, /help, /quit");
     }
+  }
+
+  void drop_by_hand(const std::string& rest) {
+    size_t count = 0;
+    if (!CLI::detail::lexical_cast(rest, count) || count == 0)
+      bad_input("/drop needs the number of turns to forget, such as /drop 2");
+    if (count > turns()) bad_input("/drop " + rest + ": there are " + std::to_string(turns()) + " turns");
+    drop(count);
+  }
+
+  // Messages that are never dropped: what the model was told first.
+  size_t kept_first() const { return !messages_.empty() && messages_.front().role == "system" ? 1 : 0; }
+  size_t turns() const { return (messages_.size() - kept_first()) / 2; }
+
+  // The conversation without its oldest turns, as tokens that end where its last reply does.
+  Tokens tokens_without(size_t dropped) const {
+    std::vector<ChatMessage> rest = messages_;
+    const auto first = rest.begin() + static_cast<std::ptrdiff_t>(kept_first());
+    rest.erase(first, first + static_cast<std::ptrdiff_t>(2 * dropped));
+    if (rest.empty() || rest.back().role != "assistant") return {};
+    const std::string reply = std::exchange(rest.back().content, kReplyMark);
+    const std::string text = engine_.chat_template().apply(rest, false);
+    return engine_.tokenizer().encode(text.substr(0, text.rfind(kReplyMark)) + reply, true, true);
+  }
+
+  // Forgets turns: what is left is read again, because its positions have moved. A conversation that is stopped meanwhile is as it
+  // was; so is one whose reading fails.
+  void drop(size_t count) {
+    const Tokens rest = tokens_without(count);
+    SessionOptions options;
+    options.ctx = session_->limit();
+    auto session = engine_.open_session(session_->name(), session_->cache()->config(), options);
+    if (!rest.empty()) prefill(*session, rest, "reading what is left", request_.options.quiet);
+    session_ = std::move(session);
+    tokens_ = rest;
+    pending_.clear();
+    const auto first = messages_.begin() + static_cast<std::ptrdiff_t>(kept_first());
+    messages_.erase(first, first + static_cast<std::ptrdiff_t>(2 * count));
+    dropped_ += count;
+    note(format("the %s dropped; %s tokens are left",
+                count == 1 ? "oldest turn was" : format("%zu oldest turns were", count).c_str(),
+                human_count(session_->length()).c_str()));
+  }
+
+  // Makes room for a turn of so many tokens and a reply: drops turns until half of the context is free, so that not every turn
+  // has to. False: even alone it does not fit.
+  bool make_room(size_t turn) {
+    const size_t limit = session_->limit();
+    if (turn >= limit) return false;
+    const size_t room = std::max<size_t>(turn + std::min<size_t>(request_.tokens, limit / 4), limit / 2);
+    size_t count = 1;
+    while (count < turns() && tokens_without(count).size() + room > limit) ++count;
+    if (turns() == 0 || tokens_without(count).size() + turn >= limit) return false;
+    note("the context of " + human_count(limit) + " tokens is full");
+    drop(count);
+    return true;
   }
 
   // What the template adds to the conversation for this message. Tokens of the earlier part stay as they are in the cache.
@@ -158,13 +227,12 @@ class Chat {
 
   // What the template puts after a reply: the end mark that the model said, or should have said, and that was not fed.
   std::string end_of_reply() const {
-    const std::string mark = "REPLY";
     std::vector<ChatMessage> marked = messages_;
     if (marked.empty() || marked.back().role != "assistant") return "";
-    marked.back().content = mark;
+    marked.back().content = kReplyMark;
     const std::string formatted = engine_.chat_template().apply(marked, false);
-    const size_t at = formatted.rfind(mark);
-    return at == std::string::npos ? "" : formatted.substr(at + mark.size());
+    const size_t at = formatted.rfind(kReplyMark);
+    return at == std::string::npos ? "" : formatted.substr(at + kReplyMark.size());
   }
 
   // A window that has moved on cannot go back: then the conversation starts anew.
@@ -178,13 +246,22 @@ class Chat {
   }
 
   void say(const std::string& text) {
-    const Tokens turn = tokens_of_turn(text);
-    const uint32_t start = session_->length();
-    if (start + turn.size() >= session_->limit()) {
-      problem(Error(ErrorKind::bad_input, "the conversation has reached the model's context of " + human_count(session_->limit()) +
-                                              " tokens: /reset starts anew"));
+    Tokens turn = tokens_of_turn(text);
+    try {
+      if (session_->length() + turn.size() >= session_->limit()) {
+        if (!make_room(turn.size())) {
+          problem(Error(ErrorKind::bad_input, "the message has " + human_count(turn.size()) + " tokens, which a context of " +
+                                                  human_count(session_->limit()) + " cannot hold: it was not read"));
+          return;
+        }
+        turn = tokens_of_turn(text);
+      }
+    } catch (const Cancelled&) {
+      clear_interrupt();
+      note("stopped; nothing was dropped, and the message was not read");
       return;
     }
+    const uint32_t start = session_->length();
     try {
       prefill(*session_, turn, "reading", request_.options.quiet);
     } catch (const Cancelled&) {
@@ -197,13 +274,14 @@ class Chat {
     pending_.clear();
     GenerateOptions generation;
     generation.tokens = request_.tokens;
+    generation.stop = request_.stop;
     if (request_.options.text()) generation.on_text = stream_text;
     const Generated reply = generate(engine_, *session_, sampler_, generation);
     if (request_.options.text()) std::printf("\n");
     tokens_.insert(tokens_.end(), reply.tokens.begin(), reply.tokens.end());
     messages_.push_back({"user", text});
     messages_.push_back({"assistant", reply.text});
-    if (reply.stop == "context") note("the context is full: /reset starts anew");
+    if (reply.stop == "context") note("the context is full: the next message drops the oldest turns, /reset forgets all");
     if (reply.stop == "interrupted" && terminal_) clear_interrupt();
     learning_.tell(*session_);
   }
@@ -213,6 +291,7 @@ class Chat {
   Sampler sampler_;
   bool terminal_;
   int exit_code_ = 0;
+  size_t dropped_ = 0;  // turns
   std::unique_ptr<Session> session_;
   Tokens tokens_, pending_;
   std::vector<ChatMessage> messages_;
@@ -227,23 +306,22 @@ int run(Request& request) {
   check_kv(options.kv);
   Engine engine = load_engine(options);
   engine.check_context(request.ctx);
-  Chat chat(request, engine);
+  LineInput input(request.no_history ? "" : history_file());
+  Chat chat(request, engine, input.terminal());
   if (!request.load.empty()) chat.load(request.load);
-  if (chat.terminal() && !options.quiet) {
-    remark(bold(engine.name()) + dim(", --kv " + options.kv.front() + ". /help lists commands, /quit or Ctrl-D ends.") + "\n");
+  if (input.terminal() && !options.quiet) {
+    remark(bold(engine.title()) + dim(", --kv " + options.kv.front() + ". /help lists commands, /quit or Ctrl-D ends.") + "\n");
     if (!engine.chat_template().known())
       remark(dim("The model has no chat template that libllama knows: expect it to ramble.") + "\n");
   }
   chat.tell();
-  std::string line;
   while (!interrupted()) {
-    if (chat.terminal()) remark(green("> "));
-    if (!std::getline(std::cin, line)) break;
-    if (!chat.line(line)) break;
+    const std::optional<Turn> turn = input.next();
+    if (!turn || !chat.turn(*turn)) break;
   }
-  if (chat.terminal()) remark("\n");
+  if (input.terminal()) remark("\n");
   chat.finish();
-  const bool stopped = interrupted() && !chat.terminal();
+  const bool stopped = interrupted() && !input.terminal();
   emit_json(options, chat.json());
   return stopped ? kInterrupted : chat.exit_code();
 }
@@ -260,6 +338,8 @@ void add_chat(CLI::App& app, Action& action) {
       ->check(CLI::Range(1u, 1u << 24))
       ->capture_default_str();
   command->add_option("-c,--ctx", request->ctx, "the context's length (default: the model's)")->type_name("N");
+  command->add_flag("--no-history", request->no_history, "do not remember what is typed for the next time");
+  add_stop_option(*command, request->stop);
   add_writing_options(*command, request->options, request->sampler);
   add_kv_option(*command, request->options, "balanced", /*compares=*/false);
   add_output_options(*command, request->options);

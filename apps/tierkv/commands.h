@@ -6,6 +6,7 @@
 #include <memory>
 #include <utility>
 
+#include "config_file.h"
 #include "exit_codes.h"
 #include "files.h"
 #include "interrupt.h"
@@ -40,6 +41,8 @@ void add_bench(CLI::App& app, Action& action);
 void add_report(CLI::App& app, Action& action);
 void add_snapshot(CLI::App& app, Action& action);
 void add_fetch(CLI::App& app, Action& action);
+void add_config(CLI::App& app, Action& action, const ConfigOptions& config);
+void add_man(CLI::App& app, Action& action);
 void add_completion(CLI::App& app, Action& action);
 
 }  // namespace tierkv::cli

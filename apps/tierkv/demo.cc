@@ -161,7 +161,7 @@ void compare(Outcome& outcome, const Outcome& reference) {
 }
 
 void print_beginning(Engine& engine, const Text& text) {
-  std::printf("%s reads a story, \"%s\" (%s tokens), and is then asked %s about it.\n", bold(engine.name()).c_str(),
+  std::printf("%s reads a story, \"%s\" (%s tokens), and is then asked %s about it.\n", bold(engine.title()).c_str(),
               story_title().c_str(), human_count(text.tokens.size()).c_str(),
               text.questions.empty()       ? "nothing"
               : text.questions.size() == 1 ? "one question"
@@ -259,6 +259,7 @@ int run(Request& request) {
   if (options.text() && outcomes.size() > 1) std::printf("%s\n", sentence.c_str());
   emit_json(options, {{"command", "demo"},
                       {"model", engine.name()},
+                      {"title", engine.title()},
                       {"story", story_title()},
                       {"tokens", text.tokens.size()},
                       {"facts", text.facts},

@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -37,7 +38,7 @@ constexpr Thing kThings[] = {
 constexpr const char* kFooter =
     "Examples:\n"
     "  tierkv fetch                    what there is, and what is here already\n"
-    "  tierkv fetch smollm2\n"
+    "  tierkv fetch smollm2 wikitext2\n"
     "  tierkv fetch wikitext2 --json   where it went, with checksums\n"
     "\n"
     "Downloads are pinned packages, checked by sha256, kept in $TIERKV_CACHE (default: tierkv/ in the XDG cache) and need no "
@@ -46,7 +47,8 @@ constexpr const char* kFooter =
 
 struct Request {
   Options options;
-  std::string name, cache;
+  std::vector<std::string> names;
+  std::string cache;
   bool offline = false;
 };
 
@@ -95,35 +97,52 @@ int run_program(const std::vector<std::string>& words, std::string& output) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : kInterrupted;
 }
 
-int run(Request& request) {
-  Options& options = request.options;
-  settle_json(options, request.name);
-  settle(options);
-  if (request.name.empty()) return list(request);
+void check_names(const std::vector<std::string>& wanted) {
   std::string names;
-  bool known = false;
-  for (const Thing& thing : kThings) {
-    known |= request.name == thing.name;
-    names += (names.empty() ? "" : ", ") + std::string(thing.name);
+  for (const Thing& thing : kThings) names += (names.empty() ? "" : ", ") + std::string(thing.name);
+  for (const std::string& name : wanted) {
+    const bool known = std::any_of(std::begin(kThings), std::end(kThings), [&](const Thing& thing) { return name == thing.name; });
+    if (!known) bad_input("there is nothing called " + name + " to fetch: " + names);
   }
-  if (!known) bad_input("there is nothing called " + request.name + " to fetch: " + names);
+}
+
+// 0 and the script's result; or the exit code of what went wrong, which the script has said.
+int fetch_one(const Request& request, const std::string& name, json& result) {
   const std::string script = find_shared("tools/fetch.py");
   if (script.empty())
     fail("the fetch script is neither beside this program nor in its share folder: set TIERKV_SHARE to where tools/fetch.py is");
-  std::vector<std::string> words = {"python3", script, request.name, "--json"};
+  std::vector<std::string> words = {"python3", script, name, "--json"};
   if (request.offline) words.push_back("--offline");
   if (!request.cache.empty()) words.insert(words.end(), {"--cache", request.cache});
   std::string output;
   const int code = run_program(words, output);
   if (code == kInterrupted) return kInterrupted;
-  if (code != 0) return code == 1 ? kRuntimeError : kBadInput;  // the script has said why
-  const json result = json::parse(output, nullptr, false);
+  if (code != 0) return code == 1 ? kRuntimeError : kBadInput;
+  result = json::parse(output, nullptr, false);
   if (result.is_discarded()) fail("the fetch script gave no result");
-  if (options.text()) {
-    std::printf("%s\n", result.value("path", "").c_str());
-    if (!options.quiet) remark(dim("licence: " + result.value("license", "")) + "\n");
+  return 0;
+}
+
+int run(Request& request) {
+  Options& options = request.options;
+  std::string first;  // `fetch --json NAME`
+  if (request.names.empty()) settle_json(options, first);
+  if (!first.empty()) request.names = {first};
+  settle(options);
+  if (request.names.empty()) return list(request);
+  check_names(request.names);
+  json results = json::array();
+  for (const std::string& name : request.names) {
+    json result;
+    if (const int code = fetch_one(request, name, result); code != 0) return code;
+    if (options.text()) {
+      std::printf("%s\n", result.value("path", "").c_str());
+      std::fflush(stdout);
+      if (!options.quiet) remark(dim("licence: " + result.value("license", "")) + "\n");
+    }
+    results.push_back(result);
   }
-  emit_json(options, result);
+  emit_json(options, results.size() == 1 ? results.front() : json{{"command", "fetch"}, {"things", results}});
   return 0;
 }
 
@@ -132,7 +151,8 @@ int run(Request& request) {
 void add_fetch(CLI::App& app, Action& action) {
   const auto [command, request] =
       add_command<Request>(app, action, "fetch", "Download models and texts by name, checked and cached", kFooter, run);
-  command->add_option("name", request->name, "smollm2, gemma3-270m, wikitext2 or llama.cpp (none: list them)")->type_name("NAME");
+  command->add_option("name", request->names, "smollm2, gemma3-270m, wikitext2 or llama.cpp, one or several (none: list them)")
+      ->type_name("NAME");
   command->add_option("--cache", request->cache, "folder to keep it in")->type_name("FOLDER");
   command->add_flag("--offline", request->offline, "never download: fail if it is not here");
   add_output_options(*command, request->options);

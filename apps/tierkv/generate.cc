@@ -1,4 +1,6 @@
 // generate.cc — `tierkv generate`: continues a prompt, token by token, with one cache setting or several in turn.
+#include <unistd.h>
+
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
@@ -18,7 +20,8 @@ constexpr const char* kFooter =
     "  tierkv generate -f report.txt --kv balanced --tiers\n"
     "  tierkv generate --chat \"Why is the sky blue?\" --temp 0.7 --seed 3\n"
     "  tierkv generate -f report.txt --kv fp16 --kv balanced --kv compact --json out.json\n"
-    "  echo \"Dear Sir,\" | tierkv generate -f -\n"
+    "  tierkv generate -p \"A tide is\" --stop . --stop \"\\n\" --ctx 8k\n"
+    "  echo \"Dear Sir,\" | tierkv generate\n"
     "\n"
     "The text goes to stdout as it is made, everything else to stderr.";
 
@@ -26,15 +29,24 @@ struct Request {
   Options options;
   SamplerOptions sampler;
   std::string prompt, file;
+  std::vector<std::string> stop;
   uint32_t tokens = 128, ctx = 0, tiers_every = 64;
   bool self_calibrate = false, chat = false, tiers = false, ignore_end = false, echo = false;
 };
 
-std::string prompt_of(Request& request, const Engine& engine) {
+// The text to continue: the prompt, a file, both, or what a pipe sends where neither is given.
+std::string read_prompt(Request& request) {
+  if (request.file.empty() && request.prompt.empty() && !isatty(STDIN_FILENO)) request.file = "-";
   std::string text = request.file.empty() ? request.prompt : read_file(request.file);
   if (!request.file.empty() && !request.prompt.empty()) text += "\n" + request.prompt;
-  if (text.empty()) bad_input("there is no prompt: give one, or a file with -f (- for stdin)");
-  return request.chat ? engine.chat_template().apply({{"user", text}}, true) : text;
+  if (text.empty()) bad_input("there is no prompt: give one with -p, a file with -f, or a pipe");
+  return text;
+}
+
+// `--json TEXT` takes the text for a file's name: it is the prompt, unless it looks like one and a pipe has the text.
+void settle_prompt(Request& request) {
+  const bool piped = request.options.json_file.ends_with(".json") && !isatty(STDIN_FILENO);
+  if (request.file.empty() && !piped) settle_json(request.options, request.prompt);
 }
 
 void show_tiers(Engine& engine, Session& session) {
@@ -58,6 +70,7 @@ nlohmann::json run_one(Request& request, Engine& engine, const std::string& kv, 
   GenerateOptions generation;
   generation.tokens = request.tokens;
   generation.ignore_end = request.ignore_end;
+  generation.stop = request.stop;
   if (options.text()) generation.on_text = stream_text;
   if (request.tiers) {
     generation.on_token = [&](uint32_t count) {
@@ -81,14 +94,15 @@ nlohmann::json run_one(Request& request, Engine& engine, const std::string& kv, 
 
 int run(Request& request) {
   Options& options = request.options;
-  if (request.file.empty()) settle_json(options, request.prompt);
+  settle_prompt(request);
   settle(options);
   if (options.kv.empty()) options.kv = {"balanced"};
   check_kv(options.kv);
-  if (request.file.empty() && request.prompt.empty()) bad_input("there is no prompt: give one, or a file with -f (- for stdin)");
+  const std::string text = read_prompt(request);
   Engine engine = load_engine(options);
   const uint32_t limit = engine.check_context(request.ctx);
-  const Tokens prompt = engine.tokenizer().encode(prompt_of(request, engine), true, request.chat);
+  const std::string whole = request.chat ? engine.chat_template().apply({{"user", text}}, true) : text;
+  const Tokens prompt = engine.tokenizer().encode(whole, true, request.chat);
   if (prompt.size() >= limit) {
     bad_input("the prompt has " + human_count(prompt.size()) + " tokens, which leaves no room in a context of " +
               human_count(limit));
@@ -101,9 +115,12 @@ int run(Request& request) {
     results.push_back(run_one(request, engine, kv, prompt));
     if (interrupted()) break;
   }
-  emit_json(
-      options,
-      {{"command", "generate"}, {"model", engine.name()}, {"file", engine.path()}, {"seed", options.seed}, {"results", results}});
+  emit_json(options, {{"command", "generate"},
+                      {"model", engine.name()},
+                      {"title", engine.title()},
+                      {"file", engine.path()},
+                      {"seed", options.seed},
+                      {"results", results}});
   return interrupted() ? kInterrupted : 0;
 }
 
@@ -112,7 +129,8 @@ int run(Request& request) {
 void add_generate(CLI::App& app, Action& action) {
   const auto [command, request] =
       add_command<Request>(app, action, "generate", "Continue a prompt or a file, streaming, with any cache setting", kFooter, run);
-  command->add_option("prompt", request->prompt, "the text to continue")->type_name("TEXT");
+  command->add_option("-p,--prompt,prompt", request->prompt, "the text to continue (default: what a pipe sends)")
+      ->type_name("TEXT");
   command->add_option("-f,--file", request->file, "read the text from a file (- for stdin); a prompt is put after it")
       ->type_name("FILE");
   command->add_option("-n,--tokens", request->tokens, "how many tokens to write at most")
@@ -127,6 +145,7 @@ void add_generate(CLI::App& app, Action& action) {
       ->capture_default_str();
   command->add_flag("--ignore-end", request->ignore_end, "go on after the model says that it is done");
   command->add_flag("--echo", request->echo, "print the prompt too");
+  add_stop_option(*command, request->stop);
   add_writing_options(*command, request->options, request->sampler);
   add_kv_option(*command, request->options, "balanced");
   add_output_options(*command, request->options);

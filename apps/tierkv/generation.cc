@@ -22,6 +22,22 @@ void stream_text(const std::string& text) {
   std::fflush(stdout);
 }
 
+void add_stop_option(CLI::App& app, std::vector<std::string>& stop) {
+  app.add_option_function<std::vector<std::string>>(
+         "-r,--stop",
+         [&stop](const std::vector<std::string>& given) {
+           stop = given;
+           for (std::string& text : stop) {
+             for (size_t at = 0; (at = text.find("\\n", at)) != std::string::npos; ++at) text.replace(at, 2, "\n");
+           }
+         },
+         "stop before this text would be written; may be repeated; \\n is a line end")
+      ->type_name("TEXT")
+      ->expected(1)
+      ->allow_extra_args(false)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+}
+
 void add_sampler_options(CLI::App& app, SamplerOptions& options) {
   app.add_option("--temp", options.temperature, "temperature; 0 takes the likeliest token")
       ->check(number_range(0.0, 100.0))

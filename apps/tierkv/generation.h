@@ -4,6 +4,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "engine/generate.h"
 #include "options.h"
@@ -16,6 +17,8 @@ void prefill(Session& session, std::span<const llama_token> tokens, const std::s
 // For on_text: to stdout, at once.
 void stream_text(const std::string& text);
 
+// --stop and -r: where the text is to end. "\\n" stands for a line end.
+void add_stop_option(CLI::App& app, std::vector<std::string>& stop);
 void add_sampler_options(CLI::App& app, SamplerOptions& options);
 // Options of the commands that write: sampler, seed, model.
 void add_writing_options(CLI::App& app, Options& options, SamplerOptions& sampler);

@@ -38,16 +38,21 @@ std::string short_type(const CLI::Option* option) {
 
 }  // namespace
 
+std::string option_names(const CLI::Option* option) {
+  std::string names;
+  for (const std::string& name : option->get_snames()) names += (names.empty() ? "-" : ", -") + name;
+  for (const std::string& name : option->get_lnames()) names += (names.empty() ? "--" : ", --") + name;
+  if (option->get_items_expected_max() > 0 && option->get_type_size() != 0) names += " " + short_type(option);
+  return names;
+}
+
+std::string option_description(const CLI::Option* option) {
+  const std::string text = option->get_description();
+  return option->get_default_str().empty() ? text : text + " (default: " + option->get_default_str() + ")";
+}
+
 std::string HelpFormatter::make_option(const CLI::Option* option, bool is_positional) const {
-  std::string left = is_positional ? option->get_name(true) : "";
-  if (!is_positional) {
-    for (const std::string& name : option->get_snames()) left += (left.empty() ? "-" : ", -") + name;
-    for (const std::string& name : option->get_lnames()) left += (left.empty() ? "--" : ", --") + name;
-    if (option->get_items_expected_max() > 0 && option->get_type_size() != 0) left += " " + short_type(option);
-  }
-  std::string right = option->get_description();
-  if (!option->get_default_str().empty()) right += " (default: " + option->get_default_str() + ")";
-  return columns(left, right);
+  return columns(is_positional ? option->get_name(true) : option_names(option), option_description(option));
 }
 
 std::string HelpFormatter::make_subcommand(const CLI::App* command) const {

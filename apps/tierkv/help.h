@@ -6,6 +6,10 @@
 
 namespace tierkv::cli {
 
+// "-n, --tokens N", and what it does with its default.
+std::string option_names(const CLI::Option* option);
+std::string option_description(const CLI::Option* option);
+
 class HelpFormatter : public CLI::Formatter {
  public:
   std::string make_option(const CLI::Option* option, bool is_positional) const override;

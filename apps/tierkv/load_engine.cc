@@ -12,6 +12,7 @@ Engine load_engine(const Options& options) {
   EngineOptions engine;
   engine.model = options.model;
   engine.threads = options.threads;
+  engine.fewer_threads = options.threads_by_machine;
   engine.cancel = cancellation();
   engine.on_progress = [&](float share) { progress.update(static_cast<uint64_t>(share * 100.0f)); };
   return Engine(engine);

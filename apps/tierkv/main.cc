@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "commands.h"
+#include "habits.h"
 #include "help.h"
 
 namespace tierkv::cli {
@@ -22,6 +23,8 @@ constexpr const char* kFooter =
     "  tierkv plan -m model.gguf --ctx 32768      what a cache would take\n"
     "  tierkv ppl --kv balanced --stock q4_0      what a cache costs in quality\n"
     "\n"
+    "Defaults (model, threads, kv, any option of a command) may stand in tierkv/config.toml of the XDG config folder: see tierkv\n"
+    "config --help. Tokens may be counted in k: --ctx 32k is 32,768.\n"
     "Exit codes: 0 done, 1 something failed, 2 bad input or usage, 130 interrupted.\n"
     "Colours respect NO_COLOR; models and texts are kept in $TIERKV_CACHE (default: tierkv/ in the XDG cache).";
 
@@ -46,10 +49,21 @@ int run(int argc, char** argv) {
   add_report(app, action);
   add_snapshot(app, action);
   add_fetch(app, action);
+  ConfigOptions config;
+  add_config(app, action, config);
   add_completion(app, action);
+  add_man(app, action);
   for (CLI::App* command : app.get_subcommands([](CLI::App*) { return true; })) command->group("Commands");
+  take_thousands(app);
+  add_config_options(app, config);
+  // Without a file after it, --json means stdout, also for what is refused before a command sees it.
+  for (int i = 1; i < argc; ++i) {
+    if (std::string_view(argv[i]) == "--json" && (i + 1 == argc || argv[i + 1][0] == '-')) expect_json_on_stdout();
+  }
   try {
-    app.parse(argc, argv);
+    std::vector<std::string> words = translated({argv + 1, argv + argc});
+    std::reverse(words.begin(), words.end());  // as CLI11 takes them
+    app.parse(words);
   } catch (const CLI::Success& wanted) {  // --help, --version
     return app.exit(wanted);
   } catch (const CLI::ParseError& problem) {
@@ -65,12 +79,9 @@ int run(int argc, char** argv) {
       command += " " + at->get_name();
     }
     sentence += " (see " + command + " --help)";
-    // Without a file after it, --json means stdout.
-    for (int i = 1; i < argc; ++i) {
-      if (std::string_view(argv[i]) == "--json" && (i + 1 == argc || argv[i + 1][0] == '-')) expect_json_on_stdout();
-    }
     bad_input(sentence);
   }
+  if (!app.got_subcommand("config")) apply_config(read_config(config, app), app);
   install_interrupt_handler();
   const int code = action ? action() : kBadInput;
   if (code != 0) emit_failure(code, code == kInterrupted ? "interrupted" : "failed: stderr says why");

@@ -34,7 +34,8 @@ void add_model_option(CLI::App& app, Options& options) {
   app.add_option("-m,--model", options.model, "a GGUF file, or a known name: smollm2, gemma3-270m")
       ->type_name("MODEL")
       ->capture_default_str();
-  app.add_option("-t,--threads", options.threads, "threads to compute with (default: all cores)")
+  app.add_option("-t,--threads", options.threads,
+                 "threads to compute with (default: all cores, fewer for a token while the machine has other work)")
       ->type_name("N")
       ->check(CLI::Range(1, 1024));
 }
@@ -58,7 +59,10 @@ void add_seed_option(CLI::App& app, Options& options) {
 }
 
 void settle(Options& options) {
-  if (options.threads == 0) options.threads = std::max(1u, std::thread::hardware_concurrency());
+  if (options.threads == 0) {
+    options.threads_by_machine = true;
+    options.threads = std::max(1u, std::thread::hardware_concurrency());
+  }
   if (options.json_only()) expect_json_on_stdout();
   else check_writable(options.json_file);
 }

@@ -23,6 +23,7 @@ struct Options {
   uint32_t threads = 0;   // 0: settle() takes all cores
   uint32_t seed = 42;
   bool quiet = false;
+  bool threads_by_machine = false;  // settle(): nobody gave a number, so fewer while the machine has other work
 
   // JSON takes the place of the text on stdout.
   bool json_only() const { return json && (json_file.empty() || json_file == "-"); }

@@ -1,9 +1,12 @@
 // plan.cc — `tierkv plan`: what a cache takes for a model, a context and a batch, before anything is run.
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "commands.h"
 #include "engine/gguf_file.h"
+#include "plan_calibration.h"
 #include "plan_document.h"
 #include "plan_measure.h"
 #include "terminal.h"
@@ -20,9 +23,11 @@ constexpr const char* kFooter =
     "  tierkv plan -m smollm2 --kv compact --memory 4GiB       how many sequences fit\n"
     "  tierkv plan --adr004                                    ADR-004's tables, with correct arithmetic\n"
     "\n"
-    "The bytes are measured on small caches of one head, not computed from bit widths: scales and headers are in them. Only the "
-    "GGUF's\n"
-    "header is read. Units: 1 GiB is 1024 MiB.";
+    "The bytes are measured on small caches of one head, not computed from bit widths: scales and headers are in them. Of a\n"
+    "model only the GGUF's header is read, unless a calibration is here that may be of it. FP16 is counted as each layer needs "
+    "it:\n"
+    "no more than its window where it slides. Tables of a calibration, which all sequences share, are not counted.\n"
+    "Units: 1 GiB is 1024 MiB.";
 
 struct Request {
   Options options;
@@ -38,6 +43,7 @@ struct Shape {
   uint32_t layers = 0, heads = 0, kv_heads = 0, head_dim = 0, context = 0, window = 0;
   std::vector<bool> slides;  // by layer
   bool windows_unknown = false;
+  std::optional<GgufFile> file;  // the model, where all of the shape is its own
 };
 
 // libllama knows from the architecture which layers slide: all but every n-th.
@@ -52,13 +58,23 @@ Shape shape_of(const Request& request) {
   Shape shape;
   if (request.model_option->count() > 0 || request.layers == 0) {
     const GgufFile file = read_gguf(find_model(request.options.model));
-    shape = {file.name, file.layers, file.heads, file.kv_heads, file.head_dim, file.context, file.window, {}, false};
+    shape = {model_title(file.path, file.name),
+             file.layers,
+             file.heads,
+             file.kv_heads,
+             file.head_dim,
+             file.context,
+             file.window,
+             {},
+             false,
+             {}};
     if (!file.refused.empty())
       bad_input(file.path + ": a model of architecture " + file.architecture + " cannot use the cache: " + file.refused);
     const uint32_t pattern = window_pattern(file.architecture);
     shape.windows_unknown = shape.window != 0 && pattern == 0;
     if (shape.windows_unknown) shape.window = 0;
     for (uint32_t l = 0; l < shape.layers; ++l) shape.slides.push_back(shape.window != 0 && l % pattern < pattern - 1);
+    if (request.layers + request.heads + request.kv_heads + request.head_dim + request.window == 0) shape.file = file;
   }
   if (request.layers != 0) shape.layers = request.layers, shape.slides.clear();
   if (request.heads != 0) shape.heads = request.heads;
@@ -160,11 +176,18 @@ int run(Request& request) {
   std::vector<std::string> headers = {"<--kv", "in all", "of FP16", "sinks", "hot", "warm", "archive"};
   if (memory > 0) headers.push_back("fit " + human_bytes(memory));
   Table table(headers);
+  double fp16 = 0;
+  bool calibrated = false;
   Progress progress("measuring", options.kv.size(), options.quiet);
   for (const std::string& kv : options.kv) {
-    const SequencePlan plan = measure_sequence(config_of(shape, kv), ctx);
+    const CalibrationPtr calibration = shape.file ? plan_calibration(*shape.file, kv) : nullptr;
+    const SequencePlan plan = measure_sequence(config_of(shape, kv), ctx, calibration);
+    fp16 = plan.fp16_bytes * static_cast<double>(request.batch);
+    calibrated |= calibration != nullptr;
     plans.push_back(plan_json(kv, plan, request.batch, memory));
-    std::vector<std::string> cells = {kv, bold(human_bytes(plan.total_bytes * static_cast<double>(request.batch))),
+    plans.back()["calibrated"] = calibration != nullptr;
+    std::vector<std::string> cells = {calibration ? kv + " *" : kv,
+                                      bold(human_bytes(plan.total_bytes * static_cast<double>(request.batch))),
                                       format("1/%.2f", plan.fp16_bytes / plan.total_bytes)};
     for (int t = 0; t < kNumTiers; ++t) cells.push_back(tier_cell(plan, static_cast<Tier>(t), request.batch));
     if (memory > 0) cells.push_back(human_count(static_cast<uint64_t>(memory / plan.total_bytes)));
@@ -172,21 +195,21 @@ int run(Request& request) {
     progress.update(plans.size());
   }
   progress.finish();
-  const double fp16 =
-      4.0 * static_cast<double>(ctx) * static_cast<double>(request.batch) * shape.layers * shape.kv_heads * shape.head_dim;
   if (options.text()) {
     std::printf("%s: %u layers, %u query heads on %u KV heads of %u channels\n", bold(shape.name).c_str(), shape.layers,
                 shape.heads, shape.kv_heads, shape.head_dim);
     if (shape.window != 0) {
       const auto sliding = std::count(shape.slides.begin(), shape.slides.end(), true);
-      std::printf("%ld of them slide over %u tokens\n", static_cast<long>(sliding), shape.window);
+      std::printf("%ld layers slide over %u tokens\n", static_cast<long>(sliding), shape.window);
     }
     std::printf("%s tokens x %s sequence%s; plain FP16 takes %s\n\n%s", human_count(ctx).c_str(),
                 human_count(request.batch).c_str(), request.batch == 1 ? "" : "s", human_bytes(fp16).c_str(), table.str().c_str());
+    if (calibrated) std::printf("\n* with the calibration of this model that is here\n");
   }
   if (shape.windows_unknown && !options.quiet) remark("The file does not say which layers slide: all are counted in full.\n");
   emit_json(options, {{"command", "plan"},
-                      {"model", shape.name},
+                      {"model", shape.file ? shape.file->name : shape.name},
+                      {"title", shape.name},
                       {"layers", shape.layers},
                       {"heads", shape.heads},
                       {"kv_heads", shape.kv_heads},

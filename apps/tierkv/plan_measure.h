@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <string>
 
+#include "tierkv/calibration.h"
 #include "tierkv/config.h"
 #include "tierkv/stats.h"
 
@@ -24,10 +25,11 @@ struct SequencePlan {
   PlanTier tier[kNumTiers];
   double bookkeeping_bytes = 0;
   double total_bytes = 0;
-  double fp16_bytes = 0;  // every token of every layer as FP16, windows ignored
+  double fp16_bytes = 0;  // FP16 rows of the tokens that each layer attends to: those of its window where it has one
 };
 
-// REQUIRES: validate(config) is ok.
-SequencePlan measure_sequence(const CacheConfig& config, uint64_t tokens);
+// With a calibration the archive is what a run with it has; its tables, which all sequences share, are not counted.
+// REQUIRES: validate(config) is ok; the calibration is of a model of that shape.
+SequencePlan measure_sequence(const CacheConfig& config, uint64_t tokens, const CalibrationPtr& calibration = nullptr);
 
 }  // namespace tierkv::cli

@@ -46,6 +46,7 @@ json setting_json(const PplSetting& setting, const PplRequest& request, Engine& 
   const double bits_total = 16.0 * static_cast<double>(setting.resident) / static_cast<double>(std::max<uint64_t>(fp16_bytes, 1));
   json value = {{"command", "ppl"},
                 {"model", engine.name()},
+                {"title", engine.title()},
                 {"kv", setting.spec.kv},
                 {"stock", setting.spec.stock},
                 {"reference", request.reference},
@@ -101,7 +102,7 @@ std::string tier_bits(const PplSetting& setting, uint32_t head_dim) {
 void print(const std::vector<PplSetting>& settings, const json& values, Engine& engine, const ScoredWindows& text,
            const PplRequest& request) {
   std::printf("%s: %s tokens scored in %zu window%s of %zu, fed %u at a time, the first %u of each not scored\n\n",
-              bold(engine.name()).c_str(), human_count(text.scored).c_str(), text.windows.size(),
+              bold(engine.title()).c_str(), human_count(text.scored).c_str(), text.windows.size(),
               text.windows.size() == 1 ? "" : "s", text.windows.front().size(), request.chunk, text.skip);
   Table table({"<setting", "PPL", "delta", "± se", "KLD", "top-1", "bits", "<bits by tier", "resident", "tokens/s"});
   for (size_t i = 0; i < settings.size(); ++i) {

@@ -39,9 +39,9 @@ typedef struct tierkv_llama tierkv_llama;
 
 /* Changes `params` so that a context made from them keeps its sequences in a new cache. `kv` is a preset, a configuration file or
  * the inline form ("balanced,hot=128"). A calibration of the model is found as find_calibration() below finds it: the file that
- * `kv` names ("balanced,calibration=model.tkc"), or the one that lies in $TIERKV_CACHE. Where there is none the model is learned in
- * passing (tierkv/learning.h) and its tables are left there; "balanced,calibrate=off" does neither. NULL on failure, with one
- * sentence in `error`; `params` is then as it was. */
+ * `kv` names ("balanced,calibration=model.tkc"), the one that lies in $TIERKV_CACHE, or one that is part of this library. Where
+ * there is none the model is learned in passing (tierkv/learning.h) and its tables are left in $TIERKV_CACHE;
+ * "balanced,calibrate=off" does neither. NULL on failure, with one sentence in `error`; `params` is then as it was. */
 tierkv_llama* tierkv_llama_attach(struct llama_context_params* params, struct llama_model* model, const char* kv, char* error,
                                   size_t error_size);
 /* As llama_decode: 0 on success. 1: no room in the cache; 2: aborted, or parked; below 0: an error. Nothing of the batch is kept
@@ -158,10 +158,21 @@ Result<ModelShape> inspect(llama_model* model);
 std::string cache_folder();
 // Where `tierkv calibrate` leaves the calibration of a model: calibration/<fingerprint>.tkc in the cache folder.
 std::string calibration_path(const ModelShape& shape);
-// The calibration of a model: the file that the configuration names, or else the one at calibration_path(); null when that is not
-// there, or with calibrate = off. Whether a named one fits is for Host::attach() to say. One at calibration_path() that is damaged
-// or another model's counts as none where the configuration says calibrate = auto: `note`, if given, says so.
+// The calibration of a model: the file that the configuration names, or else the one at calibration_path(), or else the one that is
+// part of this library; null when there is none, or with calibrate = off. Whether a named one fits is for Host::attach() to say.
+// One at calibration_path() that is damaged or another model's counts as none where the configuration says calibrate = auto:
+// `note`, if given, says so.
 Result<CalibrationPtr> find_calibration(const ModelShape& shape, const CacheConfig& config, std::string* note = nullptr);
+// The one that is part of this library, or null.
+Result<CalibrationPtr> shipped_calibration(const ModelShape& shape);
+
+struct FoundCalibration {
+  CalibrationPtr calibration;  // null: it is not here
+  std::string where;           // its file, or that it ships with tierkv
+};
+// The calibration with this id (SnapshotInfo::calibration), among those of the library and of the cache folder. A file there that
+// cannot be read is passed over.
+Result<FoundCalibration> find_calibration(uint64_t id);
 // What a cache needs to learn the model: its name, RoPE and output projections. For layers whose window is no longer than an
 // archive is far there is nothing to learn, and nothing is computed.
 Result<LearningModel> learning_model(const ModelShape& shape);

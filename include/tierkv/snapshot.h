@@ -2,7 +2,8 @@
 //
 // The bytes are those of AdaptiveKVCache::freeze() or of a file save() wrote; docs/build/block_format.md describes them. Everything
 // load() checks is checked here too, but for what depends on the cache: whatever passes is whole and loads into a cache of the same
-// shape.
+// shape. Without the calibration that its codecs need the checksum of the whole, the header, the codecs and the lengths are
+// checked, and nobody can look further: SnapshotInfo::lacks_tables says so.
 //
 // Errors:   data_loss for bytes that are truncated, damaged or contradict themselves; unsupported for a file that needs a newer
 //           reader or a codec this build does not have; not_found and io_error for the file itself.
@@ -27,10 +28,11 @@ struct SnapshotTier {
 };
 
 struct SnapshotInfo {
-  uint32_t version = 0;      // of the writer's format
-  uint32_t min_reader = 0;   // the oldest reader that understands it
-  std::string model;         // as configured when it was saved; may be empty
-  uint64_t calibration = 0;  // id of the calibration its codecs need; 0: none
+  uint32_t version = 0;       // of the writer's format
+  uint32_t min_reader = 0;    // the oldest reader that understands it
+  std::string model;          // as configured when it was saved; may be empty
+  uint64_t calibration = 0;   // id of the calibration its codecs need; 0: none
+  bool lacks_tables = false;  // its codecs need that calibration, and it was not given: blocks, tiers and deep_* are not known
   uint32_t num_layers = 0;
   uint32_t num_kv_heads = 0;
   uint32_t head_dim = 0;

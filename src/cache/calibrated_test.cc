@@ -124,10 +124,32 @@ TEST(Calibrated, SnapshotsNeedTheSameTables) {
     ASSERT_FALSE(refused.ok());
     EXPECT_NE(refused.status().message().find("calibration"), std::string::npos) << refused.status().message();
   }
-  EXPECT_FALSE(inspect_snapshot(*bytes).ok());
   const auto info = inspect_snapshot(*bytes, tables());
   ASSERT_TRUE(info.ok()) << info.status().to_string();
   EXPECT_EQ(info->calibration, tables()->id());
+  EXPECT_FALSE(info->lacks_tables);
+}
+
+TEST(Calibrated, ASnapshotIsCheckedWithoutItsTables) {
+  Filled klt(kKlt, tables());
+  klt.append(700);
+  const std::vector<std::byte> bytes = klt.cache->freeze(klt.seq).value();
+  const SnapshotInfo full = inspect_snapshot(bytes, tables()).value();
+  for (const CalibrationPtr& given : {CalibrationPtr(), tables(2)}) {
+    const auto info = inspect_snapshot(bytes, given);
+    ASSERT_TRUE(info.ok()) << info.status().to_string();
+    EXPECT_TRUE(info->lacks_tables);
+    EXPECT_EQ(info->calibration, tables()->id());
+    EXPECT_EQ(info->length, 700u);
+    EXPECT_EQ(info->codecs, full.codecs);
+    EXPECT_EQ(info->blocks, 0u);
+  }
+  // Every byte is under the checksum.
+  for (size_t at = 0; at < bytes.size(); at += 1 + bytes.size() / 97) {
+    std::vector<std::byte> changed = bytes;
+    changed[at] ^= std::byte{4};
+    EXPECT_FALSE(inspect_snapshot(changed).ok()) << at;
+  }
 }
 
 // Warm blocks are made and read with the tables of their own head, so that they are the same rows after a snapshot.

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 
-#include "engine/calibrations.h"
 #include "engine/error.h"
 #include "engine/gguf_file.h"
 #include "engine/text.h"
@@ -30,7 +29,10 @@ void load_backends_once() {
 }  // namespace
 
 Engine::Engine(const EngineOptions& options)
-    : threads_(std::max(1u, options.threads)), cancel_(options.cancel), path_(find_model(options.model, options.cancel)) {
+    : threads_(std::max(1u, options.threads)),
+      fewer_threads_(options.fewer_threads),
+      cancel_(options.cancel),
+      path_(find_model(options.model, options.cancel)) {
   const GgufFile file = read_gguf(path_);
   name_ = file.name;
   fingerprint_ = file.fingerprint;
@@ -52,10 +54,12 @@ Engine::Engine(const EngineOptions& options)
 
 Engine::~Engine() = default;
 
+std::string Engine::title() const { return model_title(path_, name_); }
+
 uint32_t Engine::check_context(uint64_t wanted) const {
   if (wanted == 0) return context_;
   if (wanted > context_) {
-    bad_input("a context of " + human_count(wanted) + " tokens is longer than the model's: " + name_ + " was made for " +
+    bad_input("a context of " + human_count(wanted) + " tokens is longer than the model's: " + title() + " was made for " +
               human_count(context_));
   }
   return static_cast<uint32_t>(wanted);
@@ -75,7 +79,7 @@ CacheConfig Engine::config(const std::string& kv) {
   config.threads = threads_;
   check(apply_spec(kv, config), "--kv " + kv);
   shape().apply(config);
-  check(validate(config), "--kv " + kv + " does not fit " + name_);
+  check(validate(config), "--kv " + kv + " does not fit " + title());
   return config;
 }
 
@@ -83,7 +87,6 @@ CalibrationPtr Engine::calibration(const CacheConfig& config) {
   if (config.calibrate == "off") return nullptr;
   CalibrationPtr& known = calibrations_[config.calibration_file()];
   if (!known) known = take(llama::find_calibration(shape(), config, &calibration_note_), "");
-  if (!known) known = shipped_calibration(shape());
   return known;
 }
 

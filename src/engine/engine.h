@@ -33,6 +33,7 @@ namespace tierkv::engine {
 struct EngineOptions {
   std::string model = "smollm2";  // a path or a known name (gguf_file.h)
   uint32_t threads = 1;
+  bool fewer_threads = false;                    // for a token by itself, while the machine has other work (thread_count.h)
   const Cancellation* cancel = nullptr;          // of loading, and of sessions that have none of their own; outlives the engine
   std::function<void(float share)> on_progress;  // of loading, 0..1
 };
@@ -48,10 +49,13 @@ class Engine {
   const Tokenizer& tokenizer() const { return tokenizer_; }
   const ChatTemplate& chat_template() const { return template_; }
   const std::string& path() const { return path_; }
-  const std::string& name() const { return name_; }  // general.name of the file, or the file's own
+  const std::string& name() const { return name_; }  // general.name of the file, or the file's own: goes into snapshots
+  std::string title() const;                         // as people know it (model_title() in gguf_file.h)
   // Tells two models apart, even two of one shape: goes into snapshots.
   const std::string& fingerprint() const { return fingerprint_; }
   uint32_t threads() const { return threads_; }
+  // How many of them take part in a token by itself.
+  ThreadCount step_threads() const { return ThreadCount(fewer_threads_ ? threads_ : 1); }
   const Cancellation* cancellation() const { return cancel_; }
   uint32_t context() const { return context_; }
   // Refuses more than the model's context, naming both; 0 stands for all of it.
@@ -61,7 +65,7 @@ class Engine {
 
   // The configuration that `kv` (a preset, a file, or the inline form) means for this model.
   CacheConfig config(const std::string& kv);
-  // The calibration that serves it (calibrations.h says where it comes from), or null. Each is loaded once; its tables are read
+  // The calibration that serves it (llama::find_calibration()), or null. Each is loaded once; its tables are read
   // when a codec needs them. Whether a named one fits the model is said when a context opens.
   CalibrationPtr calibration(const CacheConfig& config);
   // Why one that is there is not used; empty: there is none such.
@@ -87,6 +91,7 @@ class Engine {
   llama_context_params context_params(uint32_t micro_batch, const Cancellation* cancel) const;
 
   uint32_t threads_ = 1;
+  bool fewer_threads_ = false;
   const Cancellation* cancel_ = nullptr;
   std::string path_, name_, fingerprint_;
   std::unique_ptr<llama_model, decltype(&llama_model_free)> model_{nullptr, llama_model_free};

@@ -1,5 +1,7 @@
 #include "engine/engine.h"
 
+#include <algorithm>
+
 #include "engine/generate.h"
 #include "engine/session_file.h"
 #include "engine/testing.h"
@@ -101,6 +103,24 @@ TEST(Session, ACancellationStopsItAndItGoesOnAfterwards) {
   stop.clear();
   session->feed(std::span(tokens).subspan(128), Want::last);
   EXPECT_EQ(session->length(), 600u);
+}
+
+// However many threads a token gets, what is predicted is the same.
+TEST(Session, ThreadsThatFollowTheLoadChangeNothing) {
+  EngineOptions following = tiny();
+  following.fewer_threads = true;
+  Engine engine(tiny()), other(following);
+  EXPECT_EQ(engine.step_threads().most(), 1u);
+  EXPECT_EQ(other.step_threads().most(), 2u);
+  const auto one = engine.open_session("balanced"), two = other.open_session("balanced");
+  const Tokens tokens = some_tokens(engine, 60, 8);
+  one->feed(std::span(tokens).first(20));
+  two->feed(std::span(tokens).first(20));
+  for (size_t i = 20; i < tokens.size(); ++i) {
+    one->feed(std::span(tokens).subspan(i, 1), Want::last);
+    two->feed(std::span(tokens).subspan(i, 1), Want::last);
+    ASSERT_TRUE(std::ranges::equal(one->last_logits(), two->last_logits())) << i;
+  }
 }
 
 TEST(Session, LoadingIsCancelledToo) {

@@ -2,6 +2,7 @@
 #include "engine/generate.h"
 
 #include "engine/error.h"
+#include "engine/stop_strings.h"
 #include "engine/utf8.h"
 
 namespace tierkv::engine {
@@ -9,6 +10,7 @@ namespace tierkv::engine {
 Generated generate(const Engine& engine, Session& session, Sampler& sampler, const GenerateOptions& options) {
   Generated result;
   Utf8Joiner joiner;
+  StopStrings stops(options.stop);
   auto say = [&](const std::string& text) {
     result.text += text;
     if (options.on_text && !text.empty()) options.on_text(text);
@@ -35,10 +37,15 @@ Generated generate(const Engine& engine, Session& session, Sampler& sampler, con
       break;
     }
     result.tokens.push_back(token);
-    say(joiner.add(engine.tokenizer().piece(token)));
+    say(stops.add(joiner.add(engine.tokenizer().piece(token))));
     if (options.on_token) options.on_token(static_cast<uint32_t>(result.tokens.size()));
+    if (stops.hit()) {
+      result.stop = "stop";
+      break;
+    }
   }
-  say(joiner.rest());
+  say(stops.add(joiner.rest()));
+  say(stops.rest());
   return result;
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "engine/engine.h"
 #include "engine/sampler.h"
@@ -13,12 +14,13 @@ namespace tierkv::engine {
 struct Generated {
   Tokens tokens;
   std::string text;
-  std::string stop;  // "length", "end", "context" or "interrupted"
+  std::string stop;  // "length", "end", "stop", "context" or "interrupted"
 };
 
 struct GenerateOptions {
   uint32_t tokens = 128;
   bool ignore_end = false;
+  std::vector<std::string> stop;                         // the text ends before any of these
   std::function<void(const std::string& text)> on_text;  // whole characters, as they come
   std::function<void(uint32_t tokens)> on_token;
 };

@@ -12,8 +12,10 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <mutex>
+#include <regex>
+#include <string_view>
 
-#include "engine/checked_file.h"
 #include "engine/error.h"
 #include "engine/text.h"
 #include "tierkv/llama.h"
@@ -22,15 +24,26 @@ namespace tierkv::engine {
 namespace fs = std::filesystem;
 namespace {
 
-thread_local std::string last_error;
+// Written by libllama's threads, who may not meet an exception: a text that is too long is cut.
+struct KeptError {
+  std::mutex mutex;
+  char text[1024] = "";
+};
+KeptError kept_error;
 
 void keep_error(ggml_log_level level, const char* text, void*) {
   if (level != GGML_LOG_LEVEL_ERROR || text == nullptr) return;
-  last_error = text;
-  last_error.erase(last_error.find_last_not_of(" \n\r\t") + 1);
+  std::string_view line = text;
+  line = line.substr(0, line.find_last_not_of(" \n\r\t") + 1);
   // libllama puts the function's name first.
-  if (const size_t colon = last_error.find(": "); colon != std::string::npos && last_error.find(' ') > colon)
-    last_error.erase(0, colon + 2);
+  if (const size_t colon = line.find(": "); colon != line.npos && line.find(' ') > colon) line.remove_prefix(colon + 2);
+  const std::lock_guard lock(kept_error.mutex);
+  kept_error.text[line.copy(kept_error.text, sizeof kept_error.text - 1)] = '\0';
+}
+
+void forget_error() {
+  const std::lock_guard lock(kept_error.mutex);
+  kept_error.text[0] = '\0';
 }
 
 using GgufPtr = std::unique_ptr<gguf_context, decltype(&gguf_free)>;
@@ -84,7 +97,10 @@ std::string why_refused(const GgufFile& file, const Metadata& meta) {
   return "";
 }
 
-std::string quoted_reason() { return last_error.empty() ? "" : " (" + last_error + ")"; }
+std::string quoted_reason() {
+  const std::string reason = last_libllama_error();
+  return reason.empty() ? "" : " (" + reason + ")";
+}
 
 void check_magic(const std::string& path) {
   std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
@@ -127,14 +143,21 @@ void quiet_libllama() {
   ggml_log_set(keep_error, nullptr);
 }
 
-std::string last_libllama_error() { return last_error; }
+std::string last_libllama_error() {
+  const std::lock_guard lock(kept_error.mutex);
+  return kept_error.text;
+}
 
 const std::vector<KnownModel>& known_models() {
   static const std::vector<KnownModel> models = {
-      {"smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "SmolLM2-135M-Instruct, 98 MB, Apache-2.0",
-       "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"},
-      {"gemma3-270m", "gemma-3-270m-q4_k_m.gguf", "Gemma-3-270M base, 253 MB, Gemma terms of use",
-       "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"},
+      {"smollm2",
+       "SmolLM2-135M-Instruct.Q4_1.gguf",
+       "SmolLM2-135M-Instruct, 98 MB, Apache-2.0",
+       {"b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53", "1dff70ef9e211d0ab8951aa641e75aa1"}},
+      {"gemma3-270m",
+       "gemma-3-270m-q4_k_m.gguf",
+       "Gemma-3-270M base, 253 MB, Gemma terms of use",
+       {"a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818", "24a425df14b444ea9334a390523ab4e2"}},
   };
   return models;
 }
@@ -151,8 +174,8 @@ std::string find_model(const std::string& name_or_path, const Cancellation* canc
       bad_input("the model " + std::string(known.name) + " is not here yet: `tierkv fetch " + known.name + "` downloads it (" +
                 known.about + ")");
     }
-    if (!is_unchanged(path, known.sha256, cancel)) {
-      bad_input(path + " is not the file that was downloaded: its sha256 is not " + known.sha256 + ". `tierkv fetch " + known.name +
+    if (!is_unchanged(path, known.digests, cancel)) {
+      bad_input(path + " is not the file that was downloaded: its content is another. `tierkv fetch " + known.name +
                 "` gets it again");
     }
     return path;
@@ -167,10 +190,23 @@ std::string find_model(const std::string& name_or_path, const Cancellation* canc
   return name_or_path;
 }
 
+std::string model_title(const std::string& path, const std::string& name) {
+  static constexpr struct {
+    const char *name, *title;
+  } kTitles[] = {{"Smollm2 135M 8k Lc100K Mix1 Ep2", "SmolLM2-135M-Instruct"}, {"Gemma 3 270m", "Gemma-3-270M"}};
+  for (const auto& known : kTitles) {
+    if (name == known.name) return known.title;
+  }
+  static const std::regex quantization("[-._](i?q[0-9]\\w*|[bf]+(16|32)|mxfp4)$", std::regex::icase);
+  static const std::regex size("(^|[-_. ])[0-9.]+[bm]([-_. ]|$)", std::regex::icase);
+  const std::string stem = std::regex_replace(fs::path(path).stem().string(), quantization, "");
+  return std::regex_search(stem, size) ? stem : name;
+}
+
 GgufFile read_gguf(const std::string& path) {
   quiet_libllama();
   check_magic(path);
-  last_error.clear();
+  forget_error();
   gguf_init_params params{};
   params.no_alloc = true;
   const GgufPtr file(gguf_init_from_file(path.c_str(), params), gguf_free);

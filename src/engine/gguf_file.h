@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/cancellation.h"
+#include "engine/checked_file.h"
 
 namespace tierkv::engine {
 
@@ -15,7 +16,7 @@ struct KnownModel {
   const char* name;  // for EngineOptions::model and `tierkv fetch`
   const char* file;  // in <cache folder>/models
   const char* about;
-  const char* sha256;  // as in tools/fetch.py
+  KnownDigests digests;
 };
 const std::vector<KnownModel>& known_models();
 
@@ -24,6 +25,11 @@ std::string cache_folder();
 // The file that is meant: a path as it is, a known name's file in the cache folder. Missing: says how to get it. A known name's
 // file that is not what was downloaded is refused; that is looked at once (checked_file.h).
 std::string find_model(const std::string& name_or_path, const Cancellation* cancel = nullptr);
+
+// What to call a model to people. `name` is general.name, which converters make up ("Smollm2 135M 8k Lc100K Mix1 Ep2"): a known one
+// is called by what it is; otherwise the file's name without its quantization counts, if it says a size ("-8B-"), and `name` if
+// not.
+std::string model_title(const std::string& path, const std::string& name);
 
 struct GgufFile {
   std::string path, name, architecture;
@@ -41,7 +47,8 @@ struct GgufFile {
 // Reads the metadata, and checks that the file is as long as its tensors need.
 GgufFile read_gguf(const std::string& path);
 
-// libllama's and ggml's messages are kept, not printed: the last error of this thread explains a failure.
+// libllama's and ggml's messages are not printed; the last error is kept, because it explains a failure. It is one for the process:
+// where two threads load models at once, either may get the other's.
 void quiet_libllama();
 std::string last_libllama_error();
 

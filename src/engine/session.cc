@@ -11,8 +11,8 @@
 
 namespace tierkv::engine {
 
-Session::Session(std::string name, int32_t slot, const Cancellation* cancel)
-    : name_(std::move(name)), slot_(slot), cancel_(cancel) {}
+Session::Session(std::string name, int32_t slot, const Cancellation* cancel, const ThreadCount& threads)
+    : name_(std::move(name)), slot_(slot), cancel_(cancel), threads_(threads) {}
 Session::~Session() = default;
 
 SeqId Session::sequence() { fail(name_ + " has no tierkv cache"); }
@@ -41,13 +41,24 @@ void Session::feed(std::span<const llama_token> tokens, Want want, const OnLogit
   (tokens.size() == 1 ? times_.decode_tokens : times_.prefill_tokens) += tokens.size();
 }
 
+void Session::decode_one(const llama_batch& batch) {
+  llama_set_n_threads(context(), static_cast<int32_t>(threads_.now()), llama_n_threads_batch(context()));
+  const double wall = now(), cpu = processor_seconds();
+  decode(batch);
+  threads_.took(now() - wall, processor_seconds() - cpu, free_cores(threads_.now()));
+}
+
 void Session::feed_chunk(std::span<const llama_token> tokens, uint32_t first, Want want, const OnLogits& on_logits) {
   Batch batch(tokens.size());
   for (size_t i = 0; i < tokens.size(); ++i) {
     const bool logits = want == Want::all || (want == Want::last && i + 1 == tokens.size());
     batch.add(tokens[i], length_ + static_cast<uint32_t>(i), slot_, logits);
   }
-  decode(batch.get());
+  if (tokens.size() == 1 && threads_.most() > 1) {
+    decode_one(batch.get());
+  } else {
+    decode(batch.get());
+  }
   length_ += static_cast<uint32_t>(tokens.size());
   if (want == Want::none) return;
   for (size_t i = 0; i < tokens.size(); ++i) {

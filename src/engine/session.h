@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "engine/cancellation.h"
+#include "engine/thread_count.h"
 #include "tierkv/cache.h"
 #include "tierkv/llama.h"
 
@@ -80,7 +81,7 @@ class Session {
     uint32_t micro_batch = 0;  // tokens of one decode
     uint32_t vocabulary = 0;
   };
-  Session(std::string name, int32_t slot, const Cancellation* cancel);
+  Session(std::string name, int32_t slot, const Cancellation* cancel, const ThreadCount& threads);
 
   // All of the batch or nothing: throws, and the sequence is as it was.
   virtual void decode(const llama_batch& batch) = 0;
@@ -94,8 +95,10 @@ class Session {
 
  private:
   void feed_chunk(std::span<const llama_token> tokens, uint32_t first, Want want, const OnLogits& on_logits);
+  void decode_one(const llama_batch& batch);
   std::vector<float> last_;
   SessionTimes times_;
+  ThreadCount threads_;  // for a token by itself; prompts take all there are
 };
 
 }  // namespace tierkv::engine

@@ -37,7 +37,8 @@ StockSpec parse_stock(const std::string& text) {
   return spec;
 }
 
-StockSession::StockSession(Engine& engine, const StockSpec& spec) : Session(spec.name(), 0, engine.cancellation()) {
+StockSession::StockSession(Engine& engine, const StockSpec& spec)
+    : Session(spec.name(), 0, engine.cancellation(), engine.step_threads()) {
   limits_ = {engine.check_context(spec.ctx), spec.micro_batch, engine.tokenizer().size()};
   if (!spec.flash && spec.type_v != "f16") bad_input("libllama's own cache needs flash attention for values in " + spec.type_v);
   llama_context_params params = engine.context_params(spec.micro_batch, cancel_);

@@ -12,6 +12,7 @@ TieredContext::TieredContext(Engine& engine, const std::string& name, const Cach
     : name_(name),
       vocabulary_(engine.tokenizer().size()),
       cancel_(options.cancel != nullptr ? options.cancel : engine.cancellation()),
+      threads_(engine.step_threads()),
       taken_(std::max(1u, options.slots), false) {
   const llama::ModelShape& shape = engine.shape();
   CacheConfig wanted = config;
@@ -51,7 +52,7 @@ int32_t TieredContext::take_slot() {
 // --- a sequence on it
 
 TieredSession::TieredSession(std::shared_ptr<TieredContext> context)
-    : Session(context->name(), context->take_slot(), context->cancel_), context_(std::move(context)) {
+    : Session(context->name(), context->take_slot(), context->cancel_, context->threads_), context_(std::move(context)) {
   limits_ = {context_->limit_, context_->host_->micro_batch(), context_->vocabulary_};
 }
 

@@ -101,6 +101,7 @@ class TieredContext : public std::enable_shared_from_this<TieredContext> {
   std::string name_;
   uint32_t limit_ = 0, vocabulary_ = 0;
   const Cancellation* cancel_;
+  ThreadCount threads_;  // what sessions start with
   std::vector<bool> taken_;
   std::unique_ptr<AdaptiveKVCache> cache_;
   std::unique_ptr<llama::Host> host_;

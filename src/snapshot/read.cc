@@ -90,12 +90,15 @@ class BodyReader {
     signals_ = static_cast<uint32_t>(std::popcount(header_.signal_mask));
   }
 
+  // What stands before the streams. `needs`: whether its codecs need tables that are not here.
+  Status read_outline(std::vector<CodecUse>& codecs, bool& needs) {
+    TIERKV_RETURN_IF_ERROR(read_tables(&needs));
+    for (const Spec& spec : specs_) codecs.push_back({spec.pair, spec.tokens});
+    return {};
+  }
+
   Status read() {
-    (void)in_.take(header_.header_bytes);
-    (void)in_.take_padded(header_.model.size());
-    if (header_.min_reader >= 2) (void)in_.u64();
-    TIERKV_RETURN_IF_ERROR(read_codecs());
-    TIERKV_RETURN_IF_ERROR(read_layers());
+    TIERKV_RETURN_IF_ERROR(read_tables(nullptr));
     for (layer_ = 0; layer_ < header_.layers; ++layer_) {
       for (head_ = 0; head_ < header_.kv_heads; ++head_) TIERKV_RETURN_IF_ERROR(read_stream());
     }
@@ -117,6 +120,15 @@ class BodyReader {
     uint32_t tokens;
   };
 
+  // Codecs and layers. Tables that are not here are an error, unless `lacking` takes note of them.
+  Status read_tables(bool* lacking) {
+    (void)in_.take(header_.header_bytes);
+    (void)in_.take_padded(header_.model.size());
+    if (header_.min_reader >= 2) (void)in_.u64();
+    TIERKV_RETURN_IF_ERROR(read_codecs(lacking));
+    return read_layers();
+  }
+
   template <class... Parts>
   Status bad(const Parts&... parts) const {
     return damaged("layer ", layer_, ", KV head ", head_, ": ", parts...);
@@ -136,7 +148,7 @@ class BodyReader {
     return s;
   }
 
-  Status read_codecs() {
+  Status read_codecs(bool* lacking) {
     if (header_.codecs > in_.left() / kCodecBytes) return damaged("a table of ", header_.codecs, " codecs does not fit the file");
     for (uint32_t i = 0; i < header_.codecs; ++i) {
       const quant::CodecSpec key = spec(), value = spec();
@@ -147,7 +159,12 @@ class BodyReader {
         if (!quant::find_codec_row(s.id))
           return error(StatusCode::unsupported, "the snapshot uses codec ", s.id, ", which this build does not have");
       }
-      if (quant::needs_tables({key, value})) TIERKV_RETURN_IF_ERROR(check_tables());
+      if (quant::needs_tables({key, value})) {
+        const Status tables = check_tables();
+        const bool noted = lacking != nullptr && tables.code() == StatusCode::failed_precondition;
+        if (noted) *lacking = true;
+        if (!tables.ok() && !noted) return tables;
+      }
       specs_.push_back({{key, value}, tokens});
     }
     return {};
@@ -419,6 +436,18 @@ Result<Snapshot> read_body(std::span<const std::byte> bytes, SnapshotHeader head
   if (calibration && calibration->model.head_dim == out.header.head_dim) out.codec_set->set_calibration(calibration);
   const auto held = out.codec_set->hold_tables();
   TIERKV_RETURN_IF_ERROR(BodyReader(bytes.first(bytes.size() - kTrailerBytes), out).read());
+  return out;
+}
+
+Result<Outline> read_outline(std::span<const std::byte> bytes, const SnapshotHeader& header, const CalibrationPtr& calibration) {
+  Snapshot read;
+  read.header = header;
+  read.codec_set = std::make_unique<CodecSet>(header.head_dim);
+  if (calibration && calibration->model.head_dim == header.head_dim) read.codec_set->set_calibration(calibration);
+  Outline out;
+  BodyReader reader(bytes.first(bytes.size() - kTrailerBytes), read);
+  TIERKV_RETURN_IF_ERROR(reader.read_outline(out.codecs, out.lacks_tables));
+  out.layers = std::move(read.layers);
   return out;
 }
 

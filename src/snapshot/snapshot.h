@@ -127,6 +127,19 @@ struct Snapshot {
   std::span<const std::byte> deep;  // deep::encode()'s bytes, or empty
 };
 
+struct CodecUse {
+  quant::CodecPair pair;
+  uint32_t tokens = 0;  // of a block
+};
+
+// What a file says before its streams. The blocks of a calibrated codec are as long as its tables say: without them nobody can tell
+// where one ends.
+struct Outline {
+  std::vector<SnapshotLayer> layers;
+  std::vector<CodecUse> codecs;
+  bool lacks_tables = false;  // read_body() would refuse the file: its codecs need another calibration
+};
+
 struct DeepPart;
 
 struct SnapshotShape {
@@ -152,6 +165,10 @@ Status in_file(const std::string& path, const Status& status);
 // `calibration`: the cache's, or null; a file that needs another is refused.
 [[nodiscard]] Result<Snapshot> read_body(std::span<const std::byte> bytes, SnapshotHeader header,
                                          const CalibrationPtr& calibration);
+
+// The part that needs no tables, with the same REQUIRES.
+[[nodiscard]] Result<Outline> read_outline(std::span<const std::byte> bytes, const SnapshotHeader& header,
+                                           const CalibrationPtr& calibration);
 
 // Null when memory ran out. `codecs` is the cache's; signal_slot maps policy signals to env's slots, -1 where not kept.
 [[nodiscard]] Result<std::shared_ptr<Sequence>> build_sequence(const StreamEnv& env, CodecSet& codecs, const int* signal_slot,

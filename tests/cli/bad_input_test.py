@@ -65,6 +65,7 @@ class BadInputTest(Command):
         self.bad("generate", "hi", "-m", self.model(), "--json", "no/such/folder.json", saying="no/such/folder.json")
         self.bad("chat", "--kv", "fp16", "--kv", "int8", saying="one --kv")
         self.bad("fetch", "frobnicate", saying="smollm2")
+        self.bad("fetch", "smollm2", "frobnicate", "--offline", saying="frobnicate")
 
     def test_sessions(self):
         self.bad("chat", "-m", self.model(), "--load", "nowhere.tkv", saying="No such file")

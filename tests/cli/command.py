@@ -35,6 +35,8 @@ class Command(unittest.TestCase):
         self.text = self.folder / "text.txt"
         self.text.write_text(TEXT)
         self.environment = {**os.environ, "TIERKV_CACHE": str(self.folder / "cache")}
+        # What the user has set and typed stays out of it.
+        self.environment |= {name: str(self.folder / name) for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME")}
 
     def run_cli(self, *arguments, stdin="", **options):
         options = {"capture_output": True, "text": True, "errors": "replace", "timeout": 240, **options}

@@ -49,6 +49,24 @@ class GenerateTest(Command):
         two = self.good_json("generate", "-f", self.text, "-m", self.model(), "-n", 4)
         self.assertEqual(one["results"][0]["tokens"], two["results"][0]["tokens"])
 
+    def test_a_pipe_and_p_are_prompts(self):
+        tokens = [
+            self.good_json("generate", "-m", self.model(), "-n", 4, *arguments, stdin=text)["results"][0]["tokens"]
+            for arguments, text in (((), TEXT), (("-f", self.text), ""), (("-p", TEXT), "not read"), (("--prompt", TEXT), ""))
+        ]
+        self.assertEqual(tokens, tokens[:1] * 4)
+        self.good("generate", "-m", self.model(), "-n", 4, "--json", "out.json", stdin=TEXT)
+        self.assertEqual(json.loads((self.folder / "out.json").read_text())["results"][0]["tokens"], tokens[0])
+
+    def test_stop_ends_the_text_before_it(self):
+        arguments = ("generate", "that river", "-m", self.model(), "-n", 60, "--ignore-end")
+        (whole,) = self.good_json(*arguments)["results"]
+        stop = whole["text"][20:23]
+        (cut,) = self.good_json(*arguments, "--stop", "never said", "-r", stop)["results"]
+        self.assertEqual((cut["stop"], cut["text"]), ("stop", whole["text"][: whole["text"].index(stop)]))
+        self.assertLess(len(cut["tokens"]), 60)
+        self.assertEqual(self.good(*arguments, "-r", stop, "-q").stdout, cut["text"] + "\n")
+
     def test_json_file_comes_with_text(self):
         done = self.good("generate", "that", "-m", self.model(), "-n", 4, "--json", "out.json", "-q")
         self.assertNotEqual(done.stdout, "")

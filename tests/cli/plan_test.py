@@ -36,8 +36,14 @@ class PlanTest(Command):
         self.assertAlmostEqual(archive * 8 / 128, 2.55, delta=0.3)  # bits of a value
 
     def test_windows_are_counted(self):
-        value = self.good_json("plan", "-m", self.model("gemma3"), "--ctx", 4096, "--kv", "fp16")
-        self.assertLess(value["plans"][0]["total_bytes"], value["fp16_bytes"] / 4)
+        """FP16 keeps no more of a sliding layer than its window either: the ratio of "fp16" is about one."""
+        for ctx in (256, 4096):
+            value = self.good_json("plan", "-m", self.model("gemma3"), "--ctx", ctx, "--kv", "fp16", "--window", 128)
+            self.assertEqual(value["fp16_bytes"], 4 * 128 * value["layers"] * value["kv_heads"] * value["head_dim"])
+        whole = self.good_json("plan", "-m", self.model("gemma3"), "--ctx", 4096, "--kv", "fp16")
+        full = 4 * 4096 * whole["layers"] * whole["kv_heads"] * whole["head_dim"]
+        self.assertLess(whole["fp16_bytes"], full)
+        self.assertLess(whole["plans"][0]["compression"], 1.1)
 
     def test_document_000(self):
         value = self.good_json("plan", "--adr004")

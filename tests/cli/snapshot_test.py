@@ -5,7 +5,7 @@ import json
 import unittest
 from pathlib import Path
 
-from command import TEXT, Command, little_disk
+from command import SMOLLM2, TEXT, Command, little_disk
 
 
 class SnapshotTest(Command):
@@ -37,6 +37,42 @@ class SnapshotTest(Command):
         self.assertIn("archive", self.good("snapshot", "inspect", "s.tkv").stdout)
         # --json before the file is no trap.
         self.assertEqual(json.loads(self.good("snapshot", "inspect", "--json", "s.tkv").stdout), value)
+
+    def test_a_calibrated_session_is_checked_without_its_calibration(self):
+        calibration, model = self.folder / "model.tkc", self.model("llama")
+        long = self.folder / "long.txt"
+        long.write_text("".join(chr(33 + (i * i * 7 + i * 31 + (i >> 5)) % 94) for i in range(3000)))
+        sizes = ("--tokens", 2400, "--window", 1200, "--sample", 1024, "--every", 32)
+        self.good("calibrate", "-m", model, "-f", long, "-o", calibration, *sizes, "-q")
+        self.save("llama", "--kv", f"balanced,calibration={calibration}")
+        there = self.good_json("snapshot", "inspect", "s.tkv")
+        self.assertEqual(there["calibration"]["found"], str(calibration))
+        self.assertGreater(there["tiers"]["archive"]["rows"], 0)
+        calibration.rename(self.folder / "elsewhere.tkc")
+        value = self.good_json("snapshot", "verify", "s.tkv")
+        self.assertTrue(value["whole"])
+        self.assertEqual(value["calibration"], {"id": there["calibration"]["id"], "found": None})
+        self.assertEqual((value["length"], value["codecs"], value["tiers"]), (there["length"], there["codecs"], None))
+        self.assertIn("resuming needs calibration " + value["calibration"]["id"], self.good("snapshot", "verify", "s.tkv").stdout)
+        self.assertIn("which is not here", self.good("snapshot", "inspect", "s.tkv").stdout)
+        # In the cache folder it is found under any name.
+        known = self.folder / "cache" / "calibration" / "some.tkc"
+        known.parent.mkdir(parents=True)
+        (self.folder / "elsewhere.tkc").rename(known)
+        self.assertEqual(self.good_json("snapshot", "inspect", "s.tkv")["calibration"]["found"], str(known))
+        whole = bytearray((self.folder / "s.tkv").read_bytes())
+        whole[len(whole) // 2] ^= 4
+        known.unlink()
+        (self.folder / "s.tkv").write_bytes(whole)
+        self.bad("snapshot", "verify", "s.tkv")
+
+    @unittest.skipUnless(SMOLLM2.exists(), "the default model is not here")
+    def test_the_example_of_the_help(self):
+        self.text.write_text(TEXT * 2)
+        self.good("snapshot", "save", "book.tkv", "-f", self.text, "--kv", "balanced,hot=32,warm=64", "-m", SMOLLM2, "-q")
+        value = self.good_json("snapshot", "verify", "book.tkv")
+        self.assertEqual(value["calibration"]["found"], "it ships with tierkv")
+        self.assertGreater(value["tiers"]["archive"]["rows"], 0)
 
     def test_damage_is_found(self):
         self.save()

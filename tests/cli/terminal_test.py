@@ -1,51 +1,13 @@
 #!/usr/bin/env python3
 """Colours, bars and the chat on a pseudo-terminal."""
 
-import contextlib
-import os
-import pty
-import select
 import signal
-import subprocess
-import time
 import unittest
 
-from command import BIN, Command
+from pseudo_terminal import OnTerminal
 
 
-class TerminalTest(Command):
-    """On a pseudo-terminal."""
-
-    def on_terminal(self, *arguments, environment=None, keys=()):
-        """Output, exit code. `keys`: (text to wait for, what to type, the signal to send or the seconds to wait)."""
-        main, side = pty.openpty()
-        environment = {**self.environment, "TERM": "xterm", **(environment or {})}
-        ends = {"stdin": side, "stdout": side, "stderr": side}
-        process = subprocess.Popen([BIN, *map(str, arguments)], cwd=self.folder, start_new_session=True, env=environment, **ends)
-        os.close(side)
-        output, waiting, deadline = b"", list(keys), time.monotonic() + 120
-        while time.monotonic() < deadline:
-            if select.select([main], [], [], 0.2)[0]:
-                with contextlib.suppress(OSError):
-                    if block := os.read(main, 65536):
-                        output += block
-                        while waiting and waiting[0][0].encode() in output:
-                            _, key = waiting.pop(0)
-                            if isinstance(key, float):
-                                time.sleep(key)
-                            elif isinstance(key, signal.Signals):
-                                process.send_signal(key)
-                            else:
-                                os.write(main, key.encode())
-                        continue
-            if process.poll() is not None:
-                break
-        else:
-            process.kill()
-            self.fail(f"{arguments} did not end: {output!r}")
-        os.close(main)
-        return output.decode(errors="replace"), process.wait()
-
+class TerminalTest(OnTerminal):
     def test_colours_and_bars_only_where_wanted(self):
         arguments = ("demo", "-m", self.model(), "--tokens", 600, "--kv", "fp16", "--kv", "balanced")
         colourful, code = self.on_terminal(*arguments)
@@ -85,7 +47,7 @@ class TerminalTest(Command):
         self.assertEqual(code, 0, output)
 
     def test_chat_ends_at_end_of_input(self):
-        _, code = self.on_terminal("chat", "-m", self.model(), "-n", 4, keys=[("> ", "\x04")])
+        _, code = self.on_terminal("chat", "-m", self.model(), "-n", 4, environment={"NO_COLOR": "1"}, keys=[("> ", "\x04")])
         self.assertEqual(code, 0)
 
 
