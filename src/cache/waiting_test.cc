@@ -4,7 +4,7 @@
 #include <map>
 #include <random>
 
-#include "base/test_folder.h"
+#include "base/folder_testing.h"
 #include "snapshot/deep_testing.h"
 #include "solve/testing.h"
 #include "tierkv/cache.h"

@@ -35,6 +35,7 @@ archive_block = 64
 max_seq_len = 5000
 byte_budget = "2GiB"
 window_slack = 16
+calibrate = "smol.tkc"
 calibration = "smol.tkc"
 quality_target = 0.9
 threads = 3
@@ -72,7 +73,7 @@ CacheConfig whole() {
   c.tiers = {96, kAll, "kivi4", "kivi3/kivi2", 6, 300};
   c.hot_type = "bf16";
   c.warm_block = 32, c.archive_block = 64, c.max_seq_len = 5000, c.byte_budget = 2ull << 30, c.window_slack = 16;
-  c.calibration = "smol.tkc";
+  c.calibrate = c.calibration = "smol.tkc";
   c.quality_target = 0.9, c.threads = 3;
   c.eviction = {"snapkv", 16, 8, 24, 5, 1000, 10.0};
   c.deep.ratio = 32.0;

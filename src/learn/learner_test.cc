@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "base/file.h"
-#include "base/test_folder.h"
+#include "base/folder_testing.h"
 #include "base/thread_pool.h"
 #include "learn/sums.h"
 #include "learn/testing.h"

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "base/failing_memory.h"
-#include "base/test_folder.h"
+#include "base/folder_testing.h"
 #include "learn/testing.h"
 
 namespace tierkv::learn {

@@ -10,7 +10,7 @@
 
 #include "base/checksum.h"
 #include "base/file.h"
-#include "base/test_folder.h"
+#include "base/folder_testing.h"
 
 namespace tierkv::learn {
 namespace {

@@ -29,10 +29,10 @@ inline LearnSettings small_settings() {
   return settings;
 }
 
-// One sequence of one layer.
+// One sequence of one layer. `sharpness`: how large queries are; large ones find few keys, and errors of keys are what counts.
 class Text {
  public:
-  Text(calib::SyntheticModel& model, uint32_t layer, uint32_t tokens) : n(tokens), rope(model.rope()) {
+  Text(calib::SyntheticModel& model, uint32_t layer, uint32_t tokens, float sharpness = 1.5f) : n(tokens), rope(model.rope()) {
     for (uint32_t t = 0; t < n; ++t) {
       for (uint32_t h = 0; h < kKvHeads; ++h) {
         for (const float x : model.key(layer, h, t)) keys.push_back(f32_to_f16(x));
@@ -40,7 +40,7 @@ class Text {
       }
       for (uint32_t h = 0; h < kHeads; ++h) {
         std::vector<float> q = model.noise(kDim);
-        for (uint32_t c = 0; c < kDim; ++c) q[c] *= 1.5f * std::pow(0.9f, static_cast<float>((c * 5 + h) % kDim));
+        for (uint32_t c = 0; c < kDim; ++c) q[c] *= sharpness * std::pow(0.9f, static_cast<float>((c * 5 + h) % kDim));
         queries.insert(queries.end(), q.begin(), q.end());
       }
     }

@@ -37,7 +37,12 @@ Result<std::unique_ptr<tierkv_llama>> attach(llama_context_params& params, llama
   if (config.calibrate.empty() && config.calibration.empty()) config.calibrate = "auto";
   TIERKV_ASSIGN_OR_RETURN(tierkv::CalibrationPtr calibration, tierkv::llama::find_calibration(shape, config, &handle->origin));
   if (calibration) {
-    handle->origin = config.calibration_file().empty() ? tierkv::llama::calibration_path(shape) : config.calibration_file();
+    const auto shipped = tierkv::llama::shipped_calibration(shape);
+    const bool is_shipped = shipped.ok() && *shipped == calibration;
+    const std::string& file = config.calibration_file();
+    if (handle->origin.empty() || !is_shipped) {
+      handle->origin = is_shipped ? "it ships with tierkv" : file.empty() ? tierkv::llama::calibration_path(shape) : file;
+    }
   }
   TIERKV_ASSIGN_OR_RETURN(handle->cache, tierkv::AdaptiveKVCache::create(config, std::move(calibration)));
   TIERKV_ASSIGN_OR_RETURN(handle->host, tierkv::llama::Host::attach(params, shape, *handle->cache));

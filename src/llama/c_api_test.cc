@@ -255,10 +255,17 @@ TEST(LlamaC, FindsTheCalibrationThatWasMade) {
   ASSERT_TRUE(info.ok()) << info.status().to_string();
   EXPECT_NE(std::find(info->codecs.begin(), info->codecs.end(), "klt1.875 x128"), info->codecs.end());
 
-  // Not any file will do, and none is no error.
+  // A damaged one that nobody named is passed over, and said so. One that is named must be right. None is no error.
   ASSERT_EQ(std::system(("echo x > " + made).c_str()), 0);
   params = test_params(64);
-  EXPECT_EQ(tierkv_llama_attach(&params, model.get(), "balanced", error, sizeof(error)), nullptr);
+  kv = tierkv_llama_attach(&params, model.get(), "balanced", error, sizeof(error));
+  ASSERT_NE(kv, nullptr) << error;
+  char sentence[500] = "";
+  EXPECT_GT(tierkv_llama_describe(kv, sentence, sizeof(sentence)), 0u);
+  EXPECT_NE(std::string(sentence).find("a calibration is not used"), std::string::npos) << sentence;
+  tierkv_llama_free(kv);
+  params = test_params(64);
+  EXPECT_EQ(tierkv_llama_attach(&params, model.get(), ("balanced,calibration=" + made).c_str(), error, sizeof(error)), nullptr);
   EXPECT_NE(std::string(error).find("calibration"), std::string::npos) << error;
   std::filesystem::remove_all(folder);
   kv = tierkv_llama_attach(&params, model.get(), "balanced", error, sizeof(error));
