@@ -34,7 +34,7 @@ inline constexpr uint32_t kAll = 0xFFFFFFFFu;
 struct LayerConfig {
   uint32_t hot = 64;
   uint32_t warm = 448;
-  std::string warm_codec = "rot4";
+  std::string warm_codec = "even4";
   std::string archive_codec = "auto";
   uint32_t sinks = 4;
   // Sliding-window attention: a query at position p sees the keys p-window+1 .. p. 0 is full attention.

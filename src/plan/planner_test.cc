@@ -117,6 +117,21 @@ TEST(Planner, WarmBlocksHaveTheTablesOfTheirHeadToo) {
   }
 }
 
+TEST(Planner, WarmAutoFollowsTheCalibration) {
+  const auto warm = [](const Planned& planned, uint32_t layer, uint32_t head) {
+    return quant::to_string(planned.planner->layer(layer, 0).warm_of(head)->pair);
+  };
+  const std::string kv = "hot=32,warm=64,warm_codec=auto,archive=rot2";
+  EXPECT_EQ(warm(Planned(kv), 0, 0), "even4");
+  EXPECT_EQ(warm(Planned(kv, length_tables()), 0, 0), "even4") << "tables of other codecs";
+  Planned planned(kv, klt_tables_without({3}));  // layer 1, head 1
+  EXPECT_EQ(warm(planned, 0, 1), "kltk4/rot4");
+  EXPECT_EQ(warm(planned, 1, 0), "even4") << "a layer that lacks tables is whole without them";
+  EXPECT_EQ(warm(planned, 1, 1), "even4");
+  ASSERT_TRUE(planned.planner->set_calibration(klt_tables()).ok());
+  EXPECT_EQ(warm(planned, 1, 1), "kltk4/rot4");
+}
+
 TEST(Planner, AdaptiveChoosesByLength) {
   const Planned planned("hot=32,warm=64,archive=adaptive", length_tables());
   const struct {
