@@ -29,7 +29,8 @@ CalibrationPtr plan_calibration(const GgufFile& file, const std::string& kv) {
   CacheConfig wanted;
   check(apply_spec(kv, wanted), "--kv " + kv);
   wanted.num_layers = file.layers;
-  if (!wants_calibration(wanted) || wanted.calibrate == "off" || (wanted.calibration_file().empty() && !some_has_this_shape(file))) return nullptr;
+  if (!wants_calibration(wanted) || wanted.calibrate == "off" || (wanted.calibration_file().empty() && !some_has_this_shape(file)))
+    return nullptr;
   EngineOptions options;
   options.model = file.path;
   options.cancel = cancellation();

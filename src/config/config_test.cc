@@ -230,8 +230,8 @@ TEST(Config, LaterOverridesWinAndTheRestIsInherited) {
   ASSERT_TRUE(
       apply_toml("[[layer]]\nlayers = \"0-3\"\nhot = 5\nsinks = 1\n[[layer]]\nlayers = 2\nhot = 6\narchive_codec = \"kivi2\"", c)
           .ok());
-  EXPECT_EQ(c.layer(0), (LayerConfig{5, 448, "rot4", "auto", 1, 0}));
-  EXPECT_EQ(c.layer(2), (LayerConfig{6, 448, "rot4", "kivi2", 1, 0}));
+  EXPECT_EQ(c.layer(0), (LayerConfig{5, 448, "even4", "auto", 1, 0}));
+  EXPECT_EQ(c.layer(2), (LayerConfig{6, 448, "even4", "kivi2", 1, 0}));
   EXPECT_EQ(c.layer(4), c.tiers);
 }
 

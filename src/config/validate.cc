@@ -7,6 +7,7 @@
 #include "base/status_macros.h"
 #include "config/schema.h"
 #include "quant/registry.h"
+#include "quant/warm_auto.h"
 
 namespace tierkv {
 namespace config {
@@ -141,7 +142,7 @@ class Checker {
     const std::string warm = decider(layer, &LayerOverride::warm, "warm");
     const std::string hot = decider(layer, &LayerOverride::hot, "hot");
     if (l.warm != 0) {
-      check_codec(l.warm_codec, c_.warm_block,
+      check_codec(std::string(quant::resolve_warm(l.warm_codec, /*calibrated=*/false)), c_.warm_block,
                   {decider(layer, &LayerOverride::warm_codec, "warm_codec"), "warm_block", "head_dim", warm, hot});
     }
     if (l.warm != kAll) {
@@ -219,15 +220,18 @@ const std::string& CacheConfig::calibration_file() const {
 }
 
 bool wants_calibration(const CacheConfig& config) {
-  const auto wants = [](const std::string& name) {
-    if (name == quant::kAdaptive) return true;
-    const auto pair = quant::parse_codec_pair(quant::resolve_auto(name, /*calibrated=*/true));
+  const auto needs = [](std::string_view name) {
+    const auto pair = quant::parse_codec_pair(name);
     return pair.ok() && quant::needs_tables(*pair);
+  };
+  const auto warm_wants = [&](const std::string& name) { return needs(quant::resolve_warm(name, /*calibrated=*/true)); };
+  const auto archive_wants = [&](const std::string& name) {
+    return name == quant::kAdaptive || needs(quant::resolve_auto(name, /*calibrated=*/true));
   };
   for (uint32_t i = 0; i < config.num_layers; ++i) {
     const LayerConfig l = config.layer(i);
     if (l.hot == kAll || (l.window != 0 && l.hot >= l.window)) continue;  // nothing ever leaves the hot tail
-    if ((l.warm != 0 && wants(l.warm_codec)) || (l.warm != kAll && wants(l.archive_codec))) return true;
+    if ((l.warm != 0 && warm_wants(l.warm_codec)) || (l.warm != kAll && archive_wants(l.archive_codec))) return true;
   }
   return false;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/status_macros.h"
+#include "quant/warm_auto.h"
 
 namespace tierkv::plan {
 
@@ -79,10 +80,17 @@ Status Planner::plan_layer(uint32_t layer, Next& next) const {
 }
 
 Status Planner::plan_warm(uint32_t layer, Next& next) const {
-  TIERKV_ASSIGN_OR_RETURN(const CodecPair pair, quant::parse_codec_pair(config_.layer(layer).warm_codec));
-  TIERKV_ASSIGN_OR_RETURN(const Plans::Step step, codecs_of(layer, pair, config_.warm_block, next));
-  next.plans.layers_[layer].plan.warm_codec = step.codec;
-  next.plans.layers_[layer].plan.warm_heads = step.heads;
+  const std::string name = config_.layer(layer).warm_codec;
+  const bool calibrated = next.codecs.calibration() && next.codecs.calibration()->has_klt();
+  TIERKV_ASSIGN_OR_RETURN(CodecPair pair, quant::parse_codec_pair(quant::resolve_warm(name, calibrated)));
+  auto step = codecs_of(layer, pair, config_.warm_block, next);
+  if (name == "auto" && step.status().code() == StatusCode::failed_precondition) {  // no tables for this layer
+    TIERKV_ASSIGN_OR_RETURN(pair, quant::parse_codec_pair(quant::kWarmWithoutTables));
+    step = codecs_of(layer, pair, config_.warm_block, next);
+  }
+  if (!step.ok()) return step.status();
+  next.plans.layers_[layer].plan.warm_codec = step->codec;
+  next.plans.layers_[layer].plan.warm_heads = step->heads;
   return {};
 }
 
@@ -128,7 +136,8 @@ Result<Plans::Step> Planner::codecs_of(uint32_t layer, const CodecPair& pair, ui
     auto entry = next.codecs.get(pair, tokens, layer, h);
     if (entry.status().code() == StatusCode::failed_precondition && next.codecs.calibration() && shapes_[layer].window != 0) {
       // A windowed layer whose keys never are far from their queries: calibration has nothing to say about it.
-      entry = next.codecs.uncalibrated(tokens);
+      if (quant::whole_bits(pair.key) < 4) entry = next.codecs.uncalibrated(tokens);
+      else entry = next.codecs.get(quant::parse_codec_pair(quant::kWarmWithoutTables).value(), tokens);
     }
     if (!entry.ok()) return entry.status();
     heads.push_back(*entry);

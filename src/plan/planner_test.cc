@@ -74,8 +74,10 @@ struct Planned {
 TEST(Planner, AutoFollowsTheCalibration) {
   const struct {
     const char *archive, *with, *without;
-  } cases[] = {
-      {"auto", "klt1.875", "rot2/mid2"}, {"auto1", "klt1.5", "rot2/mid2"}, {"auto3", "klt2.5", "rot3"}, {"rot4", "rot4", "rot4"}};
+  } cases[] = {{"auto", "klt1.875", "even3"},
+               {"auto1", "klt1.5", "even3/mid2"},
+               {"auto3", "klt2.5", "even4/mid3"},
+               {"rot4", "rot4", "rot4"}};
   for (const auto& c : cases) {
     const std::string kv = std::string("hot=32,warm=64,archive=") + c.archive;
     EXPECT_EQ(Planned(kv).name(), c.without) << kv;
@@ -117,6 +119,21 @@ TEST(Planner, WarmBlocksHaveTheTablesOfTheirHeadToo) {
   }
 }
 
+TEST(Planner, WarmAutoFollowsTheCalibration) {
+  const auto warm = [](const Planned& planned, uint32_t layer, uint32_t head) {
+    return quant::to_string(planned.planner->layer(layer, 0).warm_of(head)->pair);
+  };
+  const std::string kv = "hot=32,warm=64,warm_codec=auto,archive=rot2";
+  EXPECT_EQ(warm(Planned(kv), 0, 0), "even4");
+  EXPECT_EQ(warm(Planned(kv, length_tables()), 0, 0), "even4") << "tables of other codecs";
+  Planned planned(kv, klt_tables_without({3}));  // layer 1, head 1
+  EXPECT_EQ(warm(planned, 0, 1), "kltk4/rot4");
+  EXPECT_EQ(warm(planned, 1, 0), "even4") << "a layer that lacks tables is whole without them";
+  EXPECT_EQ(warm(planned, 1, 1), "even4");
+  ASSERT_TRUE(planned.planner->set_calibration(klt_tables()).ok());
+  EXPECT_EQ(warm(planned, 1, 1), "kltk4/rot4");
+}
+
 TEST(Planner, AdaptiveChoosesByLength) {
   const Planned planned("hot=32,warm=64,archive=adaptive", length_tables());
   const struct {
@@ -153,8 +170,8 @@ TEST(Planner, AWindowedLayerWithoutTablesIsUncalibrated) {
   config.overrides.push_back(windowed);
   const Planned planned(config, calibration);
   EXPECT_EQ(planned.archive(0, 1000), "klt1.875");
-  EXPECT_EQ(planned.archive(1, 1000, 0), "rot2/mid2");
-  EXPECT_EQ(planned.archive(1, 1000, 1), "rot2/mid2");
+  EXPECT_EQ(planned.archive(1, 1000, 0), "even3");
+  EXPECT_EQ(planned.archive(1, 1000, 1), "even3");
   EXPECT_EQ(planned.planner->shape(1).window, 256u);
   EXPECT_EQ(planned.planner->shape(1).sinks, 0u);
   EXPECT_FALSE(planned.planner->shape(1).ring);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/status_macros.h"
+#include "quant/warm_auto.h"
 
 namespace tierkv::quant {
 namespace {
@@ -33,7 +34,13 @@ Result<CodecEntry> CodecSet::make(const CodecPair& pair, uint32_t tokens, uint32
     entry.calibration = calibration;
     entry.layer = layer;
     entry.head = head;
-    TIERKV_ASSIGN_OR_RETURN(entry.fallback, uncalibrated(tokens));
+    // Rows of a warm tier are not to lose more than the tier does.
+    if (whole_bits(pair.key) >= 4) {
+      TIERKV_ASSIGN_OR_RETURN(const CodecPair fine, parse_codec_pair(kWarmWithoutTables));
+      TIERKV_ASSIGN_OR_RETURN(entry.fallback, get(fine, tokens));
+    } else {
+      TIERKV_ASSIGN_OR_RETURN(entry.fallback, uncalibrated(tokens));
+    }
   }
   const calib::HeadTables tables{calibration, layer, head};
   const calib::HeadTables* given = calibration ? &tables : nullptr;

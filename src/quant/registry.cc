@@ -14,6 +14,7 @@
 #include "base/status_macros.h"
 #include "quant/centered.h"
 #include "quant/checks.h"
+#include "quant/even.h"
 #include "quant/half.h"
 #include "quant/int8.h"
 #include "quant/kivi.h"
@@ -50,6 +51,8 @@ constexpr CodecRow kRows[] = {
      make_squat},
     {12, "mid", "Hadamard; one fitted step a token, clipped, unbiased: the best values at 2 bits", 2, 8, 0, false, make_mid},
     {13, "kltk", "klt for keys alone: every value has the bits of its own codec", 4, 32, 0, false, nullptr, make_kltk, 8, "mid2"},
+    {14, "even", "Hadamard over channels evened out by the root of their spread, keys centred; values as rot, or mid below 4", 2, 8,
+     0, false, make_even},
 };
 
 struct FlagName {
@@ -217,9 +220,9 @@ std::string to_string(const CodecSpec& spec) {
 }
 
 std::string_view resolve_auto(std::string_view name, bool calibrated) {
-  if (name == "auto") return calibrated ? "klt1.875" : "rot2/mid2";
-  if (name == "auto1") return calibrated ? "klt1.5" : "rot2/mid2";
-  if (name == "auto3") return calibrated ? "klt2.5" : "rot3";
+  if (name == "auto") return calibrated ? "klt1.875" : "even3";
+  if (name == "auto1") return calibrated ? "klt1.5" : "even3/mid2";
+  if (name == "auto3") return calibrated ? "klt2.5" : "even4/mid3";
   return name;
 }
 
