@@ -14,7 +14,8 @@ bool some_has_this_shape(const GgufFile& file) {
   namespace fs = std::filesystem;
   llama::ModelShape shape;  // without a fingerprint, which is then not looked at
   shape.layers = file.layers, shape.heads = file.heads, shape.kv_heads = file.kv_heads, shape.head_dim = file.head_dim;
-  if (shipped_calibration(shape)) return true;
+  const auto shipped = llama::shipped_calibration(shape);
+  if (shipped.ok() && *shipped) return true;
   std::error_code problem;
   for (const auto& entry : fs::directory_iterator(cache_folder() + "/calibration", problem)) {
     if (entry.path().extension() != ".tkc") continue;
