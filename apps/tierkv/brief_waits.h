@@ -6,10 +6,10 @@
 
 namespace tierkv::cli {
 
-// OpenMP takes its settings from the environment, when a program is loaded: so the program is started again, as the same process
-// and with the same arguments. Whoever has set OMP_WAIT_POLICY or GOMP_SPINCOUNT keeps what they set, and nothing happens. Where a
-// program cannot be started again, this one goes on.
+// Where others compute at this moment. On a machine of our own polling is best, and nothing is changed. OpenMP takes its settings
+// from the environment, when a program is loaded: so the program is started again, as the same process and with the same arguments.
+// Whoever has set OMP_WAIT_POLICY or GOMP_SPINCOUNT keeps what they set. Where a program cannot be started again, this one goes on.
 // REQUIRES: nothing has been read from stdin.
-void start_with_brief_waits(char** arguments);
+void wait_briefly_beside_others(char** arguments);
 
 }  // namespace tierkv::cli

@@ -100,7 +100,7 @@ int end_with(int exit_code, const char* sentence) {
 
 int main(int argc, char** argv) {
   using namespace tierkv::cli;
-  start_with_brief_waits(argv);
+  wait_briefly_beside_others(argv);
   try {
     const int code = run(argc, argv);
     if (std::fflush(stdout) != 0 || std::ferror(stdout)) {

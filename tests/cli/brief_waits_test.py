@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The threads of libllama wait briefly, unless the user wants something else."""
+"""The threads of libllama wait briefly beside other programs, unless the user wants something else."""
 
 import subprocess
 import unittest
@@ -24,7 +24,10 @@ class BriefWaitsTest(Command):
         self.assertEqual(chat.returncode, 0)
         return sorted(line.decode() for line in found if line.startswith((b"GOMP_", b"OMP_")))
 
-    def test_brief_unless_set(self):
+    def test_brief_beside_others_unless_set(self):
+        busy = subprocess.Popen(["sh", "-c", "while :; do :; done"])
+        self.addCleanup(busy.wait)
+        self.addCleanup(busy.kill)
         (one,) = self.settings()
         self.assertRegex(one, r"^GOMP_SPINCOUNT=\d{1,4}$")
         self.assertEqual(self.settings(GOMP_SPINCOUNT="77"), ["GOMP_SPINCOUNT=77"])
