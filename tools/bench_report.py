@@ -17,7 +17,6 @@ import os
 import re
 
 PAGES = ["docs/use/performance.md", "docs/build/measurements.md"]
-KNOWN = {"Smollm2 135M 8k Lc100K Mix1 Ep2": "SmolLM2-135M-Instruct"}  # what the file says, what people say
 STANDARD = "32x8x128"
 BEST = ("ggml f16", "ggml q8_0", "ggml q4_0")
 BY_TOKEN = tuple(peer + " by token" for peer in BEST)
@@ -293,7 +292,7 @@ def model(points):
                      f"{point['p50_ms']:.3g}", f"{point['prefill_tokens_per_second']:.0f}",
                      f"{point['resident_bytes'] / 2**20:.1f}"])
     head = ["tokens", "setting", "decode tokens/s", "to stock f16", "p50 ms", "prefill tokens/s", "resident MiB"]
-    name = KNOWN.get(points[0]["model"], points[0]["model"]) if rows else ""
+    name = points[0]["title"] if rows else ""
     return f"{name}, {points[0]['threads']} threads.\n\n" + table(head, rows) if rows else None
 
 

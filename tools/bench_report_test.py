@@ -41,7 +41,7 @@ ROWS = [
     row("cache/balanced/graduate/32Kx32x8x128_t2", threads=2, median_ms=0.02, decode_ms=2.0, share=0.01),
     row("quant/rot2/unpack/1Kx8x128", threads=1, median_ms=0.3, ns_per_token=293.0),
 ]
-MODEL = [{"model": "small", "threads": 2, "kv": kv, "stock": stock, "depth": 4096, "decode_tokens_per_second": speed,
+MODEL = [{"title": "small", "threads": 2, "kv": kv, "stock": stock, "depth": 4096, "decode_tokens_per_second": speed,
           "decode_ratio": ratio,
           "p50_ms": 10.0, "prefill_tokens_per_second": 100.0, "resident_bytes": 2**21}
          for kv, stock, speed, ratio in (("f16", True, 31.0, 1.0), ("balanced", False, 93.0, 3.0))]

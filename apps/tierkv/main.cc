@@ -4,6 +4,7 @@
 #include <exception>
 #include <string_view>
 
+#include "brief_waits.h"
 #include "commands.h"
 #include "habits.h"
 #include "help.h"
@@ -100,6 +101,7 @@ int end_with(int exit_code, const char* sentence) {
 
 int main(int argc, char** argv) {
   using namespace tierkv::cli;
+  wait_briefly_beside_others(argv);
   try {
     const int code = run(argc, argv);
     if (std::fflush(stdout) != 0 || std::ferror(stdout)) {

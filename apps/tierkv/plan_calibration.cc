@@ -13,7 +13,8 @@ bool some_has_this_shape(const GgufFile& file) {
   namespace fs = std::filesystem;
   llama::ModelShape shape;  // without a fingerprint, which is then not looked at
   shape.layers = file.layers, shape.heads = file.heads, shape.kv_heads = file.kv_heads, shape.head_dim = file.head_dim;
-  if (const auto shipped = llama::shipped_calibration(shape); shipped.ok() && *shipped) return true;
+  const auto shipped = llama::shipped_calibration(shape);
+  if (shipped.ok() && *shipped) return true;
   std::error_code problem;
   for (const auto& entry : fs::directory_iterator(cache_folder() + "/calibration", problem)) {
     if (entry.path().extension() != ".tkc") continue;
@@ -29,8 +30,8 @@ CalibrationPtr plan_calibration(const GgufFile& file, const std::string& kv) {
   CacheConfig wanted;
   check(apply_spec(kv, wanted), "--kv " + kv);
   wanted.num_layers = file.layers;
-  if (!wants_calibration(wanted) || wanted.calibrate == "off" || (wanted.calibration_file().empty() && !some_has_this_shape(file)))
-    return nullptr;
+  if (!wants_calibration(wanted) || wanted.calibrate == "off") return nullptr;
+  if (wanted.calibration_file().empty() && !some_has_this_shape(file)) return nullptr;
   EngineOptions options;
   options.model = file.path;
   options.cancel = cancellation();

@@ -97,7 +97,7 @@ int run(RecallRequest& request) {
 
   const std::vector<RecallCell> cells = cells_of(specs, readings, answers);
   json values = json::array();
-  for (const RecallCell& cell : cells) values.push_back(cell_json(cell, engine.name(), request));
+  for (const RecallCell& cell : cells) values.push_back(cell_json(cell, engine, request));
   if (request.options.text()) print_recall(cells, request);
   emit_results(request.options, values);
   if (!request.plot.empty()) write_plot(request, values);

@@ -146,7 +146,7 @@ std::vector<RecallCell> cells_of(const std::vector<SettingSpec>& settings, const
   return cells;
 }
 
-json cell_json(const RecallCell& cell, const std::string& model, const RecallRequest& request) {
+json cell_json(const RecallCell& cell, const Engine& engine, const RecallRequest& request) {
   Sum sum;
   sum.add(cell);
   json wrong = json::array(), answers = json::array();
@@ -156,7 +156,8 @@ json cell_json(const RecallCell& cell, const std::string& model, const RecallReq
   }
   const bool generated = std::find(request.kinds.begin(), request.kinds.end(), cell.kind) != request.kinds.end();
   json value = {{"command", "recall"},
-                {"model", model},
+                {"model", engine.name()},
+                {"title", engine.title()},
                 {"task", cell.task},
                 {"kind", generated ? cell.kind : "file"},
                 {"haystack", generated ? "generated" : cell.kind},

@@ -32,7 +32,7 @@ struct RecallCell {
 std::vector<RecallCell> cells_of(const std::vector<SettingSpec>& settings, const std::vector<Reading>& readings,
                                  const std::vector<std::vector<std::vector<RecallAnswer>>>& answers);
 
-nlohmann::json cell_json(const RecallCell& cell, const std::string& model, const RecallRequest& request);
+nlohmann::json cell_json(const RecallCell& cell, const Engine& engine, const RecallRequest& request);
 // To stdout: a table for each task, the misses behind them.
 void print_recall(const std::vector<RecallCell>& cells, const RecallRequest& request);
 

@@ -34,15 +34,13 @@ std::string text(const json& value, const char* key, const std::string& fallback
   return found->get<std::string>();
 }
 
-// A file's own name for its model is not always the one that people know.
-std::string known_name(const std::string& model) {
-  if (model == "Smollm2 135M 8k Lc100K Mix1 Ep2") return "SmolLM2-135M-Instruct";
-  if (model == "Gemma 3 270m") return "Gemma-3-270M";
-  return model;
+// The name that people know. Results of before it was recorded have only the file's own.
+std::string model_name(const json& value, const std::string& where) {
+  return text(value, "title", text(value, "model", "", where), where);
 }
 
 void read_name(ResultName& name, const json& value, const std::string& where) {
-  name.model = known_name(text(value, "model", "", where));
+  name.model = model_name(value, where);
   name.own_label = text(value, "label", "", where);
   name.kv = text(value, "kv", "", where);
   if (name.kv.empty()) bad_input(where + " has no \"kv\"");
@@ -123,7 +121,7 @@ std::string windows_of(const json& value, const std::string& where) {
 void note_run(Results& results, const json& value, const std::string& where) {
   RunNote note;
   note.command = text(value, "command", "", where);
-  note.model = known_name(text(value, "model", "", where));
+  note.model = model_name(value, where);
   note.text = text(value, "text", text(value, "haystack", "", where), where);
   note.windows = windows_of(value, where);
   if (const auto run = value.find("run"); run != value.end() && run->is_object()) {

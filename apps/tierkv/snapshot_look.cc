@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "engine/gguf_file.h"
 #include "engine/session_file.h"
 #include "output.h"
 #include "terminal.h"
@@ -77,7 +78,14 @@ std::string tables_text(const Content& content) {
     return id + ", which is not here: resuming needs that file (--kv calibration=FILE, or in " + llama::cache_folder() +
            "/calibration)";
   }
-  return id + " of " + describe(*content.tables.calibration).model + ": " + content.tables.where;
+  return id + " of " + model_title("", describe(*content.tables.calibration).model) + ": " + content.tables.where;
+}
+
+// A session's snapshot has the model's own name and its fingerprint: the name is told as people know it.
+std::string model_of(const Content& content) {
+  const std::string &all = content.info.model, &name = content.session.model;
+  if (all.empty()) return "not named";
+  return name.empty() || !all.starts_with(name) ? all : model_title("", name) + all.substr(name.size());
 }
 
 json content_json(const std::string& path, const Content& content) {
@@ -126,8 +134,8 @@ void print_content(const std::string& path, const Content& content) {
   const uint64_t fp16 = 4ull * info.length * info.num_layers * info.num_kv_heads * info.head_dim;
   std::printf("%s: %s of %s tokens, %s\n", bold(path).c_str(), content.is_session ? "a session" : "a snapshot",
               human_count(info.length).c_str(), human_bytes(static_cast<double>(info.file_bytes)).c_str());
-  std::printf("  model   %s: %u layers, %u KV heads of %u channels\n", info.model.empty() ? "not named" : info.model.c_str(),
-              info.num_layers, info.num_kv_heads, info.head_dim);
+  std::printf("  model   %s: %u layers, %u KV heads of %u channels\n", model_of(content).c_str(), info.num_layers,
+              info.num_kv_heads, info.head_dim);
   if (content.is_session) {
     std::printf("  kv      %s\n", content.session.kv.c_str());
     if (!content.session.messages.empty()) std::printf("  chat    %zu messages\n", content.session.messages.size());

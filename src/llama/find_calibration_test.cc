@@ -42,8 +42,7 @@ ModelShape model_of(const CalibrationInfo& info) {
 TEST_F(FindCalibration, TheLibraryHasTheDefaultModels) {
   ASSERT_FALSE(shipped_files().empty());
   const auto all = shipped_calibrations();
-  ASSERT_TRUE(all.ok());
-  for (const CalibrationPtr& shipped : *all) {
+  for (const CalibrationPtr& shipped : all.value()) {
     const CalibrationInfo info = describe(*shipped);
     EXPECT_EQ(find_calibration(model_of(info), CacheConfig{}).value(), shipped);
     const FoundCalibration found = find_calibration(std::stoull(info.id, nullptr, 16)).value();

@@ -54,7 +54,7 @@ class ConfigTest(Command):
         ):
             with self.subTest(text):
                 path = self.write(text)
-                sentence = self.bad("generate", "hi", "-m", self.model(), "-n", 1, saying=saying)
+                sentence = self.bad("generate", "hi", "-m", self.model(), saying=saying)
                 self.assertTrue(sentence.startswith(f"tierkv: {path}:{line}: "), sentence)
                 self.assertTrue(self.bad("config").startswith(f"tierkv: {path}:{line}: "))
 

@@ -97,6 +97,7 @@ TEST(ReportPage, WithoutTheLibraryThereAreTablesAndAReason) {
 TEST(ReportPage, SaysHowItWasMeasured) {
   json value = ppl("balanced", 0.1, 3);
   value["model"] = "Smollm2 135M 8k Lc100K Mix1 Ep2";
+  value["title"] = "SmolLM2-135M-Instruct";
   value["text"] = "book.txt";
   value["run"] = {
       {"date", "2026-02-03 04:05 UTC"}, {"machine", "fast one"}, {"version", "1.2.3"}, {"arguments", "tierkv ppl -f book.txt"}};
