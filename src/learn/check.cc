@@ -9,7 +9,6 @@ namespace tierkv::learn {
 namespace {
 
 constexpr const char* kCalibrated = "klt1.875";
-constexpr const char* kUncalibrated = "rot2/mid2";
 
 // Mean over rows of e'·M·e, e what coding does to a row. `metric`: [dim][dim], or one number for every channel.
 Result<double> error_of(const quant::Codec& codec, const std::vector<float>& rows, const std::vector<double>& metric) {
@@ -51,7 +50,7 @@ Result<HeadErrors> held_out_errors(const std::shared_ptr<const calib::Calibratio
   HeadErrors errors;
   for (double* sum : {&errors.calibrated, &errors.uncalibrated}) {
     TIERKV_ASSIGN_OR_RETURN(const quant::CodecPair pair,
-                            quant::parse_codec_pair(sum == &errors.calibrated ? kCalibrated : kUncalibrated));
+                            quant::parse_codec_pair(sum == &errors.calibrated ? kCalibrated : quant::resolve_auto("auto", false)));
     TIERKV_ASSIGN_OR_RETURN(const auto key, quant::make_codec(pair.key, quant::Side::key, shape, &tables));
     TIERKV_ASSIGN_OR_RETURN(const auto value, quant::make_codec(pair.value, quant::Side::value, shape, &tables));
     TIERKV_ASSIGN_OR_RETURN(const double of_keys, error_of(*key, rows.keys, rows.metric));

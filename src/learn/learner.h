@@ -50,14 +50,14 @@ struct LearnModel {
 // What is taken off thin statistics; docs/build/measurements.md, "Learning in passing", says what is known of it.
 struct Shrinking {
   double covariance = 0.0;     // the covariance goes towards its diagonal by n/(n + keys), n = this times head_dim
-  double metric = 0.01;        // the metric towards the identity by n/(n + queries), queries of all heads that share the KV head
+  double metric = 0.3;         // the metric towards the identity by n/(n + queries), queries of all heads that share the KV head
   uint32_t normal_rows = 128;  // of a normal distribution that steps are fitted on beside the sample
 };
 
 struct LearnSettings {
   uint32_t block = 128, sinks = 4, distance = 512;  // as calib::Statistics
   uint64_t tokens = 8192;                           // to see before tables are solved
-  uint32_t query_stride = 16;                       // every n-th position's queries are looked at
+  uint32_t query_stride = 0;  // every n-th position's queries are looked at; 0: as the shape of the model asks
   uint32_t sample_tokens = 1536;
   Shrinking shrinking;
 };
@@ -66,7 +66,7 @@ struct LearnSettings {
 // did not learn from.
 struct LearnCheck {
   double calibrated = 0.0;    // klt at 1.875 bits
-  double uncalibrated = 0.0;  // rot2/mid2
+  double uncalibrated = 0.0;  // what an archive is without tables
 };
 
 class Learner {

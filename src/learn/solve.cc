@@ -15,8 +15,6 @@ namespace tierkv::learn {
 namespace {
 
 constexpr uint32_t kLeastVariety = 64;
-// Tables must leave at most this share of the error that an archive without them makes, on what they were not made of.
-constexpr double kClearlyBetter = 0.7;
 
 std::vector<double> symmetric(const std::vector<float>& upper, uint32_t dim, double factor) {
   std::vector<double> full(static_cast<size_t>(dim) * dim);
@@ -155,10 +153,10 @@ Result<std::shared_ptr<calib::Calibration>> Learner::solve(const std::string& te
     }
   }
   if (check != nullptr) *check = found;
-  if (!(found.calibrated <= kClearlyBetter * found.uncalibrated)) {
+  if (!(found.calibrated <= kMostOfUncalibrated * found.uncalibrated)) {
     return error(StatusCode::failed_precondition, "tables learnt from ", sums.tokens,
                  " tokens would not help: on tokens held back their error is ", found.calibrated, ", without tables ",
-                 found.uncalibrated, ", and at most ", kClearlyBetter, " of that is asked for");
+                 found.uncalibrated);
   }
   return result;
 }

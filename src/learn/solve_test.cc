@@ -65,7 +65,7 @@ TEST(LearnerSolve, TablesAreAsGoodAsThoseOfEveryPair) {
   LearnCheck check;
   const auto learnt = learner->solve("synthetic", {}, &check);
   ASSERT_TRUE(learnt.ok()) << learnt.status().message();
-  EXPECT_LT(check.calibrated, 0.7 * check.uncalibrated);
+  EXPECT_LT(check.calibrated, kMostOfUncalibrated * check.uncalibrated);
   EXPECT_EQ((*learnt)->origin.tokens, 1300u);
 
   calib::KltTables tables;
