@@ -6,7 +6,9 @@
 #include "base/file.h"
 #include "base/status_macros.h"
 #include "calib/calibration.h"
+#include "learn/check.h"
 #include "llama/collect.h"
+#include "llama/held_out.h"
 #include "llama/probe.h"
 #include "solve/deep.h"
 #include "solve/klt.h"
@@ -50,6 +52,29 @@ Status solve(const calib::Statistics& statistics, const CalibrateOptions& option
   return Status();
 }
 
+// Refuses tables that text they were not made from is worse off with.
+Status check_held_out(const ModelShape& shape, const std::vector<TokenList>& texts, const std::vector<TokenList>& windows,
+                      const calib::Statistics& statistics, const CalibrateOptions& options,
+                      const std::shared_ptr<const calib::KltTables>& klt, CalibrateReport& report) {
+  const TokenList window = held_out_window(texts, windows, options);
+  if (window.empty()) return {};
+  CalibrateOptions once = options;
+  once.sample_tokens = static_cast<uint32_t>(window.size());
+  once.progress = {};
+  TIERKV_ASSIGN_OR_RETURN(const Collected held, collect(shape, {window}, once));
+  const auto plain = std::make_shared<calib::Calibration>(statistics, calib::Origin());
+  plain->klt = klt;
+  TIERKV_RETURN_IF_ERROR(plain->finish());
+  TIERKV_ASSIGN_OR_RETURN(const HeldOutErrors errors, held_out_errors(plain, held.statistics));
+  report.held_out_tokens = errors.tokens;
+  report.held_out_error = errors.calibrated;
+  report.held_out_without = errors.uncalibrated;
+  if (errors.calibrated <= learn::kMostOfUncalibrated * errors.uncalibrated) return {};
+  return error(StatusCode::failed_precondition, "tables from ", statistics.tokens,
+               " tokens would not help: on text that they were not made from their error is ", errors.calibrated,
+               ", that of an archive without them ", errors.uncalibrated, "; read more text, and more kinds of it");
+}
+
 // Weighs the tables by what errors do to predictions.
 Status weigh(const ModelShape& shape, const std::vector<TokenList>& windows, const CalibrateOptions& options,
              const calib::Statistics& statistics, calib::Calibration& calibration, CalibrateReport& report) {
@@ -86,6 +111,7 @@ Result<CalibrateReport> calibrate(const ModelShape& shape, const std::vector<std
   TIERKV_RETURN_IF_ERROR(solve(collected.statistics, options, calibration));
 
   CalibrateReport report;
+  TIERKV_RETURN_IF_ERROR(check_held_out(shape, texts, windows, collected.statistics, options, calibration.klt, report));
   if (options.probe) TIERKV_RETURN_IF_ERROR(weigh(shape, windows, options, collected.statistics, calibration, report));
   report.key_bits = bits_by_layer(*calibration.klt);
   if (options.deep) {
