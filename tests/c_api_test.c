@@ -278,7 +278,7 @@ static void tokens_and_attention(void) {
 }
 
 static void adaptation_and_eviction(void) {
-  tierkv_config* config = make_config("balanced,evict=h2o,max_len=128");
+  tierkv_config* config = make_config("balanced,archive=rot2,evict=h2o,max_len=128");
   tierkv_cache* cache = NULL;
   OK(tierkv_cache_create(config, &cache));
   tierkv_config_destroy(config);

@@ -79,13 +79,24 @@ inline uint64_t sequence_digest(const AdaptiveKVCache& cache, SeqId id) {
 }
 
 // Everything about every sequence, to the bit. REQUIRES: no call is under way.
-inline uint64_t digest_of(const AdaptiveKVCache& cache) {
+inline void digest_sequences(const AdaptiveKVCache& cache, Digest& d) {
   const AdaptiveKVCache::Impl& impl = impl_of(cache);
-  Digest d;
   for (const auto& [id, sequence] : impl.sequences) {
     d.add(id);
     digest_sequence(impl, *sequence, d);
   }
+}
+
+// Of the tokens alone: what a calibration must leave as it is. The width of archives to come may be another with tables.
+inline uint64_t digest_of_tokens(const AdaptiveKVCache& cache) {
+  Digest d;
+  digest_sequences(cache, d);
+  return d.value();
+}
+
+inline uint64_t digest_of(const AdaptiveKVCache& cache) {
+  Digest d;
+  digest_sequences(cache, d);
   for (const LayerThresholds& t : cache.thresholds()) {
     d.add(t.hot);
     d.add(t.warm);

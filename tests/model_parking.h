@@ -176,13 +176,13 @@ inline void Machine::deep_freeze() {
 // Another calibration of the same model: blocks there are keep theirs, and so do parked sequences.
 inline void Machine::calibrate() {
   if (!setup_.calibrated) return;
-  const uint64_t digest = digest_of(*cache_);
+  const uint64_t digest = digest_of_tokens(*cache_);
   const uint32_t which = 1 + below(2);
   const CalibrationPtr tables = machine_tables(config_, which);
   if (!tables) return fail("there are no tables");
   if (const Status status = cache_->set_calibration(tables); !status.ok()) return fail(status.to_string());
   if (cache_->calibration() != tables) return fail("calibration() is another");
-  if (digest != digest_of(*cache_)) return fail("a calibration changed tokens that were there");
+  if (digest != digest_of_tokens(*cache_)) return fail("a calibration changed tokens that were there");
   done_["calibrated"] += which != tables_;
   tables_ = which;
 }

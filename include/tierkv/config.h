@@ -29,7 +29,7 @@ inline constexpr uint32_t kAll = 0xFFFFFFFFu;
 // and the first `sinks` tokens of the sequence as FP16 for ever.
 //
 // A codec is named as src/quant/registry.h says: "rot2", "kivi4-g64", "turbo3"; "rot3/rot2" gives keys and values different ones.
-// As the archive's, "auto" is the best there is: "klt1.875" with a calibration of the model, "even3" without one ("auto3": "klt2.5"
+// As the archive's, "auto" is the best there is: "klt1.875" with a calibration, "even4/mid2" without one ("auto3": "klt2.5"
 // or "even4/mid3"; "auto1": "klt1.5" or "even3/mid2"). As the warm codec it is "kltk4/rot4" where there are tables, or "even4".
 struct LayerConfig {
   uint32_t hot = 64;

@@ -36,7 +36,7 @@ std::string codecs(const AdaptiveKVCache& cache, SeqId seq) {
   EXPECT_TRUE(info.ok()) << info.status().to_string();
   std::string out;
   for (const std::string& codec : info->codecs) {
-    if (codec.starts_with("fp16") || codec.starts_with("rot4")) continue;  // sinks and warm
+    if (codec.starts_with("fp16") || codec.starts_with("even4")) continue;  // sinks and warm
     out += codec.substr(0, codec.find(' ')) + " ";
   }
   return out;

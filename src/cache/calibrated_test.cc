@@ -78,7 +78,7 @@ constexpr const char* kKlt = "hot=32,warm=128,archive=kltk4/fp16";
 
 TEST(Calibrated, AutoIsKltWithTablesAndEvenWithout) {
   EXPECT_EQ(Filled("balanced", tables()).cache->archive_codec(0), "klt1.875");
-  EXPECT_EQ(Filled("balanced", nullptr).cache->archive_codec(0), "even3");
+  EXPECT_EQ(Filled("balanced", nullptr).cache->archive_codec(0), "even4/mid2");
   EXPECT_EQ(Filled("quality", tables()).cache->archive_codec(1), "klt2.5");
   EXPECT_EQ(Filled("balanced,archive=auto1", tables()).cache->archive_codec(1), "klt1.5");
   EXPECT_EQ(Filled("balanced,archive=auto1", nullptr).cache->archive_codec(1), "even3/mid2");
@@ -181,7 +181,7 @@ TEST(Calibrated, TablesMayArriveLate) {
   ASSERT_TRUE(info.ok()) << info.status().to_string();
   std::string codecs;
   for (const std::string& c : info->codecs) codecs += c + " ";
-  EXPECT_NE(codecs.find("even3 x128"), std::string::npos) << codecs;
+  EXPECT_NE(codecs.find("even4/mid2 x128"), std::string::npos) << codecs;
   EXPECT_NE(codecs.find("klt1.875 x128"), std::string::npos) << codecs;
 }
 

@@ -20,7 +20,7 @@ constexpr Preset kPresets[] = {
     {"k4v3", "AKV's split: keys at 4 bits, values at 3", 128, 0, "kivi4-g64", "kivi4-g64/kivi3-g64", 4, 128, 128},
     {"balanced", "the default: an archive of 2 bits with a calibration, 3 without, behind 4-bit warm", 64, 448, "even4", "auto", 4,
      64, 128},
-    {"quality", "3-bit archive, longer tiers", 128, 896, "auto", "auto3", 8, 64, 128},
+    {"quality", "3-bit archive, longer tiers", 128, 896, "even4", "auto3", 8, 64, 128},
     {"compact", "the smallest that still has every tier", 32, 128, "even4", "auto", 4, 64, 128},
     {"deep", "for many sequences that mostly wait: 4 bits while they are read, 32 times smaller than FP16 when idle or saved", 64,
      kAll, "rot4", "rot4", 4, 64, 128, 32.0},

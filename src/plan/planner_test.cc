@@ -74,7 +74,7 @@ struct Planned {
 TEST(Planner, AutoFollowsTheCalibration) {
   const struct {
     const char *archive, *with, *without;
-  } cases[] = {{"auto", "klt1.875", "even3"},
+  } cases[] = {{"auto", "klt1.875", "even4/mid2"},
                {"auto1", "klt1.5", "even3/mid2"},
                {"auto3", "klt2.5", "even4/mid3"},
                {"rot4", "rot4", "rot4"}};
@@ -170,8 +170,8 @@ TEST(Planner, AWindowedLayerWithoutTablesIsUncalibrated) {
   config.overrides.push_back(windowed);
   const Planned planned(config, calibration);
   EXPECT_EQ(planned.archive(0, 1000), "klt1.875");
-  EXPECT_EQ(planned.archive(1, 1000, 0), "even3");
-  EXPECT_EQ(planned.archive(1, 1000, 1), "even3");
+  EXPECT_EQ(planned.archive(1, 1000, 0), "even4/mid2");
+  EXPECT_EQ(planned.archive(1, 1000, 1), "even4/mid2");
   EXPECT_EQ(planned.planner->shape(1).window, 256u);
   EXPECT_EQ(planned.planner->shape(1).sinks, 0u);
   EXPECT_FALSE(planned.planner->shape(1).ring);

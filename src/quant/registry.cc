@@ -220,7 +220,7 @@ std::string to_string(const CodecSpec& spec) {
 }
 
 std::string_view resolve_auto(std::string_view name, bool calibrated) {
-  if (name == "auto") return calibrated ? "klt1.875" : "even3";
+  if (name == "auto") return calibrated ? "klt1.875" : "even4/mid2";
   if (name == "auto1") return calibrated ? "klt1.5" : "even3/mid2";
   if (name == "auto3") return calibrated ? "klt2.5" : "even4/mid3";
   return name;

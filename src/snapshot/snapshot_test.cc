@@ -311,7 +311,7 @@ TEST(Snapshot, InspectTellsWhatIsInIt) {
     EXPECT_EQ(info->tier[t].tokens, memory.tier[t].tokens) << t;
     EXPECT_EQ(info->tier[t].bytes, memory.tier[t].payload_bytes) << t;
   }
-  EXPECT_NE(std::find(info->codecs.begin(), info->codecs.end(), "even3 x128"), info->codecs.end());
+  EXPECT_NE(std::find(info->codecs.begin(), info->codecs.end(), "even4/mid2 x128"), info->codecs.end());
   EXPECT_EQ(inspect_snapshot("/nonexistent/file.tkv").status().code(), StatusCode::not_found);
 }
 

@@ -75,7 +75,8 @@ class GenerateTest(Command):
         self.assertEqual(self.files(), ["out.json", "text.txt"])
 
     def test_tiers_are_shown_on_stderr(self):
-        done = self.good("generate", "-f", self.text, "-m", self.model(), "-n", 32, "--tiers", "--tiers-every", 16, "--ignore-end")
+        done = self.good("generate", "-f", self.text, "-m", self.model(), "-n", 32, "--tiers", "--tiers-every", 16, "--ignore-end",
+                         "--kv", "balanced,calibrate=off")
         self.assertGreaterEqual(done.stderr.count("archive"), 3)
         self.assertNotIn("archive", done.stdout)
 

@@ -17,7 +17,7 @@ class PlanTest(Command):
         self.assertEqual(balanced["sequences_that_fit"], (1 << 20) // balanced["sequence_bytes"])
 
     def test_what_is_planned_is_what_a_run_takes(self):
-        for kv in ("fp16", "balanced", "kivi2"):
+        for kv in ("fp16", "balanced,calibrate=off", "kivi2"):
             arguments = ("generate", "-f", self.text, "-m", self.model("qwen3"), "-n", 1, "--kv", kv, "--ignore-end")
             (result,) = self.good_json(*arguments)["results"]
             (plan,) = self.good_json("plan", "-m", self.model("qwen3"), "--ctx", result["length"], "--kv", kv)["plans"]
@@ -33,7 +33,7 @@ class PlanTest(Command):
         bytes_of = [self.good_json("plan", *shape, "--ctx", n)["plans"][0]["total_bytes"] for n in lengths]
         archive = (bytes_of[3] - bytes_of[2]) / (131072 - 20000)
         self.assertAlmostEqual(bytes_of[1] + archive * 8000, bytes_of[2], delta=0.02 * bytes_of[2])
-        self.assertAlmostEqual(archive * 8 / 128, 2.55, delta=0.3)  # bits of a value
+        self.assertAlmostEqual(archive * 8 / 128, 3.33, delta=0.3)  # bits of a value
 
     def test_windows_are_counted(self):
         """FP16 keeps no more of a sliding layer than its window either: the ratio of "fp16" is about one."""
