@@ -1,4 +1,5 @@
 #include "llama/collect.h"
+#include "llama/residual_tap.h"
 
 #include <ggml-backend.h>
 #include <llama.h>
@@ -18,22 +19,13 @@ namespace {
 constexpr uint32_t kLeastWindow = 1024;
 
 // Hands the residual stream before each layer to the collector as the graph computes it.
-class ResidualTap {
+class ResidualReader {
  public:
-  ResidualTap(const ModelShape& shape, Collector& collector) : collector_(collector) {
-    for (uint32_t i = 0; i < shape.layers; ++i) {
-      const int32_t number = shape.cache_layers[i];
-      if (number > 0) {
-        layer_of_["l_out-" + std::to_string(number - 1)] = i;
-      } else {
-        layer_of_["embd"] = layer_of_["inp_scaled"] = i;  // the second comes after the first where a model has both
-      }
-    }
-  }
+  ResidualReader(const ModelShape& shape, Collector& collector) : collector_(collector), layer_of_(residual_nodes(shape)) {}
   void at(uint32_t position, uint32_t tokens) { position_ = position, tokens_ = tokens; }
 
   static bool on_node(ggml_tensor* node, bool ask, void* user) {
-    auto& tap = *static_cast<ResidualTap*>(user);
+    auto& tap = *static_cast<ResidualReader*>(user);
     const auto found = tap.layer_of_.find(ggml_get_name(node));
     if (found == tap.layer_of_.end()) return false;
     if (!ask) tap.read(node, found->second);
@@ -55,7 +47,7 @@ class ResidualTap {
   }
 
   Collector& collector_;
-  std::map<std::string, uint32_t, std::less<>> layer_of_;
+  const ResidualNodes layer_of_;
   uint32_t position_ = 0, tokens_ = 0;
   std::vector<float> squares_;
 };
@@ -151,7 +143,7 @@ Result<Collected> collect(const ModelShape& shape, const std::vector<TokenList>&
   }
   Collector collector(shape, lengths, {options.block, options.sinks, options.distance, options.sample_tokens, options.query_stride},
                       output_weights(shape, options.model_file, pool), pool);
-  ResidualTap tap(shape, collector);
+  ResidualReader tap(shape, collector);
 
   CacheConfig config;
   TIERKV_RETURN_IF_ERROR(apply_preset("fp16", config));
@@ -165,7 +157,7 @@ Result<Collected> collect(const ModelShape& shape, const std::vector<TokenList>&
   params.n_seq_max = 1;
   params.n_threads = params.n_threads_batch = static_cast<int32_t>(threads);
   params.no_perf = true;
-  params.cb_eval = ResidualTap::on_node;
+  params.cb_eval = ResidualReader::on_node;
   params.cb_eval_user_data = &tap;
   params.abort_callback = is_cancelled;
   params.abort_callback_data = const_cast<CalibrateOptions*>(&options);

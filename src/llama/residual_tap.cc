@@ -13,14 +13,21 @@ constexpr uint64_t kEnough = 1024;
 
 }  // namespace
 
-ResidualTap::ResidualTap(const ModelShape& shape) : layers_(shape.layers) {
+ResidualNodes residual_nodes(const ModelShape& shape) {
+  ResidualNodes layer_of;
   for (uint32_t i = 0; i < shape.layers; ++i) {
     const int32_t number = shape.cache_layers[i];
     if (number > 0) {
-      layer_of_["l_out-" + std::to_string(number - 1)] = i;
+      layer_of["l_out-" + std::to_string(number - 1)] = i;
     } else {
-      layer_of_["embd"] = layer_of_["inp_scaled"] = i;  // the second comes after the first where a model has both
+      layer_of["embd"] = layer_of["inp_scaled"] = i;  // the second comes after the first
     }
+  }
+  return layer_of;
+}
+
+ResidualTap::ResidualTap(const ModelShape& shape) : layer_of_(residual_nodes(shape)), layers_(shape.layers) {
+  for (uint32_t i = 0; i < shape.layers; ++i) {
     if (i < shape.projections.size() && shape.projections[i].norm != nullptr) normed_[shape.projections[i].weight] = i;
   }
 }

@@ -3,8 +3,10 @@
 //
 // Reads the nodes that libllama calls l_out-N (embd or inp_scaled before the first layer) and, where a norm follows a layer's
 // output projection, what comes out of that. To look at a node splits the graph there, so it looks at a thousand tokens and no
-// more. Errors:   none: without memory, and where nodes have other names, the cache is told nothing. Threads:  the one that
-// computes the graph.
+// more.
+//
+// Errors:   none: without memory, and where nodes have other names, the cache is told nothing.
+// Threads:  the one that computes the graph.
 #pragma once
 
 #include <ggml.h>
@@ -17,6 +19,10 @@
 #include "tierkv/llama.h"
 
 namespace tierkv::llama {
+
+// Of each layer, by the names of the nodes before it: where a model has two, the second to be computed counts.
+using ResidualNodes = std::map<std::string, uint32_t, std::less<>>;
+ResidualNodes residual_nodes(const ModelShape& shape);
 
 class ResidualTap {
  public:
@@ -39,8 +45,8 @@ class ResidualTap {
   template <class Add>
   void for_each_square(const ggml_tensor* node, const Add& add);
 
-  std::map<std::string, uint32_t, std::less<>> layer_of_;  // by the name of the node before it
-  std::map<const ggml_tensor*, uint32_t> normed_;          // by the weights of a projection that a norm follows
+  const ResidualNodes layer_of_;
+  std::map<const ggml_tensor*, uint32_t> normed_;  // by the weights of a projection that a norm follows
   std::vector<Layer> layers_;
   std::vector<float> row_;
   int64_t rows_ = 0;
