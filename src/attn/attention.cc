@@ -6,6 +6,7 @@
 
 #include "quant/frame.h"
 #include "quant/isa.h"
+#include "quant/row_sums.h"
 
 namespace tierkv::attn {
 namespace {
@@ -98,22 +99,6 @@ void score_view(const Pass& p, const BlockView& view, float* scores) {
   if (!fully_visible(p, view)) mask(p, view, scores);
 }
 
-float largest(const float* x, uint32_t n) {
-  const quant::Kernels* kernels = quant::active_kernels();
-  return kernels ? kernels->largest(x, n) : *std::max_element(x, x + n);
-}
-
-// x becomes e^(x - top); returns the sum.
-float exp_sum(float* x, uint32_t n, float top) {
-  if (const quant::Kernels* kernels = quant::active_kernels()) return kernels->exp_sum(x, n, top);
-  float sum = 0.0f;
-  for (uint32_t t = 0; t < n; ++t) {
-    x[t] = std::exp(x[t] - top);
-    sum += x[t];
-  }
-  return sum;
-}
-
 // Turns scores into weights against the running maximum, rescaling what was summed so far when the maximum moved.
 void absorb(Pass& p, const BlockView& view, float* scores) {
   Scratch& s = p.s;
@@ -122,7 +107,7 @@ void absorb(Pass& p, const BlockView& view, float* scores) {
   bool any = false;
   for (uint32_t i = 0; i < p.rows; ++i) {
     float* row = scores + static_cast<size_t>(i) * stride;
-    const float top = largest(row, stride);
+    const float top = quant::largest(row, stride);
     const float old = s.row_max[i];
     if (top > old) {
       s.row_max[i] = top;
@@ -141,7 +126,7 @@ void absorb(Pass& p, const BlockView& view, float* scores) {
       continue;
     }
     any = true;
-    s.row_sum[i] += exp_sum(row, stride, s.row_max[i]);
+    s.row_sum[i] += quant::exp_sum(row, stride, s.row_max[i]);
   }
   if (!any) return;
   const int slot = frame_slot(view.value_codec->frame());

@@ -7,6 +7,7 @@
 #include "base/f16.h"
 #include "learn/products.h"
 #include "learn/rows.h"
+#include "quant/row_sums.h"
 
 namespace tierkv::learn {
 namespace {
@@ -128,7 +129,7 @@ class Adder {
     const float scale = queries_.scale, cap = queries_.softcap;
     for (uint32_t s = 0; s < n; ++s) scores[s] = cap > 0.0f ? cap * std::tanh(scores[s] * scale / cap) : scores[s] * scale;
     std::fill(scores + n, scores + stride_, kNowhere);
-    (void)exp_sum(scores, stride_, lse);
+    (void)quant::exp_sum(scores, stride_, lse);
   }
 
   void add_block(const float* q, const BlockRange& block, uint32_t first, uint32_t last, float least, uint64_t seed) {

@@ -1,8 +1,5 @@
 #include "learn/products.h"
 
-#include <algorithm>
-#include <cmath>
-
 #include "base/f16.h"
 #include "quant/isa.h"
 
@@ -13,18 +10,6 @@ uint64_t mixed(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
   return x ^ (x >> 31);
-}
-
-float largest(const float* x, uint32_t n) {
-  const quant::Kernels* kernels = quant::active_kernels();
-  return kernels ? kernels->largest(x, n) : *std::max_element(x, x + n);
-}
-
-float exp_sum(float* x, uint32_t n, float top) {
-  if (const quant::Kernels* kernels = quant::active_kernels()) return kernels->exp_sum(x, n, top);
-  float sum = 0.0f;
-  for (uint32_t i = 0; i < n; ++i) sum += x[i] = std::exp(x[i] - top);
-  return sum;
 }
 
 float dot(const float* a, const float* b, uint32_t n) {

@@ -10,8 +10,6 @@ namespace tierkv::learn {
 
 uint64_t mixed(uint64_t x);  // splitmix64: bits that have nothing to do with each other, the same everywhere
 
-float largest(const float* x, uint32_t n);              // n % 16 == 0
-float exp_sum(float* x, uint32_t n, float top);         // e^(x - top) in place, and their sum; n % 16 == 0
 float dot(const float* a, const float* b, uint32_t n);  // n % 16 == 0
 
 // The sum of term(i), in eight sums so that no addition waits for the one before.

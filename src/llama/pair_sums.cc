@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "learn/products.h"
+#include "quant/row_sums.h"
 
 namespace tierkv::llama {
 
@@ -103,9 +104,9 @@ float PairTask::soften(const SeenQuery& query, uint32_t i, float* scores, uint32
     for (uint32_t s = 0; s < n; ++s) scores[s] *= query.scale;
   }
   std::fill(scores + n, scores + all, kNowhere);
-  float top = largest(scores, all);
+  float top = quant::largest(scores, all);
   if (query.sink_logits != nullptr) top = std::max(top, query.sink_logits[i]);
-  float sum = exp_sum(scores, all, top);
+  float sum = quant::exp_sum(scores, all, top);
   if (query.sink_logits != nullptr) sum += std::exp(query.sink_logits[i] - top);
   return 1.0f / sum;
 }

@@ -11,6 +11,7 @@
 #include "quant/isa.h"
 #include "quant/lanes.h"
 #include "quant/rot.h"
+#include "quant/row_sums.h"
 #include "quant/scratch.h"
 
 namespace tierkv::quant {
@@ -112,12 +113,7 @@ class KltCodec final : public Codec {
     const uint32_t d = shape().head_dim;
     float* decoded = at_least(ws.a, static_cast<size_t>(rows) * d);
     decode(in, ctx, 0, rows, decoded);
-    for (uint32_t i = 0; i < count; ++i) {
-      for (uint32_t t = 0; t < rows; ++t) {
-        for (uint32_t c = 0; c < d; ++c)
-          acc[static_cast<size_t>(i) * d + c] += weights[i * stride + t] * decoded[static_cast<size_t>(t) * d + c];
-      }
-    }
+    add_weighted(decoded, rows, d, weights, stride, count, acc);
   }
 
   size_t table_bytes() const override {

@@ -14,9 +14,7 @@ from command import BIN, Command
 class CalibrateTest(Command):
     def setUp(self):
         super().setUp()
-        # Bytes of every kind: each is a token of the tiny vocabulary.
-        letters = [chr(33 + (i * i * 7 + i * 31 + (i >> 5)) % 94) for i in range(6000)]
-        self.text.write_text("".join(letters))
+        self.write_text_of_many_tokens()
 
     def calibrate(self, *arguments):
         sizes = ["--tokens", 2400, "--window", 1200, "--sample", 1024, "--every", 32]

@@ -38,6 +38,10 @@ class Command(unittest.TestCase):
         # What the user has set and typed stays out of it.
         self.environment |= {name: str(self.folder / name) for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME")}
 
+    def write_text_of_many_tokens(self):
+        """Bytes of every kind: each is a token of the tiny vocabulary."""
+        self.text.write_text("".join(chr(33 + (i * i * 7 + i * 31 + (i >> 5)) % 94) for i in range(6000)))
+
     def run_cli(self, *arguments, stdin="", **options):
         options = {"capture_output": True, "text": True, "errors": "replace", "timeout": 240, **options}
         return subprocess.run([BIN, *map(str, arguments)], input=stdin, cwd=self.folder, env=self.environment, **options)

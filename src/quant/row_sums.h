@@ -1,0 +1,42 @@
+// row_sums.h — what a softmax asks of a row of scores, and what codecs that weigh decoded rows share: on the kernels where there
+// are some.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include "quant/isa.h"
+
+namespace tierkv::quant {
+
+// n % 16 == 0.
+inline float largest(const float* x, uint32_t n) {
+  const Kernels* kernels = active_kernels();
+  return kernels ? kernels->largest(x, n) : *std::max_element(x, x + n);
+}
+
+// x becomes e^(x - top); returns the sum. n % 16 == 0.
+inline float exp_sum(float* x, uint32_t n, float top) {
+  if (const Kernels* kernels = active_kernels()) return kernels->exp_sum(x, n, top);
+  float sum = 0.0f;
+  for (uint32_t i = 0; i < n; ++i) {
+    x[i] = std::exp(x[i] - top);
+    sum += x[i];
+  }
+  return sum;
+}
+
+// acc[i] += the sum over rows of weights[i*stride + t] * decoded[t]; acc and decoded have d channels a row.
+inline void add_weighted(const float* decoded, uint32_t rows, uint32_t d, const float* weights, size_t stride, uint32_t count,
+                         float* acc) {
+  for (uint32_t i = 0; i < count; ++i) {
+    for (uint32_t t = 0; t < rows; ++t) {
+      for (uint32_t c = 0; c < d; ++c)
+        acc[static_cast<size_t>(i) * d + c] += weights[i * stride + t] * decoded[static_cast<size_t>(t) * d + c];
+    }
+  }
+}
+
+}  // namespace tierkv::quant
