@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "base/guarded.h"
+#include "base/mapped_memory.h"
 #include "base/status_macros.h"
 #include "cache/impl.h"
 #include "cache/pressure.h"
@@ -37,6 +38,7 @@ Result<std::unique_ptr<AdaptiveKVCache>> AdaptiveKVCache::create(const CacheConf
   }
   auto impl = std::make_unique<Impl>(config);
   TIERKV_ASSIGN_OR_RETURN(impl->planner, plan::Planner::create(config, impl->codecs, std::move(calibration), attn::kMaxViewRows));
+  if (impl->codecs.calibration()) return_heap_memory();  // a table's file was read whole, and is not needed again
   impl->env.head_dim = config.head_dim;
   impl->env.hot_bf16 = config.hot_type == "bf16";
   TIERKV_ASSIGN_OR_RETURN(impl->policy, policy::make_policy(config.eviction));

@@ -8,11 +8,9 @@
 #include <cmath>
 #include <csignal>
 #include <filesystem>
-#ifdef __GLIBC__
-#include <malloc.h>
-#endif
 
 #include "base/guarded.h"
+#include "base/mapped_memory.h"
 #include "base/status_macros.h"
 #include "cache/learning_text.h"
 
@@ -28,13 +26,6 @@ void be_modest() {
   (void)pthread_sigmask(SIG_BLOCK, &all, nullptr);
 #ifdef __linux__
   (void)setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), 19);
-#endif
-}
-
-// The sample was some tens of MiB that the heap would keep.
-void give_back_heap() {
-#ifdef __GLIBC__
-  malloc_trim(0);
 #endif
 }
 
@@ -137,6 +128,7 @@ Status Learning::begin(const CacheConfig& config, plan::Planner& planner, Learni
 Status Learning::replace(plan::Planner& planner, CalibrationPtr calibration) {
   std::lock_guard tables(tables_);
   TIERKV_RETURN_IF_ERROR(planner.set_calibration(std::move(calibration)));
+  const ReturnHeapMemory afterwards;        // the tables' file was read whole, and is not needed again
   std::shared_ptr<learn::Learner> dropped;  // freed without the lock
   std::lock_guard lock(state_);
   active_ = false;
@@ -225,7 +217,7 @@ void Learning::solve() noexcept {
     if (!path_.empty() && loaded_ * 2 >= wanted_) fs::remove(sums_path(path_), ignored);
     finish(LearningPhase::refused, status.message(), seconds);
   }
-  give_back_heap();
+  return_heap_memory();  // the sample was some tens of MiB
 }
 
 CalibrationPtr Learning::keep(std::shared_ptr<calib::Calibration> solved, std::string& note) const {
