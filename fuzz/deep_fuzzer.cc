@@ -24,7 +24,7 @@ const std::vector<std::byte>& real() {
     const testing::Text text = testing::model().text(100);
     EncodeOptions options;
     options.ratio = 16.0;
-    return encode(testing::model().book(), text.first, text.tokens, text.reader(), options).value();
+    return encode(testing::model().model_tables(), text.first, text.tokens, text.reader(), options).value();
   }();
   return bytes;
 }
@@ -50,7 +50,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   const auto info = inspect(bytes);
   const tierkv::Status status =
-      decode(bytes, testing::model().book(), 1,
+      decode(bytes, testing::model().model_tables(), 1,
              [&](uint32_t layer, uint32_t first, uint32_t count, const float* keys, const float* values) {
                require(info.ok() && layer < testing::kLayers && first < info->tokens && count <= info->tokens - first);
                for (size_t i = 0; i < static_cast<size_t>(count) * testing::kHeads * testing::kDim; ++i)

@@ -62,12 +62,12 @@ void StreamObserver::add(uint32_t query, uint32_t view, const float* mass, uint3
 
 void StreamObserver::end_query(uint32_t) {
   query_open_ = false;
-  if (settings_.signals && ++window_queries_ >= settings_.observation) turn_window();
+  if (settings_.signals && ++window_queries_ >= settings_.observation) close_window();
 }
 
 // The current window becomes the one before. ScissorHands' history fades by half instead, so that old habits count for less and
 // less.
-void StreamObserver::turn_window() {
+void StreamObserver::close_window() {
   window_queries_ = 0;
   const int window = slot(policy::kMassWindow), before = slot(policy::kMassBefore), low = slot(policy::kLowCount);
   if (window < 0 && low < 0) return;

@@ -39,7 +39,7 @@ class StreamObserver final : public attn::MassObserver {
   int slot(policy::Signal signal) const { return settings_.signals ? settings_.signal_slot[signal] : -1; }
   template <class Body>
   void for_each_token(Body&& body);
-  void turn_window();
+  void close_window();
 
   const ObserveSettings settings_;
   const StreamViews& views_;

@@ -28,7 +28,7 @@ std::vector<Transform> make_transforms(const calib::DeepTables& tables, bool ana
 // log2 of the weight of every token against an ordinary one's, [coded layer][token].
 std::vector<float> log_weights(const Shared& shared, uint32_t tokens, const ReadRows& read, const EncodeOptions& options,
                                ThreadPool& pool) {
-  const calib::DeepTables& tables = *shared.book->tables;
+  const calib::DeepTables& tables = *shared.model->tables;
   const size_t layers = tables.coded.size();
   std::vector<float> out(layers * tokens);
   if (!options.weights.empty()) {
@@ -42,9 +42,9 @@ std::vector<float> log_weights(const Shared& shared, uint32_t tokens, const Read
     }
     return out;
   }
-  const uint32_t blocks = chunks_of(tokens, kBlock), dim = tables.dim();
+  const uint32_t blocks = chunks_of(tokens, kCodingBlock), dim = tables.dim();
   pool.run(blocks, [&](uint32_t b) {
-    const uint32_t first = b * kBlock, count = std::min(kBlock, tokens - first);
+    const uint32_t first = b * kCodingBlock, count = std::min(kCodingBlock, tokens - first);
     std::vector<float> rows(static_cast<size_t>(count) * dim), centred(dim);
     for (size_t i = 0; i < layers; ++i) {
       const calib::DeepLayer& layer = tables.coded[i];
@@ -75,19 +75,20 @@ std::vector<uint8_t> classes_of(const std::vector<float>& weights, double power)
 
 class Encoding {
  public:
-  Encoding(const Book& book, uint32_t first_position, uint32_t tokens, const ReadRows& read, const EncodeOptions& options)
+  Encoding(const ModelTables& model, uint32_t first_position, uint32_t tokens, const ReadRows& read, const EncodeOptions& options)
       : options_(options), tokens_(tokens), read_(read), pool_(options.threads) {
-    shared_.book = &book;
-    shared_.transforms = make_transforms(*book.tables, true, pool_);
+    shared_.model = &model;
+    shared_.transforms = make_transforms(*model.tables, true, pool_);
     shared_.first_position = first_position;
-    classes_.assign(book.tables->coded.size() * tokens, static_cast<uint8_t>(kMiddle));
+    classes_.assign(model.tables->coded.size() * tokens, static_cast<uint8_t>(kMiddle));
     if (options.weight_power > 0.0) classes_ = classes_of(log_weights(shared_, tokens, read, options, pool_), options.weight_power);
     for (uint32_t first = 0; first < tokens; first += options.chunk)
       all_.push_back({first, std::min(options.chunk, tokens - first)});
     // A few short stretches are enough to come near the step.
-    if (tokens > 8 * kBlock) {
+    if (tokens > 8 * kCodingBlock) {
       for (const uint32_t sixth : {1u, 3u, 5u})
-        sample_.push_back({static_cast<uint32_t>(static_cast<uint64_t>(tokens) * sixth / 6 / kBlock * kBlock), 2 * kBlock});
+        sample_.push_back(
+            {static_cast<uint32_t>(static_cast<uint64_t>(tokens) * sixth / 6 / kCodingBlock * kCodingBlock), 2 * kCodingBlock});
       for (Stretch& s : sample_) s.count = std::min(s.count, tokens - s.first);
     }
     at_ = std::clamp(static_cast<int32_t>(std::lround(256.0 * first_guess())), -kMostLogStep, kMostLogStep);
@@ -119,7 +120,7 @@ class Encoding {
   Pass pass(int32_t log_step, const std::vector<Stretch>& which) {
     shared_.log_step = log_step;
     shared_.step = static_cast<float>(std::exp2(log_step / 256.0));
-    const Models models(*shared_.book->tables, log_step);
+    const Models models(*shared_.model->tables, log_step);
     Pass p;
     p.step = shared_.step;
     p.log_step = log_step;
@@ -148,7 +149,7 @@ class Encoding {
     for (int i = 0; i < 20; ++i) {
       const double middle = 0.5 * (low + high);
       double sum = 0.0, count = 0.0;
-      for (const calib::DeepLayer& layer : shared_.book->tables->coded) {
+      for (const calib::DeepLayer& layer : shared_.model->tables->coded) {
         for (const int16_t spread : layer.basis[layer.sources ? calib::kDeepPredicted : calib::kDeepPlain].spread) {
           sum += calib::deep_bits(std::exp2(spread / 256.0 - middle));
           count += 1.0;
@@ -164,7 +165,7 @@ class Encoding {
     if (options_.ratio > 0.0) {
       double share = 0.0;
       for (const Stretch& stretch : which) share += stretch.count;
-      const double allowed = static_cast<double>(fp16_bytes(*shared_.book->tables, tokens_)) / options_.ratio - kArchiveFixedBytes;
+      const double allowed = static_cast<double>(fp16_bytes(*shared_.model->tables, tokens_)) / options_.ratio - kArchiveFixedBytes;
       return std::log2(static_cast<double>(p.bytes) / std::max(1.0, allowed * share / tokens_));
     }
     return -std::log2(std::max(p.lost, 1e-300) / std::max(p.energy * (1.0 - options_.quality), 1e-290));
@@ -220,7 +221,7 @@ class Encoding {
     shared_.step = best_.step;
     shared_.log_step = best_.log_step;
     shared_.centroids = best_.centroids;
-    const Models models(*shared_.book->tables, best_.log_step);
+    const Models models(*shared_.model->tables, best_.log_step);
     std::vector<uint8_t> good(all_.size());
     pool_.run(static_cast<uint32_t>(all_.size()), [&](uint32_t c) {
       good[c] = decode_chunk(shared_, models, all_[c].first, all_[c].count, best_.chunks[c].bytes, best_.chunks[c].check, {});
@@ -234,9 +235,9 @@ class Encoding {
   }
 
   std::vector<std::byte> write() const {
-    const calib::DeepTables& tables = *shared_.book->tables;
+    const calib::DeepTables& tables = *shared_.model->tables;
     ArchiveFile file;
-    file.info.calibration = shared_.book->id;
+    file.info.calibration = shared_.model->id;
     file.info.layers = static_cast<uint32_t>(tables.coded.size());
     file.info.kv_heads = tables.kv_heads;
     file.info.head_dim = tables.head_dim;
@@ -256,7 +257,7 @@ class Encoding {
   void fill(EncodeReport& report, size_t bytes) const {
     report = {};
     report.bytes = bytes;
-    report.ratio = static_cast<double>(fp16_bytes(*shared_.book->tables, tokens_)) / static_cast<double>(bytes);
+    report.ratio = static_cast<double>(fp16_bytes(*shared_.model->tables, tokens_)) / static_cast<double>(bytes);
     report.quality = best_.energy > 0.0 ? 1.0 - best_.lost / best_.energy : 1.0;
     report.step = static_cast<double>(best_.step);
     report.passes = passes_;
@@ -287,7 +288,7 @@ Status damaged(const std::string& what) { return error(StatusCode::data_loss, "t
 
 }  // namespace
 
-Result<std::vector<std::byte>> encode(const Book& book, uint32_t first_position, uint32_t tokens, const ReadRows& read,
+Result<std::vector<std::byte>> encode(const ModelTables& model, uint32_t first_position, uint32_t tokens, const ReadRows& read,
                                       const EncodeOptions& options, EncodeReport* report) {
   if (tokens == 0 || first_position >= (1u << 21) || tokens > (1u << 21) - first_position) {
     return error(StatusCode::invalid_argument, "a deep archive holds tokens of positions below ", 1u << 21, ", not ", tokens,
@@ -300,15 +301,15 @@ Result<std::vector<std::byte>> encode(const Book& book, uint32_t first_position,
     return error(StatusCode::invalid_argument, "a ratio of ", options.ratio, "; 2 to 1000 is allowed");
   if (by_quality && !(options.quality < 1.0))
     return error(StatusCode::invalid_argument, "a quality of ", options.quality, "; above 0 and below 1 is allowed");
-  if (options.chunk < kBlock || options.chunk > kMostChunk || options.chunk % kBlock != 0) {
-    return error(StatusCode::invalid_argument, "chunks of ", options.chunk, " tokens; multiples of ", kBlock, " up to ", kMostChunk,
-                 " are allowed");
+  if (options.chunk < kCodingBlock || options.chunk > kMostChunk || options.chunk % kCodingBlock != 0) {
+    return error(StatusCode::invalid_argument, "chunks of ", options.chunk, " tokens; multiples of ", kCodingBlock, " up to ",
+                 kMostChunk, " are allowed");
   }
-  if (!options.weights.empty() && options.weights.size() != static_cast<size_t>(tokens) * book.tables->coded.size()) {
+  if (!options.weights.empty() && options.weights.size() != static_cast<size_t>(tokens) * model.tables->coded.size()) {
     return error(StatusCode::invalid_argument, options.weights.size(), " weights for ", tokens, " tokens of ",
-                 book.tables->coded.size(), " layers");
+                 model.tables->coded.size(), " layers");
   }
-  return Encoding(book, first_position, tokens, read, options).run(report);
+  return Encoding(model, first_position, tokens, read, options).run(report);
 }
 
 Result<ArchiveInfo> inspect(std::span<const std::byte> bytes) {
@@ -318,7 +319,7 @@ Result<ArchiveInfo> inspect(std::span<const std::byte> bytes) {
 
 struct Decoder::State {
   ArchiveFile file;
-  Book book;
+  ModelTables model;
   Shared shared;
   std::optional<Models> models;
 };
@@ -329,20 +330,20 @@ Decoder::~Decoder() = default;
 const ArchiveInfo& Decoder::info() const { return state_->file.info; }
 uint32_t Decoder::chunks() const { return static_cast<uint32_t>(state_->file.chunks.size()); }
 
-Result<Decoder> Decoder::open(std::span<const std::byte> bytes, const Book& book, ThreadPool& pool) {
+Result<Decoder> Decoder::open(std::span<const std::byte> bytes, const ModelTables& model, ThreadPool& pool) {
   TIERKV_ASSIGN_OR_RETURN(ArchiveFile p, parse_archive(bytes));
-  if (p.info.calibration != book.id) {
+  if (p.info.calibration != model.id) {
     return error(StatusCode::failed_precondition, "the deep archive was encoded with another calibration: with ", std::hex,
-                 p.info.calibration, ", not ", book.id);
+                 p.info.calibration, ", not ", model.id);
   }
-  const calib::DeepTables& tables = *book.tables;
+  const calib::DeepTables& tables = *model.tables;
   if (p.info.layers != tables.coded.size() || p.info.kv_heads != tables.kv_heads || p.info.head_dim != tables.head_dim) {
     return damaged("its shape is not that of its calibration");
   }
   auto state = std::make_unique<State>();
-  state->book = book;
+  state->model = model;
   Shared& shared = state->shared;
-  shared.book = &state->book;
+  shared.model = &state->model;
   shared.transforms = make_transforms(tables, false, pool);
   shared.step = p.step;
   shared.log_step = p.log_step;
@@ -369,9 +370,9 @@ Status Decoder::decode(uint32_t first_chunk, uint32_t count, ThreadPool& pool, c
   return {};
 }
 
-Status decode(std::span<const std::byte> bytes, const Book& book, uint32_t threads, const WriteRows& write) {
+Status decode(std::span<const std::byte> bytes, const ModelTables& model, uint32_t threads, const WriteRows& write) {
   ThreadPool pool(threads);
-  TIERKV_ASSIGN_OR_RETURN(const Decoder decoder, Decoder::open(bytes, book, pool));
+  TIERKV_ASSIGN_OR_RETURN(const Decoder decoder, Decoder::open(bytes, model, pool));
   return decoder.decode(0, decoder.chunks(), pool, write);
 }
 

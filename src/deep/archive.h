@@ -70,14 +70,14 @@ struct ArchiveInfo {
 };
 
 // REQUIRES: `tables` belong to the model whose ropes `turner` gives by layer; `id` names the calibration they came from.
-struct Book {
+struct ModelTables {
   const calib::DeepTables* tables = nullptr;
   std::function<const calib::Turner&(uint32_t layer)> turner;
   uint64_t id = 0;
 };
 
 // invalid_argument: no tokens, no target or two, rows that are not finite. resource_exhausted: no step reaches the ratio.
-[[nodiscard]] Result<std::vector<std::byte>> encode(const Book& book, uint32_t first_position, uint32_t tokens,
+[[nodiscard]] Result<std::vector<std::byte>> encode(const ModelTables& model, uint32_t first_position, uint32_t tokens,
                                                     const ReadRows& read, const EncodeOptions& options,
                                                     EncodeReport* report = nullptr);
 
@@ -85,10 +85,10 @@ struct Book {
 [[nodiscard]] Result<ArchiveInfo> inspect(std::span<const std::byte> bytes);
 
 // An archive that is read piece by piece: who cannot hold all its rows takes a few chunks at a time, in any order.
-// The bytes and the book's tables outlive it. open() and decode() fail as below.
+// The bytes and the model's tables outlive it. open() and decode() fail as below.
 class Decoder {
  public:
-  [[nodiscard]] static Result<Decoder> open(std::span<const std::byte> bytes, const Book& book, ThreadPool& pool);
+  [[nodiscard]] static Result<Decoder> open(std::span<const std::byte> bytes, const ModelTables& model, ThreadPool& pool);
   Decoder(Decoder&&) noexcept;
   ~Decoder();
 
@@ -103,6 +103,6 @@ class Decoder {
 };
 
 // All of it. failed_precondition: encoded with another calibration. data_loss: damaged; some rows may have been written by then.
-[[nodiscard]] Status decode(std::span<const std::byte> bytes, const Book& book, uint32_t threads, const WriteRows& write);
+[[nodiscard]] Status decode(std::span<const std::byte> bytes, const ModelTables& model, uint32_t threads, const WriteRows& write);
 
 }  // namespace tierkv::deep

@@ -93,7 +93,8 @@ Result<ArchiveFile> parse_archive(std::span<const std::byte> bytes) {
   }
   if (i.tokens == 0 || i.first_position >= (1u << 21) || i.tokens > (1u << 21) - i.first_position)
     return damaged("positions out of range");
-  if (i.chunk < kBlock || i.chunk > kMostChunk || i.chunk % kBlock != 0) return damaged("chunks of a length no encoder makes");
+  if (i.chunk < kCodingBlock || i.chunk > kMostChunk || i.chunk % kCodingBlock != 0)
+    return damaged("chunks of a length no encoder makes");
   if (!std::isfinite(p.step) || p.log_step < -kMostLogStep || p.log_step > kMostLogStep ||
       !(std::fabs(static_cast<double>(p.step) / std::exp2(p.log_step / 256.0) - 1.0) < 1e-3)) {
     return damaged("an impossible step");
@@ -110,7 +111,7 @@ Result<ArchiveFile> parse_archive(std::span<const std::byte> bytes) {
     left -= sizes.back();
     // Every block of a layer takes some bits that cannot be left out: what a file makes a reader do is bounded by its length.
     const uint32_t tokens = std::min(i.chunk, i.tokens - c * i.chunk);
-    const uint64_t least = static_cast<uint64_t>(chunks_of(tokens, kBlock)) * i.layers;
+    const uint64_t least = static_cast<uint64_t>(chunks_of(tokens, kCodingBlock)) * i.layers;
     if (sizes.back() + 8ull < least) return damaged("a chunk is too short for its tokens");
   }
   if (left != 0) return damaged("bytes that belong to no chunk");

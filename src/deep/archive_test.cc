@@ -19,7 +19,7 @@ EncodeOptions at_ratio(double ratio) {
 }
 
 Bytes encoded(const Text& text, const EncodeOptions& options, EncodeReport* report = nullptr, uint64_t id = 42) {
-  auto bytes = encode(model().book(id), text.first, text.tokens, text.reader(), options, report);
+  auto bytes = encode(model().model_tables(id), text.first, text.tokens, text.reader(), options, report);
   EXPECT_TRUE(bytes.ok()) << bytes.status().to_string();
   return bytes.ok() ? std::move(*bytes) : Bytes{};
 }
@@ -42,7 +42,7 @@ TEST(DeepArchive, MeetsRatiosWithinTwoPercent) {
     EXPECT_GE(report.ratio, ratio * 0.999);
     EXPECT_LE(report.ratio, ratio * 1.02);
     EXPECT_EQ(report.bytes, bytes.size());
-    const Decoded back = decoded(bytes, model().book(), text.tokens);
+    const Decoded back = decoded(bytes, model().model_tables(), text.tokens);
     ASSERT_TRUE(back.status.ok()) << back.status.to_string();
     const double error = relative_error(text, back.text);
     EXPECT_GT(error, last);  // less room, more error
@@ -81,7 +81,7 @@ TEST(DeepArchive, TakesRunsOfAnyLength) {
     EncodeOptions options;
     options.quality = 0.98;
     const Bytes bytes = encoded(text, options);
-    const Decoded back = decoded(bytes, model().book(), tokens);
+    const Decoded back = decoded(bytes, model().model_tables(), tokens);
     ASSERT_TRUE(back.status.ok()) << tokens << ": " << back.status.to_string();
     EXPECT_LT(relative_error(text, back.text), 0.2) << tokens;
     const auto info = inspect(bytes);
@@ -101,14 +101,14 @@ TEST(DeepArchive, EveryInstructionSetAndThreadCountGivesTheSameBits) {
     const Bytes bytes = encoded(text, at_ratio(16));
     if (written.empty()) written = bytes;
     for (const uint32_t threads : {1u, 3u}) {
-      results.push_back(decoded(written, model().book(), text.tokens, threads));
+      results.push_back(decoded(written, model().model_tables(), text.tokens, threads));
       ASSERT_TRUE(results.back().status.ok()) << isa << ": " << results.back().status.to_string();
       EXPECT_EQ(results.back().text.keys, results[0].text.keys) << isa;
       EXPECT_EQ(results.back().text.values, results[0].text.values) << isa;
     }
     // And what it wrote itself is read by the first.
     ASSERT_TRUE(quant::set_active_isa(quant::available_isas().front()));
-    EXPECT_TRUE(decoded(bytes, model().book(), text.tokens).status.ok()) << isa;
+    EXPECT_TRUE(decoded(bytes, model().model_tables(), text.tokens).status.ok()) << isa;
   }
   ASSERT_TRUE(quant::set_active_isa(active));
 }
@@ -122,7 +122,7 @@ TEST(DeepArchive, MattersMoreMeansBetter) {
   EncodeOptions options = at_ratio(16);
   options.weights = weights;
   options.weight_power = 1.0;
-  const Decoded back = decoded(encoded(text, options), model().book(), 512);
+  const Decoded back = decoded(encoded(text, options), model().model_tables(), 512);
   ASSERT_TRUE(back.status.ok());
   double heavy = 0.0, light = 0.0;
   const size_t width = static_cast<size_t>(kHeads) * kDim;
@@ -142,7 +142,7 @@ TEST(DeepArchive, NothingBlowsUp) {
   const auto check = [&](const char* what, const Text& text, double worst) {
     EncodeReport report;
     const Bytes bytes = encoded(text, at_ratio(16), &report);
-    const Decoded back = decoded(bytes, model().book(), text.tokens);
+    const Decoded back = decoded(bytes, model().model_tables(), text.tokens);
     ASSERT_TRUE(back.status.ok()) << what << ": " << back.status.to_string();
     EXPECT_LT(relative_error(text, back.text), worst) << what;
     EXPECT_LT(bytes.size(), 2 * 4ull * text.tokens * kLayers * kHeads * kDim + 1000) << what;
@@ -175,14 +175,14 @@ TEST(DeepArchive, NothingBlowsUp) {
   for (auto* side : {&zeros.keys, &zeros.values}) {
     for (auto& layer : *side) std::fill(layer.begin(), layer.end(), 0.0f);
   }
-  const Decoded back = decoded(encoded(zeros, at_ratio(16)), model().book(), zeros.tokens);
+  const Decoded back = decoded(encoded(zeros, at_ratio(16)), model().model_tables(), zeros.tokens);
   ASSERT_TRUE(back.status.ok());
 }
 
 TEST(DeepArchive, RefusesWhatIsNotFinite) {
   Text text = model().text(100);
   text.values[2][777] = std::numeric_limits<float>::quiet_NaN();
-  const auto bytes = encode(model().book(), 4, 100, text.reader(), at_ratio(16));
+  const auto bytes = encode(model().model_tables(), 4, 100, text.reader(), at_ratio(16));
   ASSERT_FALSE(bytes.ok());
   EXPECT_EQ(bytes.status().code(), StatusCode::invalid_argument);
 }
@@ -193,14 +193,14 @@ TEST(DeepArchive, RefusesBadTargets) {
   for (const auto& [ratio, quality] : {std::pair{0.0, 0.0}, {16.0, 0.9}, {1.0, 0.0}, {1e9, 0.0}, {0.0, 1.0}}) {
     options.ratio = ratio;
     options.quality = quality;
-    EXPECT_EQ(encode(model().book(), 4, 64, text.reader(), options).status().code(), StatusCode::invalid_argument);
+    EXPECT_EQ(encode(model().model_tables(), 4, 64, text.reader(), options).status().code(), StatusCode::invalid_argument);
   }
 }
 
 TEST(DeepArchive, RefusesAnotherCalibration) {
   const Text text = model().text(64);
   const Bytes bytes = encoded(text, at_ratio(10));
-  EXPECT_EQ(decoded(bytes, model().book(43), 64).status.code(), StatusCode::failed_precondition);
+  EXPECT_EQ(decoded(bytes, model().model_tables(43), 64).status.code(), StatusCode::failed_precondition);
 }
 
 TEST(DeepArchive, RefusesEveryFlippedBitAndEveryTruncation) {
@@ -209,7 +209,7 @@ TEST(DeepArchive, RefusesEveryFlippedBitAndEveryTruncation) {
   for (size_t at = 0; at < good.size(); ++at) {
     Bytes bad = good;
     bad[at] ^= static_cast<std::byte>(1u << (at % 8));
-    ASSERT_FALSE(decoded(bad, model().book(), 70).status.ok()) << at;
+    ASSERT_FALSE(decoded(bad, model().model_tables(), 70).status.ok()) << at;
     ASSERT_FALSE(inspect(std::span(good).first(at)).ok()) << at;
   }
 }
@@ -223,14 +223,14 @@ TEST(DeepArchive, SurvivesDamageThatItsChecksumDoesNotSee) {
     Bytes bad = good;
     bad[at] ^= static_cast<std::byte>(1u + rng() % 255);
     reseal(bad);
-    refused += !decoded(bad, model().book(), 130).status.ok();
+    refused += !decoded(bad, model().model_tables(), 130).status.ok();
     ++rounds;
   }
   EXPECT_GE(refused, rounds - 30);  // the check of rebuilt rows sees all but positions and centroids that no level uses
   for (size_t cut = 1; cut < good.size() - 100; cut += 97) {
     Bytes bad(good.begin(), good.end() - static_cast<ptrdiff_t>(cut));
     reseal(bad);
-    ASSERT_FALSE(decoded(bad, model().book(), 130).status.ok()) << cut;
+    ASSERT_FALSE(decoded(bad, model().model_tables(), 130).status.ok()) << cut;
   }
 }
 
@@ -262,7 +262,7 @@ TEST(DeepTables, WeighTokensAgainstTheOrdinaryOneOfTheirLayer) {
         x[c] = f16_to_f32(s.layers[layer.layer].keys[i * width + c]);
         x[width + c] = f16_to_f32(s.layers[layer.layer].values[i * width + c]);
       }
-      model().book().turner(layer.layer).turn(x.data(), kHeads, -static_cast<int64_t>(s.positions[i]), x.data());
+      model().model_tables().turner(layer.layer).turn(x.data(), kHeads, -static_cast<int64_t>(s.positions[i]), x.data());
       for (size_t c = 0; c < 2 * width; ++c) centred[c] = x[c] - layer.mean[c];
       double truth = 0.0;
       for (uint32_t h = 0; h < kHeads; ++h) truth += std::exp(x[h * kDim]);

@@ -19,8 +19,8 @@ constexpr float kMostLevel = static_cast<float>(1 << 29);
 // What the decoder has of the two layers before, and the buffers of a block.
 class Loop {
  public:
-  explicit Loop(uint32_t dim) : centred(kBlock * static_cast<size_t>(dim)) {
-    for (auto& s : sources_) s.resize(kBlock * static_cast<size_t>(dim));
+  explicit Loop(uint32_t dim) : centred(kCodingBlock * static_cast<size_t>(dim)) {
+    for (auto& s : sources_) s.resize(kCodingBlock * static_cast<size_t>(dim));
   }
   std::vector<float> centred;  // the rows rebuilt
 
@@ -62,12 +62,12 @@ float clamp_half(float x) { return std::min(kMaxF16, std::max(-kMaxF16, x)); }
 class ChunkEncoder {
  public:
   ChunkEncoder(const Shared& shared, const Models& models, const ReadRows& read)
-      : shared_(shared), models_(models), read_(read), dim_(shared.book->tables->dim()), loop_(dim_) {
+      : shared_(shared), models_(models), read_(read), dim_(shared.model->tables->dim()), loop_(dim_) {
     for (auto* buffer : {&rows_, &given_, &prediction_, &rest_, &components_, &error_})
-      buffer->resize(kBlock * static_cast<size_t>(dim_));
+      buffer->resize(kCodingBlock * static_cast<size_t>(dim_));
     for (LevelBlock& b : blocks_) {
       b.dim = dim_;
-      b.levels.resize(kBlock * static_cast<size_t>(dim_));
+      b.levels.resize(kCodingBlock * static_cast<size_t>(dim_));
     }
   }
 
@@ -153,10 +153,10 @@ class ChunkEncoder {
 
   bool quantize(const float* components, uint32_t finer, LevelBlock& block) const {
     block.alive = 0;
-    float inverse[kBlock];
+    float inverse[kCodingBlock];
     for (uint32_t t = 0; t < block.tokens; ++t) inverse[t] = 1.0f / class_step(shared_.step, block.classes[t], finer);
     for (uint32_t j = 0; j < dim_; ++j) {
-      int32_t* levels = block.levels.data() + static_cast<size_t>(j) * kBlock;
+      int32_t* levels = block.levels.data() + static_cast<size_t>(j) * kCodingBlock;
       bool any = false;
       for (uint32_t t = 0; t < block.tokens; ++t) {
         const float u = components[static_cast<size_t>(t) * dim_ + j] * inverse[t];
@@ -183,7 +183,7 @@ class ChunkEncoder {
 
   // No head's keys or values are further off than their mean, or nothing at all, would be.
   bool good(size_t n) const {
-    const uint32_t d = shared_.book->tables->head_dim;
+    const uint32_t d = shared_.model->tables->head_dim;
     for (uint32_t part = 0; part < dim_ / d; ++part) {
       double error = 0.0, from_mean = 0.0, whole = 0.0;
       for (size_t row = 0; row < n; row += dim_) {
@@ -218,7 +218,7 @@ class ChunkEncoder {
       const float inverse = 1.0f / class_step(shared_.step, block.classes[k], finer);
       const int32_t offset = 128 * kClassWeight[block.classes[k]] + 256 * static_cast<int32_t>(finer) - shared_.log_step;
       for (uint32_t j = 0; j < block.alive; ++j) {
-        const int32_t level = std::abs(block.levels[static_cast<size_t>(j) * kBlock + k]);
+        const int32_t level = std::abs(block.levels[static_cast<size_t>(j) * kCodingBlock + k]);
         if (level == 0) continue;
         const uint32_t ratio = Centroids::ratio_index(spread[j] + offset), which = static_cast<uint32_t>(std::min(level, 3)) - 1;
         result_.landing.sum[ratio][which] +=
@@ -252,11 +252,11 @@ struct Gathered {
 void scatter(const Shared& shared, const Transform& t, uint32_t first, uint32_t count, const float* centred,
              const WriteRows& write) {
   auto& [keys, values] = per_thread<Scattered>();
-  const calib::DeepTables& tables = *shared.book->tables;
+  const calib::DeepTables& tables = *shared.model->tables;
   const size_t width = static_cast<size_t>(tables.kv_heads) * tables.head_dim;
   keys.resize(count * width);
   values.resize(count * width);
-  const calib::Turner& turner = shared.book->turner(t.layer().layer);
+  const calib::Turner& turner = shared.model->turner(t.layer().layer);
   for (uint32_t k = 0; k < count; ++k) {
     const float* from = centred + k * 2 * width;
     for (size_t c = 0; c < width; ++c) {
@@ -295,13 +295,13 @@ Centroids Landing::centroids(const Centroids& otherwise) const {
 
 void gather(const Shared& shared, const Transform& transform, uint32_t first, uint32_t count, const ReadRows& read, float* rows) {
   auto& [keys, values] = per_thread<Gathered>();
-  const calib::DeepTables& tables = *shared.book->tables;
+  const calib::DeepTables& tables = *shared.model->tables;
   const size_t width = static_cast<size_t>(tables.kv_heads) * tables.head_dim;
   keys.resize(count * width);
   values.resize(count * width);
   const uint32_t layer = transform.layer().layer;
   read(layer, first, count, keys.data(), values.data());
-  const calib::Turner& turner = shared.book->turner(layer);
+  const calib::Turner& turner = shared.model->turner(layer);
   for (uint32_t k = 0; k < count; ++k) {
     turner.turn(keys.data() + k * width, tables.kv_heads, -(static_cast<int64_t>(shared.first_position) + first + k),
                 rows + k * 2 * width);
@@ -312,22 +312,23 @@ void gather(const Shared& shared, const Transform& transform, uint32_t first, ui
 ChunkResult encode_chunk(const Shared& shared, const Models& models, uint32_t first, uint32_t count, const ReadRows& read,
                          const uint8_t* classes, size_t stride) {
   ChunkEncoder encoder(shared, models, read);
-  for (uint32_t at = 0; at < count; at += kBlock) encoder.block(first + at, std::min(kBlock, count - at), classes, stride);
+  for (uint32_t at = 0; at < count; at += kCodingBlock)
+    encoder.block(first + at, std::min(kCodingBlock, count - at), classes, stride);
   return encoder.finish();
 }
 
 bool decode_chunk(const Shared& shared, const Models& fresh, uint32_t first, uint32_t count, std::span<const std::byte> bytes,
                   uint32_t check, const WriteRows& write) {
-  const uint32_t dim = shared.book->tables->dim();
+  const uint32_t dim = shared.model->tables->dim();
   Models models = fresh;
   Loop loop(dim);
   LevelBlock block;
   block.dim = dim;
-  block.levels.resize(kBlock * static_cast<size_t>(dim));
+  block.levels.resize(kCodingBlock * static_cast<size_t>(dim));
   std::vector<uint8_t> before;
   RangeDecoder in(bytes);
-  for (uint32_t at = 0; at < count; at += kBlock) {
-    const uint32_t tokens = std::min(kBlock, count - at);
+  for (uint32_t at = 0; at < count; at += kCodingBlock) {
+    const uint32_t tokens = std::min(kCodingBlock, count - at);
     const size_t n = static_cast<size_t>(tokens) * dim;
     before.clear();
     block.tokens = tokens;

@@ -14,7 +14,7 @@ namespace tierkv::deep {
 
 // What every chunk of a file shares.
 struct Shared {
-  const Book* book = nullptr;
+  const ModelTables* model = nullptr;
   std::vector<Transform> transforms;  // of every coded layer
   float step = 1.0f;
   int32_t log_step = 0;  // of it, in 1/256 octaves

@@ -42,7 +42,7 @@ constexpr double kLoudness[kActivities] = {0.5, 0.7, 0.9, 1.1, 1.4, 2.0};
 constexpr Expected expect(double r) {
   Expected e;
   double quiet = 1.0;
-  for (uint32_t i = 0; i < kBlock; ++i) quiet *= 1.0 - reach(1.0, r);
+  for (uint32_t i = 0; i < kCodingBlock; ++i) quiet *= 1.0 - reach(1.0, r);
   e.any = probability(quiet);
   for (uint32_t a = 0; a < kActivities; ++a) e.zero[a] = probability(1.0 - reach(1.0, r * kLoudness[a]));
   for (int busy = 0; busy < 2; ++busy) {
@@ -138,7 +138,7 @@ class Activity {
  private:
   static constexpr uint32_t kStart[kClasses] = {128, 181, 256, 362, 512, 1024, 2048, 4096};
   uint32_t tokens_;
-  uint32_t of_[kBlock] = {};
+  uint32_t of_[kCodingBlock] = {};
   uint32_t sum_ = 0, inverse_ = 0;
 };
 
@@ -177,7 +177,7 @@ template <class Way, class ModelList, class Block>
 void walk(Way& way, ModelList& models, Block& block) {
   Activity activity(block);
   for (uint32_t j = 0; j < block.alive; ++j) {
-    auto* levels = block.levels.data() + static_cast<size_t>(j) * kBlock;
+    auto* levels = block.levels.data() + static_cast<size_t>(j) * kCodingBlock;
     auto& model = models[j];
     bool any = false;
     for (uint32_t t = 0; t < block.tokens; ++t) any |= levels[t] != 0;

@@ -18,7 +18,7 @@
 
 namespace tierkv::deep {
 
-inline constexpr uint32_t kBlock = 64;  // tokens of a coding block
+inline constexpr uint32_t kCodingBlock = 64;  // tokens of a coding block
 inline constexpr float kDeadZone = 0.6f;
 // Classes of tokens by weight, in octaves of it: a step is divided by the root. A few tokens are read a thousand times more than
 // the others, and those that are read little now may be the ones that are asked for later: finer by far, coarser by little.
@@ -63,13 +63,13 @@ struct Models {
   Models(const calib::DeepTables& tables, int32_t log_step);
 };
 
-// One coding block of one layer: levels[component·kBlock + token].
+// One coding block of one layer: levels[component·kCodingBlock + token].
 struct LevelBlock {
   uint32_t tokens = 0;
   uint32_t dim = 0;
   uint32_t alive = 0;  // components in use
   std::vector<int32_t> levels;
-  uint8_t classes[kBlock] = {};
+  uint8_t classes[kCodingBlock] = {};
 };
 
 void put_levels(RangeEncoder& out, std::vector<ComponentModel>& models, const LevelBlock& block);

@@ -53,7 +53,7 @@ class Model {
   const Status& status() const { return status_; }
   const calib::DeepTables& tables() const { return tables_; }
   const calib::Statistics& statistics() const { return statistics_; }
-  Book book(uint64_t id = 42) const {
+  ModelTables model_tables(uint64_t id = 42) const {
     return {&tables_, [this](uint32_t) -> const calib::Turner& { return *turner_; }, id};
   }
 
@@ -160,12 +160,12 @@ struct Decoded {
   Text text;
 };
 
-inline Decoded decoded(std::span<const std::byte> bytes, const Book& book, uint32_t tokens, uint32_t threads = 1) {
+inline Decoded decoded(std::span<const std::byte> bytes, const ModelTables& model, uint32_t tokens, uint32_t threads = 1) {
   Decoded out;
   out.text.tokens = tokens;
   out.text.keys.assign(kLayers, std::vector<float>(static_cast<size_t>(tokens) * kHeads * kDim));
   out.text.values = out.text.keys;
-  out.status = decode(bytes, book, threads, [&](uint32_t layer, uint32_t first, uint32_t count, const float* k, const float* v) {
+  out.status = decode(bytes, model, threads, [&](uint32_t layer, uint32_t first, uint32_t count, const float* k, const float* v) {
     const size_t width = static_cast<size_t>(kHeads) * kDim;
     if (first + count > tokens) return;
     std::copy_n(k, count * width, out.text.keys[layer].data() + first * width);

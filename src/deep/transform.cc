@@ -77,14 +77,14 @@ void Transform::add_levels(int basis, const LevelBlock& block, float step, int32
     std::vector<Term> of_block;
   };
   std::vector<Term>& terms = per_thread<Terms>().of_block;
-  uint32_t counts[kBlock] = {};
+  uint32_t counts[kCodingBlock] = {};
   const size_t n = dim_;
-  terms.resize(kBlock * n);
+  terms.resize(kCodingBlock * n);
   const int16_t* spread = layer_->basis[basis].spread.data();
-  float steps[kBlock];
+  float steps[kCodingBlock];
   for (uint32_t t = 0; t < block.tokens; ++t) steps[t] = class_step(step, block.classes[t], finer);
   for (uint32_t j = 0; j < block.alive; ++j) {
-    const int32_t* levels = block.levels.data() + static_cast<size_t>(j) * kBlock;
+    const int32_t* levels = block.levels.data() + static_cast<size_t>(j) * kCodingBlock;
     for (uint32_t t = 0; t < block.tokens; ++t) {
       if (levels[t] == 0) continue;
       const int32_t ratio = spread[j] - log_step + 128 * kClassWeight[block.classes[t]] + 256 * static_cast<int32_t>(finer);

@@ -130,7 +130,7 @@ bool blocks_work(const Kernels& k) {
   side.group = d, side.across = n;
   uint16_t codes[n * d];
   LaneFits fits = {};
-  k.turn_tile(rows, d, d, tile);
+  k.transpose_tile(rows, d, d, tile);
   k.fit_lanes(FitKind::midrise, tile, 16, d, levels, midrise_centre(levels), fits);
   for (uint32_t t = 0; t < n; ++t) {
     const GroupFit fit = fit_group(FitKind::midrise, rows + t * d, d, levels);

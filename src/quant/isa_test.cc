@@ -84,7 +84,7 @@ TEST_P(IsaKernels, AWrongKernelIsFoundOut) {
                               const KernelScratch&) { std::fill(out, out + rows, 0.0f); };
   EXPECT_FALSE(kernels_work(broken));
   broken = *kernels;
-  broken.turn_tile = [](const float*, size_t, uint32_t n, float* tile) { std::fill(tile, tile + 16 * n, 0.0f); };
+  broken.transpose_tile = [](const float*, size_t, uint32_t n, float* tile) { std::fill(tile, tile + 16 * n, 0.0f); };
   EXPECT_FALSE(kernels_work(broken));
 }
 

@@ -133,7 +133,7 @@ struct Kernels {
   // Fits sixteen groups of n values, x[i*stride + lane]. `centre`: midrise_centre() of grid.h.
   void (*fit_lanes)(FitKind kind, const float* x, size_t stride, uint32_t n, uint32_t levels, float centre, LaneFits& fits);
   // tile[c*16 + r] = rows[r*stride + c] for r < 16, c < n. n % 16 == 0.
-  void (*turn_tile)(const float* rows, size_t stride, uint32_t n, float* tile);
+  void (*transpose_tile)(const float* rows, size_t stride, uint32_t n, float* tile);
   // Codes x[position*stride + lane] of one tile and packs them. bytes: 16·depth of scratch.
   void (*encode_tile)(const PackedSide&, const LaneGrids&, uint32_t tile, const float* x, size_t stride, std::byte* out,
                       uint8_t* bytes);

@@ -86,7 +86,7 @@ uint32_t chunks_at_once(const deep::ArchiveInfo& info, uint32_t chunks, uint32_t
 Status decode_blocks(const StreamEnv& env, const DeepCalibration& calibration, std::span<const std::byte> bytes,
                      const DeepBlocks& blocks, ThreadPool& pool, const SealRows& seal) {
   const ReturnHeapMemory after;
-  TIERKV_ASSIGN_OR_RETURN(const deep::Decoder decoder, deep::Decoder::open(bytes, calibration.book(), pool));
+  TIERKV_ASSIGN_OR_RETURN(const deep::Decoder decoder, deep::Decoder::open(bytes, calibration.model_tables(), pool));
   const deep::ArchiveInfo& info = decoder.info();
   uint32_t longest = 0;
   for (const auto& stream : blocks) {

@@ -28,14 +28,14 @@ TEST(DeepBlocks, PieceByPieceGivesTheRowsOfOneGo) {
   deep::EncodeOptions options;
   options.ratio = 12.0;
   const made_up::Text text = made_up::model().text(kTokens, 4);
-  const auto bytes = deep::encode(tables.book(), 4, kTokens, text.reader(), options);
+  const auto bytes = deep::encode(tables.model_tables(), 4, kTokens, text.reader(), options);
   ASSERT_TRUE(bytes.ok()) << bytes.status().to_string();
   constexpr size_t kWidth = made_up::kHeads * made_up::kDim;
   std::vector<std::vector<float>> whole(made_up::kLayers, std::vector<float>(kTokens * kWidth));
   const deep::WriteRows write = [&](uint32_t layer, uint32_t first, uint32_t count, const float* keys, const float*) {
     std::copy_n(keys, count * kWidth, whole[layer].data() + first * kWidth);
   };
-  ASSERT_TRUE(deep::decode(*bytes, tables.book(), 1, write).ok());
+  ASSERT_TRUE(deep::decode(*bytes, tables.model_tables(), 1, write).ok());
 
   Arena arena;
   BlockStore store(arena, tiers::payload_sizes);

@@ -137,7 +137,7 @@ DeepRun find_run(const StreamEnv& env, const Sequence& sequence, std::span<const
 
 }  // namespace
 
-deep::Book DeepCalibration::book() const {
+deep::ModelTables DeepCalibration::model_tables() const {
   const calib::Calibration* of = calibration.get();
   return {tables.get(), [of](uint32_t layer) -> const calib::Turner& { return of->turner(layer); }, of->id()};
 }
@@ -185,7 +185,8 @@ Result<DeepPart> encode_deep(const StreamEnv& env, const Sequence& sequence, con
     }
   };
   deep::EncodeReport made;
-  TIERKV_ASSIGN_OR_RETURN(part.bytes, deep::encode(calibration.book(), run.first, run.end - run.first, read, encode, &made));
+  TIERKV_ASSIGN_OR_RETURN(part.bytes,
+                          deep::encode(calibration.model_tables(), run.first, run.end - run.first, read, encode, &made));
   if (report) {
     report->tokens = run.end - run.first;
     report->first_position = run.first;

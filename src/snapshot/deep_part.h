@@ -25,7 +25,7 @@ struct DeepCalibration {
   CalibrationPtr calibration;
   std::shared_ptr<const calib::DeepTables> tables;
 
-  deep::Book book() const;
+  deep::ModelTables model_tables() const;
 };
 // Deep archives are read and written with the tables of one calibration. failed_precondition: it is null, or has none.
 [[nodiscard]] Result<DeepCalibration> deep_calibration(CalibrationPtr calibration);

@@ -153,7 +153,7 @@ void fit_lanes(FitKind kind, const float* x, size_t stride, uint32_t n, uint32_t
   }
 }
 
-void turn_tile(const float* rows, size_t stride, uint32_t n, float* tile) {
+void transpose_tile(const float* rows, size_t stride, uint32_t n, float* tile) {
   for (uint32_t c = 0; c < n; c += kLanes) {
     for (uint32_t r = 0; r < kTile; r += kLanes) {
       F v[kLanes];

@@ -257,9 +257,30 @@ float dot(const float* a, const float* b, uint32_t n) {
 }
 
 constexpr Kernels make_kernels(const char* isa) {
-  return {isa,       round_queries, scores_by_token, scores_by_channel, scores_by_word, accumulate,  half_scores, half_accumulate,
-          widen,     lookup_bytes,  affine_bytes,    lookup_nibbles,    largest,        exp_sum,     dot,         fit_lanes,
-          turn_tile, encode_tile,   decode_columns,  decode_rows,       rotate_rows,    column_sums, add_row,     within,
+  return {isa,
+          round_queries,
+          scores_by_token,
+          scores_by_channel,
+          scores_by_word,
+          accumulate,
+          half_scores,
+          half_accumulate,
+          widen,
+          lookup_bytes,
+          affine_bytes,
+          lookup_nibbles,
+          largest,
+          exp_sum,
+          dot,
+          fit_lanes,
+          transpose_tile,
+          encode_tile,
+          decode_columns,
+          decode_rows,
+          rotate_rows,
+          column_sums,
+          add_row,
+          within,
           narrow};
 }
 
