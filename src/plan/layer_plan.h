@@ -26,6 +26,7 @@ struct LayerPlan : LayerShape {
   const CodecEntry* const* warm_heads = nullptr;     // [kv head], or null: all have warm_codec
   const CodecEntry* archive_codec = nullptr;         // null when warm == kAll; of head 0 where every head has its own
   const CodecEntry* const* archive_heads = nullptr;  // [kv head], or null: all have archive_codec
+  const CodecEntry* const* guide_heads = nullptr;    // [kv head]: whose tables guide the warm codec; null: there are none
   const CodecEntry* sink_codec = nullptr;            // null when sinks == 0
   const CodecEntry* raw_warm = nullptr;              // 16-bit rows in blocks of the same size: for rows a codec refuses
   const CodecEntry* raw_archive = nullptr;
@@ -34,6 +35,8 @@ struct LayerPlan : LayerShape {
 
   const CodecEntry* warm_of(uint32_t head) const { return warm_heads ? warm_heads[head] : warm_codec; }
   const CodecEntry* archive(uint32_t head) const { return archive_heads ? archive_heads[head] : archive_codec; }
+  // quant::BlockContext::guide of what the tail graduates into.
+  const quant::Codec* guide(uint32_t head) const { return guide_heads ? guide_heads[head]->key.get() : nullptr; }
   // What the tail graduates into, in blocks of this many tokens.
   const CodecEntry* first_codec(uint32_t head) const { return warm ? warm_of(head) : archive(head); }
   uint32_t first_block() const { return first_codec(0) ? first_codec(0)->tokens : 0; }

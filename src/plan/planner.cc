@@ -71,6 +71,7 @@ Status Planner::plan_layer(uint32_t layer, Next& next) const {
   p.warm = tiers.warm;
   if (p.warm) TIERKV_RETURN_IF_ERROR(plan_warm(layer, next));
   if (p.warm != kAll) TIERKV_RETURN_IF_ERROR(plan_archive(layer, next));
+  if (p.warm) TIERKV_RETURN_IF_ERROR(plan_guide(layer, next));
   if (p.sinks) {
     TIERKV_ASSIGN_OR_RETURN(p.sink_codec, next.codecs.get(raw_, p.sinks));
   }
@@ -104,6 +105,24 @@ Status Planner::plan_archive(uint32_t layer, Next& next) const {
   TIERKV_ASSIGN_OR_RETURN(const Plans::Step step, codecs_of(layer, out.configured, config_.archive_block, next));
   out.archive.assign(1, step);
   out.may_wait = !calibrated && quant::resolve_auto(name, true) != quant::resolve_auto(name, false) && out.plan.warm != 0;
+  return {};
+}
+
+// Tables that say where queries look: the archive's own where it has some, so that they are in memory once.
+Status Planner::plan_guide(uint32_t layer, Next& next) const {
+  Plans::Layer& out = next.plans.layers_[layer];
+  out.plan.guide_heads = nullptr;
+  const bool calibrated = next.codecs.calibration() && next.codecs.calibration()->has_klt();
+  if (!calibrated || !quant::takes_guide(out.plan.warm_codec->pair.key)) return {};
+  if (!out.archive.empty() && quant::needs_tables(out.configured)) {
+    out.plan.guide_heads = out.archive[0].heads;
+    return {};
+  }
+  TIERKV_ASSIGN_OR_RETURN(const CodecPair pair, quant::parse_codec_pair(quant::resolve_auto("auto", true)));
+  const auto step = codecs_of(layer, pair, config_.archive_block, next);
+  if (step.status().code() == StatusCode::failed_precondition) return {};  // nothing is known of this layer
+  if (!step.ok()) return step.status();
+  out.plan.guide_heads = step->heads;
   return {};
 }
 
@@ -198,6 +217,7 @@ Status Planner::set_calibration(CalibrationPtr calibration) {
     for (uint32_t l = 0; l < config_.num_layers; ++l) {
       if (next.plans.layers_[l].plan.warm_codec) TIERKV_RETURN_IF_ERROR(plan_warm(l, next));
       if (!next.plans.layers_[l].archive.empty()) TIERKV_RETURN_IF_ERROR(plan_archive(l, next));
+      if (next.plans.layers_[l].plan.warm_codec) TIERKV_RETURN_IF_ERROR(plan_guide(l, next));
     }
     return {};
   });

@@ -72,6 +72,7 @@ class Planner {
   Planner(const CacheConfig& config, quant::CodecSet& codecs);
   Status plan_layer(uint32_t layer, Next& next) const;
   Status plan_warm(uint32_t layer, Next& next) const;
+  Status plan_guide(uint32_t layer, Next& next) const;
   Status plan_archive(uint32_t layer, Next& next) const;
   Status plan_by_length(uint32_t layer, Next& next) const;
   Status move_layer(uint32_t layer, const LayerThresholds& wanted, Next& next) const;

@@ -57,10 +57,10 @@ class AffineCodec final : public Codec {
     if (recipe.bits <= kMaxCodeBits && (recipe.table == nullptr || recipe.bits <= 4)) describe_for_kernels(across);
   }
 
-  Status encode(const float* rows, const BlockContext&, std::span<std::byte> out) const override {
+  Status encode(const float* rows, const BlockContext& ctx, std::span<std::byte> out) const override {
     TIERKV_RETURN_IF_ERROR(check_size(out.size(), bytes()));
     TIERKV_RETURN_IF_ERROR(check_finite(rows, shape()));
-    return encode_block(parts(), rows, out);
+    return encode_block(parts(), rows, out, ctx.feedback);
   }
 
   void decode(std::span<const std::byte> in, const BlockContext&, uint32_t first, uint32_t count, float* out) const override {

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/status_macros.h"
+#include "quant/error_feedback.h"
 #include "quant/scratch.h"
 
 namespace tierkv::quant {
@@ -137,9 +138,37 @@ void decode_plainly(const BlockParts& parts, const float* scales, const float* o
   }
 }
 
+// --- errors that answer for each other, in plain C++ either way
+
+// Puts every value of x where its grid has a level. x: tiles of 16 tokens, in them [channel][token] with kernels and
+// [token][channel] without.
+void answer_for_errors(const BlockParts& parts, const ErrorFeedback& feedback, const float* scales, const float* offsets,
+                       float* x) {
+  const uint32_t d = parts.shape.head_dim;
+  const size_t channel_stride = parts.kernels ? kTileLanes : 1, token_stride = parts.kernels ? 1 : d;
+  float errors[256][kTileLanes];
+  for (uint32_t first = 0; first < parts.shape.tokens; first += kTileLanes, x += static_cast<size_t>(kTileLanes) * d) {
+    for (uint32_t c = 0; c < d; ++c) {
+      const float* answers = feedback.answers(c);
+      float* values = x + c * channel_stride;
+      float wanted[kTileLanes];
+      for (uint32_t t = 0; t < kTileLanes; ++t) wanted[t] = values[t * token_stride];
+      for (uint32_t j = 0; j < c; ++j) {
+        for (uint32_t t = 0; t < kTileLanes; ++t) wanted[t] -= answers[j] * errors[j][t];
+      }
+      for (uint32_t t = 0; t < kTileLanes; ++t) {
+        const float level = nearest_level(wanted[t], scales[first + t], offsets[first + t], parts.meta.levels);
+        const float rounded = offsets[first + t] + scales[first + t] * level;
+        errors[c][t] = rounded - values[t * token_stride];
+        values[t * token_stride] = rounded;
+      }
+    }
+  }
+}
+
 }  // namespace
 
-Status encode_block(const BlockParts& parts, const float* rows, std::span<std::byte> out) {
+Status encode_block(const BlockParts& parts, const float* rows, std::span<std::byte> out, const ErrorFeedback* feedback) {
   BlockScratch& scratch = block_scratch();
   const size_t values = static_cast<size_t>(parts.shape.tokens) * parts.shape.head_dim, entries = parts.meta.entries;
   GroupFit* fits = at_least(scratch.fits, entries);
@@ -147,7 +176,7 @@ Status encode_block(const BlockParts& parts, const float* rows, std::span<std::b
   if (parts.kernels) {
     const uint32_t d = parts.shape.head_dim;
     for (uint32_t t = 0; t < parts.shape.tokens; t += kTileLanes) {
-      parts.kernels->turn_tile(rows + static_cast<size_t>(t) * d, d, d, x + static_cast<size_t>(t) * d);
+      parts.kernels->transpose_tile(rows + static_cast<size_t>(t) * d, d, d, x + static_cast<size_t>(t) * d);
     }
     fit_with_kernels(parts, rows, x, fits);
   } else {
@@ -162,7 +191,10 @@ Status encode_block(const BlockParts& parts, const float* rows, std::span<std::b
   TIERKV_RETURN_IF_ERROR(encode_meta(parts.meta, {fits, entries}, meta));
   float* scales = at_least(scratch.grids, 2 * entries);
   float* offsets = scales + entries;
-  if (parts.recipe.keep_fit_codes) {
+  if (feedback) {
+    decode_meta(parts.meta, meta, scales, offsets);
+    answer_for_errors(parts, *feedback, scales, offsets, x);
+  } else if (parts.recipe.keep_fit_codes) {
     for (size_t i = 0; i < entries; ++i) {
       scales[i] = fits[i].step;
       offsets[i] = -parts.recipe.zero * fits[i].step;

@@ -19,7 +19,9 @@ struct BlockParts {
   const Kernels* kernels;  // null: plain C++
 };
 
-Status encode_block(const BlockParts& parts, const float* rows, std::span<std::byte> out);
+// `feedback`: codes are not the nearest ones, but those whose errors answer for each other. REQUIRES then: keys, one uniform grid a
+// token.
+Status encode_block(const BlockParts& parts, const float* rows, std::span<std::byte> out, const ErrorFeedback* feedback = nullptr);
 
 void decode_block(const BlockParts& parts, std::span<const std::byte> in, uint32_t first, uint32_t count, float* out);
 

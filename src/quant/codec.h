@@ -37,13 +37,22 @@ struct BlockShape {
   bool operator==(const BlockShape&) const = default;
 };
 
+class Codec;
+class ErrorFeedback;
+
 // What a codec may need to know about a block beside its rows.
 struct BlockContext {
   uint32_t layer = 0;
   uint32_t kv_head = 0;
   uint32_t first_position = 0;          // of row 0
   const uint32_t* positions = nullptr;  // of each row when they are not consecutive, else null
+  // For encode(), which may do without. A codec of the same KV head that knows where its queries look (directions()), so that
+  // another one can keep its errors out of there; and the rule that it makes of that for a codec inside it, in that one's frame.
+  const Codec* guide = nullptr;
+  const ErrorFeedback* feedback = nullptr;
 };
+
+inline constexpr uint32_t kMostDirections = 32;
 
 // Scratch that grows to what the codecs of a thread need and is reused; nothing in it outlives a call, but for queries as bytes:
 // whoever asks for scores of the same queries over many blocks numbers them (queries_id, 0: not numbered), so that they are rounded
@@ -112,6 +121,13 @@ class Codec {
   // Values: acc[i] += sum over t < rows of weights[i*stride + t] * row t. acc: count x head_dim, in frame().
   virtual void accumulate(std::span<const std::byte> in, const BlockContext& ctx, const float* weights, size_t stride,
                           uint32_t count, uint32_t rows, float* acc, Workspace& ws) const = 0;
+
+  // Where queries look: with D the rows it gives, an error e of a key weighs floor·|e|² + |De|². At most kMostDirections rows of
+  // head_dim, in the plain frame for keys at `position`; how many. 0: it does not know.
+  virtual uint32_t directions(uint32_t position, float* rows, float& floor) const {
+    (void)position, (void)rows, (void)floor;
+    return 0;
+  }
 
   // Memory of its own, calibrated tables of one head included.
   virtual size_t table_bytes() const { return 0; }

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <optional>
 
 #include "base/f16.h"
 #include "base/status_macros.h"
 #include "quant/checks.h"
+#include "quant/error_feedback.h"
 #include "quant/frame.h"
 #include "quant/isa.h"
 #include "quant/rot.h"
@@ -18,6 +20,10 @@ namespace {
 
 constexpr int kReach = 7;       // octaves of spread that three bits hold
 constexpr int kMostBase = 200;  // no float spreads as far, and factors and their inverses are floats
+
+// What an error weighs in any direction, as a share of the mean over all: a guide cannot know every query to come. Chosen among
+// 0.02, 0.1 and 0.2 on SmolLM2 (docs/build/measurements.md, "The warm tier"): level.
+constexpr float kEverywhere = 0.1f;
 
 // What a block knows of its channels.
 struct Channels {
@@ -52,7 +58,12 @@ class EvenCodec final : public Codec {
       const float* row = rows + static_cast<size_t>(t) * d;
       for (uint32_t c = 0; c < d; ++c) rest[static_cast<size_t>(t) * d + c] = (row[c] - channels.mean[c]) * inverse[c];
     }
-    TIERKV_RETURN_IF_ERROR(grid_->encode(rest, ctx, out.first(grid_->bytes())));
+    BlockContext inside = ctx;
+    inside.guide = nullptr;
+    std::optional<ErrorFeedback> feedback;
+    if (ctx.guide) feedback = guided_by(*ctx.guide, ctx.first_position, channels);
+    inside.feedback = feedback ? &*feedback : nullptr;
+    TIERKV_RETURN_IF_ERROR(grid_->encode(rest, inside, out.first(grid_->bytes())));
     std::memcpy(out.data() + grid_->bytes(), words, d * sizeof(uint16_t));
     std::memcpy(out.data() + grid_->bytes() + d * sizeof(uint16_t), &base, sizeof base);
     return Status();
@@ -112,6 +123,41 @@ class EvenCodec final : public Codec {
   }
 
  private:
+  // What errors weigh in the grid's frame, by the guide: a key was divided by the factors, so a query is multiplied. Nothing: it
+  // knows nothing.
+  std::optional<ErrorFeedback> guided_by(const Codec& guide, uint32_t position, const Channels& channels) const {
+    const uint32_t d = shape().head_dim;
+    BlockScratch& scratch = block_scratch();
+    float* rows = at_least(scratch.directions, static_cast<size_t>(kMostDirections) * d);
+    float floor = 0.0f;
+    const uint32_t count = guide.directions(position, rows, floor);
+    if (count == 0) return std::nullopt;
+    for (uint32_t k = 0; k < count; ++k) {
+      for (uint32_t c = 0; c < d; ++c) rows[static_cast<size_t>(k) * d + c] *= channels.factor[c];
+    }
+    to_frame(Frame::hadamard, rows, count, d);
+    // What weighs alike in all directions weighs by the factors once keys are divided by them: a diagonal, turned from both sides.
+    float* metric = at_least(scratch.metric, static_cast<size_t>(d) * d);
+    std::fill(metric, metric + static_cast<size_t>(d) * d, 0.0f);
+    for (uint32_t c = 0; c < d; ++c) metric[static_cast<size_t>(c) * d + c] = floor * channels.factor[c] * channels.factor[c];
+    to_frame(Frame::hadamard, metric, d, d);
+    for (uint32_t a = 0; a < d; ++a) {
+      for (uint32_t b = 0; b < a; ++b) std::swap(metric[static_cast<size_t>(a) * d + b], metric[static_cast<size_t>(b) * d + a]);
+    }
+    to_frame(Frame::hadamard, metric, d, d);
+    for (uint32_t k = 0; k < count; ++k) {
+      const float* row = rows + static_cast<size_t>(k) * d;
+      for (uint32_t a = 0; a < d; ++a) {
+        for (uint32_t b = 0; b <= a; ++b) metric[static_cast<size_t>(a) * d + b] += row[a] * row[b];
+      }
+    }
+    float trace = 0.0f;
+    for (uint32_t c = 0; c < d; ++c) trace += metric[static_cast<size_t>(c) * d + c];
+    if (!(trace > 0.0f) || !std::isfinite(trace)) return std::nullopt;
+    for (uint32_t c = 0; c < d; ++c) metric[static_cast<size_t>(c) * d + c] += kEverywhere * trace / static_cast<float>(d);
+    return ErrorFeedback(metric, d);
+  }
+
   // The mean and the spread of every channel as they are stored. Sums run in double, in the order of the tokens.
   Status describe(const float* rows, uint16_t* words, int16_t& base) const {
     const uint32_t d = shape().head_dim, tokens = shape().tokens;

@@ -6,6 +6,8 @@
 //
 // Keys:     minus their block's channel mean, over 2^(n/2) with n near the binary logarithm of the channel's spread in the block;
 //           Hadamard frame; then the grid of rot's keys (rot.h): one fitted step a token, clipped, unbiased.
+// Guide:    where another codec of the head knows where queries look (BlockContext::guide: klt's tables), codes are chosen so that
+//           errors stay out of there (error_feedback.h). The block is the same to read; without a guide codes are the nearest.
 // Layout:   [codes][f32 top, 8-bit log scale per token][per channel 16 bits: an fp16 mean whose three lowest bits are 0, and in
 //           their place n - base][i16 base]. What rounding takes from a mean is left in the codes. Channels that spread less than
 //           a 128th of the widest are divided as if they spread that much.

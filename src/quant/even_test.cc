@@ -6,7 +6,9 @@
 #include <cstring>
 #include <random>
 
+#include "quant/isa.h"
 #include "quant/registry.h"
+#include "quant/table_testing.h"
 
 namespace tierkv::quant {
 namespace {
@@ -96,6 +98,85 @@ TEST(Even, SpreadsAndMeansThatCannotBeAreRefused) {
   const uint16_t infinite = 0x7C00;
   std::memcpy(bad.data() + bad.size() - sizeof(int16_t) - sizeof infinite, &infinite, sizeof infinite);
   EXPECT_EQ(codec->validate(bad).code(), StatusCode::data_loss);
+}
+
+// --- with a guide: klt's tables of the same head
+
+constexpr uint32_t kPosition = 700;
+
+struct Guided {
+  std::unique_ptr<Codec> guide, even;
+  std::vector<float> rows, directions;
+  uint32_t rank = 0;
+  float floor = 0.0f;
+};
+
+Guided guided(const BlockShape& shape) {
+  const testing::TableModel& model = testing::TableModel::of(shape.head_dim);
+  Guided out;
+  const calib::HeadTables tables = model.tables();
+  out.guide = make_codec(*parse_codec("klt1.875"), Side::key, shape, &tables).value();
+  out.even = make_codec(*parse_codec("even4"), Side::key, shape).value();
+  out.rows = model.turned(testing::random_rows(shape, 5), kPosition);
+  out.directions.resize(static_cast<size_t>(kMostDirections) * shape.head_dim);
+  out.rank = out.guide->directions(kPosition, out.directions.data(), out.floor);
+  return out;
+}
+
+std::vector<std::byte> encoded(const Guided& g, const Codec* guide) {
+  BlockContext ctx{0, 0, kPosition, nullptr};
+  ctx.guide = guide;
+  std::vector<std::byte> bytes(g.even->bytes());
+  const Status status = g.even->encode(g.rows.data(), ctx, bytes);
+  EXPECT_TRUE(status.ok()) << status.to_string();
+  EXPECT_TRUE(g.even->validate(bytes).ok());
+  return bytes;
+}
+
+// floor·|e|² + |De|², and |e|², over all rows.
+std::pair<double, double> weight_of_errors(const Guided& g, const std::vector<std::byte>& bytes) {
+  const BlockShape shape = g.even->shape();
+  std::vector<float> back(g.rows.size());
+  g.even->decode(bytes, {0, 0, kPosition, nullptr}, 0, shape.tokens, back.data());
+  double seen = 0.0, squares = 0.0;
+  for (uint32_t t = 0; t < shape.tokens; ++t) {
+    const size_t row = static_cast<size_t>(t) * shape.head_dim;
+    for (uint32_t k = 0; k < g.rank; ++k) {
+      double along = 0.0;
+      for (uint32_t c = 0; c < shape.head_dim; ++c)
+        along += static_cast<double>(g.directions[static_cast<size_t>(k) * shape.head_dim + c]) * (back[row + c] - g.rows[row + c]);
+      seen += along * along;
+    }
+    for (uint32_t c = 0; c < shape.head_dim; ++c) squares += std::pow(static_cast<double>(back[row + c]) - g.rows[row + c], 2);
+  }
+  return {seen + g.floor * squares, squares};
+}
+
+TEST(Even, AGuideKeepsErrorsOutOfWhereQueriesLook) {
+  for (const uint32_t dim : {64u, 128u}) {
+    const Guided g = guided({64, dim});
+    ASSERT_GT(g.rank, 4u);
+    const auto with = weight_of_errors(g, encoded(g, g.guide.get())), without = weight_of_errors(g, encoded(g, nullptr));
+    EXPECT_LT(with.first, 0.7 * without.first) << dim;
+    EXPECT_LT(with.second, 2.0 * without.second) << dim;
+  }
+}
+
+TEST(Even, AGuideThatKnowsNothingChangesNothing) {
+  const Guided g = guided(kShape);
+  EXPECT_EQ(encoded(g, g.even.get()), encoded(g, nullptr));
+}
+
+TEST(Even, AGuidedBlockIsTheSameOnEveryIsa) {
+  const std::string_view before = active_isa();
+  ASSERT_TRUE(set_active_isa("scalar"));
+  const Guided g = guided(kShape);
+  const std::vector<std::byte> bytes = encoded(g, g.guide.get());
+  for (const std::string_view isa : available_isas()) {
+    ASSERT_TRUE(set_active_isa(isa));
+    EXPECT_EQ(encoded(g, g.guide.get()), bytes) << isa;
+  }
+  ASSERT_TRUE(set_active_isa(before));
 }
 
 }  // namespace

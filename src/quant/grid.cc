@@ -12,10 +12,6 @@ namespace tierkv::quant {
 
 namespace {
 
-// Adding and subtracting 1.5·2^23 rounds half to even for |x| < 2^22 and, unlike a call to rint, vectorises everywhere.
-constexpr float kMagic = 12582912.0f;
-inline float round_small(float x) { return (x + kMagic) - kMagic; }
-
 void find_range(const float* x, uint32_t n, GroupFit& fit) {
   float lo = x[0], hi = x[0];
   for (uint32_t i = 1; i < n; ++i) {

@@ -7,6 +7,7 @@
 // lane and give the same bits.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace tierkv::quant {
@@ -36,6 +37,16 @@ float midrise_centre(uint32_t levels);
 
 // The rest of a fit whose minimum and maximum (and, where the kind has them, scale and step) are in place.
 void finish_fit(FitKind kind, uint32_t levels, GroupFit& fit);
+
+// Adding and subtracting 1.5·2^23 rounds half to even for |x| < 2^22 and, unlike a call to rint, vectorises everywhere.
+inline constexpr float kMagic = 12582912.0f;
+inline float round_small(float x) { return (x + kMagic) - kMagic; }
+
+// The code of x as a float: round((x - offset)/scale) half to even, clamped to 0..levels-1; 0 when scale is zero.
+inline float nearest_level(float x, float scale, float offset, uint32_t levels) {
+  if (!(scale > 0.0f)) return 0.0f;
+  return round_small(std::min(std::max((x - offset) / scale, 0.0f), static_cast<float>(levels - 1)));
+}
 
 // codes[i] = round((x[i] - offset)/scale) half to even, clamped to 0..levels-1; all zero when scale is zero.
 void code_group(const float* x, uint32_t n, float scale, float offset, uint32_t levels, uint16_t* codes);

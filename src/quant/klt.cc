@@ -116,8 +116,19 @@ class KltCodec final : public Codec {
     add_weighted(decoded, rows, d, weights, stride, count, acc);
   }
 
+  uint32_t directions(uint32_t position, float* rows, float& floor) const override {
+    const uint32_t d = shape().head_dim, count = static_cast<uint32_t>(spread_.size());
+    for (uint32_t j = 0; j < count; ++j) {
+      for (uint32_t c = 0; c < d; ++c)
+        rows[static_cast<size_t>(j) * d + c] = spread_[j] * f16_to_f32(analysis_[static_cast<size_t>(c) * padded_ + j]);
+    }
+    turner_.turn(rows, count, position, rows);
+    floor = floor_;
+    return count;
+  }
+
   size_t table_bytes() const override {
-    return sizeof *this + (mean_.size() + step_.size() + shift_.size() + middle_.size()) * sizeof(float) +
+    return sizeof *this + (mean_.size() + step_.size() + shift_.size() + middle_.size() + spread_.size()) * sizeof(float) +
            (analysis_.size() + rows_.size()) * sizeof(uint16_t);
   }
 
@@ -207,6 +218,25 @@ class KltCodec final : public Codec {
       }
       shift_[j] = static_cast<float>(offset);
     });
+    weigh_directions(head);
+  }
+
+  // The metric of keys' errors is the sum over components of variance · row · row'. The first ones stand for themselves, the others
+  // for a weight that is the same in every direction.
+  void weigh_directions(const calib::KltHead& head) {
+    const uint32_t d = shape().head_dim, own = std::min(components_, kMostDirections);
+    spread_.resize(own);
+    double others = 0.0;
+    for (uint32_t j = 0; j < d; ++j) {
+      double length = 0.0;
+      for (uint32_t c = 0; c < d; ++c) {
+        const double x = f16_to_f32(head.analysis[static_cast<size_t>(j) * d + c]);
+        length += x * x;
+      }
+      if (j >= own) others += head.variance[j] * length;
+      else spread_[j] = std::sqrt(head.variance[j]);
+    }
+    floor_ = static_cast<float>(others / d);
   }
 
   void fast_scores(const Kernels& kernels, std::span<const std::byte> in, const float* turned, uint32_t count, uint32_t rows,
@@ -227,6 +257,8 @@ class KltCodec final : public Codec {
   WordCounts words_;
   uint32_t components_ = 0, padded_ = 0;  // in use; to whole vectors
   std::vector<float> mean_;               // [d]
+  std::vector<float> spread_;             // of the first components: what directions() gives is these times rows of analysis_
+  float floor_ = 0.0f;                    // of directions()
   std::vector<uint16_t> analysis_;        // fp16 [d][padded], of the components in use
   std::vector<float> step_;               // [padded]: of the components; 1 for those that only pad
   std::vector<float> shift_;              // [padded]: what a code is beside (analysis / step) · key

@@ -281,6 +281,11 @@ bool needs_tables(const CodecPair& pair) {
   return (key != nullptr && key->calibrated()) || (value != nullptr && value->calibrated());
 }
 
+bool takes_guide(const CodecSpec& key) {
+  const CodecRow* row = find_codec_row(key.id);
+  return row != nullptr && row->make == make_even;
+}
+
 CodecSpec with_bits(CodecSpec spec, int bits) {
   const CodecRow* row = find_codec_row(spec.id);
   if (row != nullptr && row->max_bits != 0) {

@@ -69,6 +69,9 @@ Result<std::unique_ptr<Codec>> make_codec(const CodecSpec& spec, Side side, cons
 // Whether a block of these codecs is made with calibrated tables: then it belongs to one KV head of one layer.
 bool needs_tables(const CodecPair& pair);
 
+// Whether its encoder asks BlockContext::guide where queries look.
+bool takes_guide(const CodecSpec& key);
+
 // The same codec at another width, clamped to what its row has; codecs of one width come back unchanged.
 CodecSpec with_bits(CodecSpec spec, int bits);
 // Its width in whole bits, rounded up; 0 where the row has one width.

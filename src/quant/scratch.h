@@ -18,6 +18,8 @@ struct BlockScratch {
   std::vector<float> grids;              // scales, then offsets
   std::vector<float> tile;               // rows of one tile
   std::vector<float> basis;              // of keys that are encoded in one
+  std::vector<float> directions;         // that queries look in
+  std::vector<float> metric;             // of errors
   std::vector<GroupFit> fits;
   std::vector<std::byte> meta;
   std::vector<uint16_t> codes;

@@ -35,7 +35,7 @@ bool graduate(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, Arena:
     RowBatch& batch = scratch_batch();
     batch.add_tail(env, s.tail, block);
     const CodecEntry& raw = plan.warm ? *plan.raw_warm : *plan.raw_archive;
-    auto ref = seal(env, batch, *plan.first_codec(s.head), raw, tier, nullptr, s.layer, s.head, use);
+    auto ref = seal(env, batch, *plan.first_codec(s.head), raw, tier, nullptr, s.layer, s.head, use, plan.guide(s.head));
     if (!ref || !push_block(env, s, *ref, use)) return false;
     s.tail.drop_front(block);
   }

@@ -135,14 +135,15 @@ const CodecEntry* encode_rows(const StreamEnv& env, RowBatch& batch, const Codec
 }
 
 std::optional<BlockRef> seal(const StreamEnv& env, RowBatch& batch, const CodecEntry& codec, const CodecEntry& raw, Tier tier,
-                             const CodecEntry* source, uint32_t layer, uint32_t head, Arena::Use use) {
+                             const CodecEntry* source, uint32_t layer, uint32_t head, Arena::Use use, const quant::Codec* guide) {
   BlockRef ref;
   ref.first_position = batch.positions[0];
   ref.rows = ref.live = static_cast<uint16_t>(batch.rows());
   if (!allocate_ref_arrays(env, ref, codec.tokens, !consecutive(batch.positions), use)) return std::nullopt;
   if (ref.positions) std::copy(batch.positions.begin(), batch.positions.end(), ref.positions);
   if (ref.stats) std::copy(batch.stats.begin(), batch.stats.end(), ref.stats);
-  const quant::BlockContext ctx{layer, head, ref.first_position, ref.positions};
+  quant::BlockContext ctx{layer, head, ref.first_position, ref.positions};
+  ctx.guide = guide;
   Payload payload;
   const auto allocate = [&](const CodecEntry& entry) {
     payload = Payload();  // what a codec refused goes first

@@ -36,8 +36,10 @@ using AllocatePayload = std::function<Payload*(const CodecEntry& codec)>;
 const CodecEntry* encode_rows(const StreamEnv& env, RowBatch& batch, const CodecEntry& codec, const CodecEntry& raw,
                               const quant::BlockContext& ctx, const AllocatePayload& allocate);
 
-// Seals the batch into a new block, by encode_rows(). Nothing when memory ran out.
+// Seals the batch into a new block, by encode_rows(). `guide`: what the codec of the keys may look at (quant::BlockContext).
+// Nothing when memory ran out.
 std::optional<BlockRef> seal(const StreamEnv& env, RowBatch& batch, const CodecEntry& codec, const CodecEntry& raw, Tier tier,
-                             const CodecEntry* source, uint32_t layer, uint32_t head, Arena::Use use);
+                             const CodecEntry* source, uint32_t layer, uint32_t head, Arena::Use use,
+                             const quant::Codec* guide = nullptr);
 
 }  // namespace tierkv::tiers
