@@ -49,8 +49,10 @@ else
     need_header eigen3/Eigen/Dense libeigen3-dev
     need_header CLI/CLI.hpp libcli11-dev
     need_header histedit.h libedit-dev
+    need_header httplib.h libcpp-httplib-dev
   else
-    missing+=(libgtest-dev libtomlplusplus-dev nlohmann-json3-dev libxxhash-dev libeigen3-dev libcli11-dev libedit-dev)
+    missing+=(libgtest-dev libtomlplusplus-dev nlohmann-json3-dev libxxhash-dev libeigen3-dev libcli11-dev libedit-dev
+      libcpp-httplib-dev)
   fi
 fi
 

@@ -8,7 +8,8 @@ namespace tierkv::cli {
 namespace {
 
 constexpr const char* kFooter =
-    "The file is TOML. At its top stand model and threads, for every command, and kv, for chat, generate and snapshot save.\n"
+    "The file is TOML. At its top stand model and threads, for every command, and kv, for chat, generate, serve and\n"
+    "snapshot save.\n"
     "A table named after a command has any of its long options:\n"
     "\n"
     "  model = \"~/models/my-model.gguf\"\n"

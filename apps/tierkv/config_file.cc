@@ -15,7 +15,7 @@ namespace {
 
 // Options of the top of the file. kv is for the commands that work with one setting: the others compare several.
 constexpr const char* kEverywhere[] = {"model", "threads", "kv"};
-constexpr const char* kOneSetting[] = {"chat", "generate", "snapshot save"};
+constexpr const char* kOneSetting[] = {"chat", "generate", "serve", "snapshot save"};
 
 std::string home_path(const char* variable, const char* below_home, const char* file) {
   const char* set = std::getenv(variable);

@@ -2,7 +2,7 @@
 //
 //   model = "smollm2"            # for every command
 //   threads = 4
-//   kv = "balanced"              # for chat, generate and snapshot save
+//   kv = "balanced"              # for chat, generate, serve and snapshot save
 //   [chat]                       # any long option of a command, by its name
 //   temp = 0.5
 //   system = "You answer in one sentence."

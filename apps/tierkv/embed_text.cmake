@@ -1,7 +1,10 @@
 # embed_text.cmake — writes a text file as a C++ string of the command:
-#   cmake -DOUT=file.cc -DTEXT=story.txt -DNAME=kEmbeddedStory -P embed_text.cmake
+#   cmake -DOUT=file.cc -DTEXT=story.txt -DNAME=kEmbeddedStory [-DNAMESPACE=tierkv::cli] -P embed_text.cmake
+if(NOT NAMESPACE)
+  set(NAMESPACE tierkv::cli)
+endif()
 file(READ ${TEXT} text)
-file(WRITE ${OUT}.new "namespace tierkv::cli {\nextern const char* const ${NAME};\nconst char* const ${NAME} =\n")
+file(WRITE ${OUT}.new "namespace ${NAMESPACE} {\nextern const char* const ${NAME};\nconst char* const ${NAME} =\n")
 # In pieces: no compiler promises more than 64 KiB in one literal.
 while(NOT text STREQUAL "")
   string(LENGTH "${text}" left)
@@ -13,5 +16,5 @@ while(NOT text STREQUAL "")
     set(text "")
   endif()
 endwhile()
-file(APPEND ${OUT}.new "\"\";\n}  // namespace tierkv::cli\n")
+file(APPEND ${OUT}.new "\"\";\n}  // namespace ${NAMESPACE}\n")
 file(RENAME ${OUT}.new ${OUT})

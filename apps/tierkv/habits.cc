@@ -14,8 +14,9 @@ struct Rename {
 };
 
 constexpr Rename kRenames[] = {
-    {"--ctx-size", "--ctx"},        {"--n-predict", "--tokens"}, {"--predict", "--tokens"},       {"--temperature", "--temp"},
-    {"--reverse-prompt", "--stop"}, {"-sys", "--system"},        {"--system-prompt", "--system"}, {"--ignore-eos", "--ignore-end"},
+    {"--ctx-size", "--ctx"},     {"--n-predict", "--tokens"},     {"--predict", "--tokens"},
+    {"--temperature", "--temp"}, {"-np", "--parallel"},           {"--reverse-prompt", "--stop"},
+    {"-sys", "--system"},        {"--system-prompt", "--system"}, {"--ignore-eos", "--ignore-end"},
 };
 
 // The next word, or what stands after '='.

@@ -21,6 +21,7 @@ constexpr const char* kFooter =
     "  tierkv demo                                read a story in a fraction of the memory\n"
     "  tierkv chat --kv balanced                  talk; /tiers shows the cache\n"
     "  tierkv generate -f notes.txt -n 200        continue a text\n"
+    "  tierkv serve --parallel 8                  an OpenAI-compatible server at localhost:8080\n"
     "  tierkv plan -m model.gguf --ctx 32768      what a cache would take\n"
     "  tierkv ppl --kv balanced --stock q4_0      what a cache costs in quality\n"
     "\n"
@@ -41,6 +42,7 @@ int run(int argc, char** argv) {
   add_demo(app, action);
   add_chat(app, action);
   add_generate(app, action);
+  add_serve(app, action);
   add_plan(app, action);
   add_ppl(app, action);
   add_recall(app, action);

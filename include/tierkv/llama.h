@@ -201,7 +201,11 @@ struct AttentionSeen {
 using AttentionObserver = std::function<void(const AttentionSeen&)>;
 
 struct HostOptions {
-  uint32_t micro_batch = 0;    // tokens libllama sees at a time; 0: params.n_ubatch
+  uint32_t micro_batch = 0;  // tokens libllama sees at a time; 0: params.n_ubatch
+  // Rows of a sequence that are appended before their queries are served; 0: as many as its layers allow. What a query sees of the
+  // newest tokens depends on where such chunks begin. Whoever feeds prompts in pieces that are multiples of a chunk gets the same
+  // results however many pieces a batch has.
+  uint32_t chunk = 0;
   bool allow_patch = true;     // use Path::patch if its self-test passes
   bool self_test = true;       // compare both paths with stock attention on a few tokens, with a plain FP16 cache
   bool keep_learned = true;    // a cache that learns reads and writes calibration_path(); false: nothing is read or written

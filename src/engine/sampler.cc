@@ -2,12 +2,14 @@
 #include "engine/sampler.h"
 
 #include <algorithm>
-#include <set>
+#include <map>
 
 namespace tierkv::engine {
 
 Sampler::Sampler(const SamplerOptions& options, uint32_t seed)
     : penalty_(options.repeat_penalty),
+      frequency_(options.frequency_penalty),
+      presence_(options.presence_penalty),
       look_back_(static_cast<size_t>(options.repeat_last)),
       chain_(llama_sampler_chain_init(llama_sampler_chain_default_params()), llama_sampler_free) {
   auto add = [this](llama_sampler* sampler) { llama_sampler_chain_add(chain_.get(), sampler); };
@@ -39,13 +41,15 @@ void Sampler::accept(llama_token token) {
   if (recent_.size() > look_back_) recent_.pop_front();
 }
 
-// Each recent token once, however often it was said.
+// The repeat penalty takes each recent token once, however often it was said.
 void Sampler::penalise(std::span<llama_token_data> candidates) const {
-  if (penalty_ == 1.0f) return;
-  const std::set<llama_token> distinct(recent_.begin(), recent_.end());
-  for (const llama_token token : distinct) {
+  if (penalty_ == 1.0f && frequency_ == 0.0f && presence_ == 0.0f) return;
+  std::map<llama_token, int> said;
+  for (const llama_token token : recent_) ++said[token];
+  for (const auto& [token, times] : said) {
     float& logit = candidates[static_cast<size_t>(token)].logit;
     logit = logit > 0.0f ? logit / penalty_ : logit * penalty_;
+    logit -= static_cast<float>(times) * frequency_ + presence_;
   }
 }
 

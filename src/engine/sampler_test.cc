@@ -35,6 +35,19 @@ TEST(Sampler, ThePenaltyForgets) {
   EXPECT_EQ(sampler.pick(kLogits), 1);
 }
 
+TEST(Sampler, FrequencyCountsEachTimeAndPresenceOnce) {
+  SamplerOptions options;
+  options.frequency_penalty = 0.06f;
+  Sampler often(options, 1);
+  EXPECT_EQ(often.pick(kLogits), 1);  // 2.00
+  EXPECT_EQ(often.pick(kLogits), 1);  // 1.94
+  EXPECT_EQ(often.pick(kLogits), 2);  // 1.88 against 1.90
+  options.frequency_penalty = 0.0f;
+  options.presence_penalty = 0.06f;
+  Sampler once(options, 1);
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(once.pick(kLogits), 1);
+}
+
 TEST(Sampler, TheSeedDecides) {
   SamplerOptions options;
   options.temperature = 2.0f;

@@ -26,6 +26,7 @@ TieredContext::TieredContext(Engine& engine, const std::string& name, const Cach
   Engine::HostPath& known = engine.host_path_;
   llama::HostOptions host;
   host.micro_batch = options.micro_batch;
+  host.chunk = options.chunk;
   host.keep_learned = !from_nothing;
   host.self_test = !known.tested;
   host.allow_patch = options.allow_patch && (!known.tested || known.patch_works);

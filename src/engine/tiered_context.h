@@ -42,6 +42,7 @@ enum class Learning {
 struct SessionOptions {
   uint32_t ctx = 0;  // positions of a sequence; 0: the model's
   uint32_t micro_batch = 256;
+  uint32_t chunk = 0;                    // rows of a sequence that are served at a time (llama::HostOptions::chunk)
   bool allow_patch = true;               // the fast path of the host
   uint32_t slots = 1;                    // sequences at a time
   const Cancellation* cancel = nullptr;  // null: the engine's

@@ -17,10 +17,10 @@
 namespace tierkv::llama {
 
 struct Host::Impl {
-  Impl(const ModelShape& s, AdaptiveKVCache& c, const AttentionObserver& observer, uint32_t sequences)
+  Impl(const ModelShape& s, AdaptiveKVCache& c, const HostOptions& options, uint32_t sequences)
       : shape(s),
         cache(c),
-        server(s, c, observer),
+        server(s, c, options.observer, options.chunk),
         hook(s, server),
         slots(c, sequences),
         logits(static_cast<size_t>(llama_vocab_n_tokens(llama_model_get_vocab(s.model)))) {
@@ -244,7 +244,7 @@ Result<std::unique_ptr<Host>> Host::attach(llama_context_params& params, const M
     return error(StatusCode::invalid_argument, "the cache serves text generation, not contexts for embeddings");
   }
   const uint32_t asked = options.micro_batch != 0 ? options.micro_batch : params.n_ubatch;
-  auto impl = std::make_unique<Impl>(shape, cache, options.observer, std::max<uint32_t>(params.n_seq_max, 1));
+  auto impl = std::make_unique<Impl>(shape, cache, options, std::max<uint32_t>(params.n_seq_max, 1));
   impl->limits.micro_batch = std::clamp<uint32_t>(asked, 1, 4096);
   Path path = options.allow_patch ? Path::patch : Path::overwrite;
   if (options.self_test) {

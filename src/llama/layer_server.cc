@@ -27,12 +27,15 @@ int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-LayerServer::LayerServer(const ModelShape& shape, AdaptiveKVCache& cache, AttentionObserver observer)
+LayerServer::LayerServer(const ModelShape& shape, AdaptiveKVCache& cache, AttentionObserver observer, uint32_t chunk)
     : cache_(cache),
       observer_(std::move(observer)),
       pages_(shape.layers),
       crew_executor_([this](uint32_t count, const std::function<void(uint32_t)>& task) { crew_.run(count, task); }) {
-  for (uint32_t i = 0; i < shape.layers; ++i) chunks_.push_back(chunk_of(cache.config().layer(i)));
+  for (uint32_t i = 0; i < shape.layers; ++i) {
+    const uint32_t most = chunk_of(cache.config().layer(i));
+    chunks_.push_back(chunk == 0 ? most : std::min(chunk, most));
+  }
 }
 
 // How many rows may be appended before the first of them is served. A windowed layer may have dropped what the first row still

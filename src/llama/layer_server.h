@@ -39,7 +39,8 @@ struct Work {
 
 class LayerServer {
  public:
-  LayerServer(const ModelShape& shape, AdaptiveKVCache& cache, AttentionObserver observer);
+  // `chunk` as in HostOptions.
+  LayerServer(const ModelShape& shape, AdaptiveKVCache& cache, AttentionObserver observer, uint32_t chunk = 0);
 
   // libllama computes `rows` rows of these sequences next.
   void begin(std::vector<Work> work, uint32_t rows, bool all_or_nothing);

@@ -207,6 +207,32 @@ TEST_P(Sequences, SlotsMayBeAddedWhileAHostRuns) {
   EXPECT_EQ(length(2), 9u);
 }
 
+TEST_P(Sequences, WithChunksItDoesNotMatterHowAPromptIsCutIntoBatches) {
+  model_ = load_tiny("llama");
+  CacheConfig config;
+  ASSERT_TRUE(apply_inline("hot=16,warm=32,archive=rot2,archive_block=64,warm_block=32,sinks=4", config).ok());
+  // The logits of the last of 240 tokens that were decoded `step` at a time.
+  const auto last = [&](uint32_t chunk, size_t step) {
+    Hosted hosted;
+    HostOptions options;
+    options.allow_patch = GetParam() == Path::patch;
+    options.self_test = false;
+    options.chunk = chunk;
+    EXPECT_TRUE(hosted.open(model_.get(), config, test_params(96), options).ok());
+    for (size_t at = 0; at < 240; at += step) {
+      TestBatch batch(static_cast<int32_t>(step));
+      add(batch, 0, at, std::min<size_t>(at + step, 240));
+      EXPECT_TRUE(hosted.host->decode(hosted.context.get(), batch.batch).ok());
+    }
+    const auto row = hosted.host->logits(-1);
+    EXPECT_TRUE(row.ok());
+    return Logits{{row->begin(), row->end()}};
+  };
+  const double chunked = std::max(worst_difference(last(4, 4), last(4, 96)), worst_difference(last(4, 12), last(4, 96)));
+  EXPECT_LT(chunked, 1e-4);
+  EXPECT_GT(worst_difference(last(0, 4), last(0, 96)), 10 * chunked) << "without them it does: they are good for something";
+}
+
 // libllama asks about a node that it is about to compute.
 bool call_back(ggml_tensor*, bool asking, void* user) {
   if (asking) (*static_cast<std::function<void()>*>(user))();
