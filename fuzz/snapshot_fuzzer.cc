@@ -80,7 +80,7 @@ class BlockMender {
     const uint32_t layers = u32(32), heads = u32(36), codecs = u32(52);
     head_dim_ = u32(40);
     signals_ = static_cast<uint64_t>(std::popcount(u32(48)));
-    const uint64_t table = u32(20) + padded(u32(56));
+    const uint64_t table = u32(20) + padded(u32(56)) + (u32(12) >= 2 ? 8 : 0);  // the id of a calibration
     const uint64_t first_layer = table + codecs * uint64_t{24};
     at_ = first_layer + layers * uint64_t{24};
     if (at_ > bytes_.size()) return;
@@ -125,7 +125,8 @@ class BlockMender {
     if (codec >= sizes_.size()) return false;
     const auto [keys, values] = sizes_[codec];
     const uint64_t positions = u32(header) >> 8 & 1 ? padded(rows * uint64_t{4}) : 0;
-    const uint64_t first = header + 32 + positions + padded(rows * signals_ * 4);
+    const uint64_t stats = u32(header) >> 8 & 2 ? 0 : padded(rows * signals_ * 4);
+    const uint64_t first = header + 32 + positions + stats;
     at_ = first + padded(keys) + padded(values);
     if (keys == 0 || values == 0 || at_ > bytes_.size()) return false;
     const std::span<const std::byte> all(bytes_);

@@ -20,6 +20,7 @@ using testing::refuse_each;
 
 constexpr uint32_t kLayers = 2, kHeads = 4, kKvHeads = 2, kDim = 64;
 constexpr const char* kTiers = "hot=32,warm=64,archive=rot2,sinks=4,warm_block=32,archive_block=64";
+constexpr const char* kBetterRows = "hot=32,warm=64,archive=rot2+top3,sinks=4,warm_block=32,archive_block=64";
 
 std::vector<float> random_rows(uint32_t tokens, uint32_t heads, uint32_t seed) {
   std::mt19937 rng(seed);
@@ -196,6 +197,9 @@ TEST(MemoryFaults, Attention) {
   AttentionOptions plain;
   check("attention of one query", kTiers, 300, [=](World& w) { return w.attend(1, plain); });
   check("attention of many queries", kTiers, 300, [=](World& w) { return w.attend(40, plain); });
+  for (const uint32_t queries : {1u, 40u}) {
+    check("attention that says which rows are kept better", kBetterRows, 300, [=](World& w) { return w.attend(queries, plain); });
+  }
   // What the policy had learned of it before it failed stays learned.
   check("attention that observes", std::string(kTiers) + ",evict=h2o", 300, [=](World& w) { return w.attend(20, plain); },
         {.digest = false});

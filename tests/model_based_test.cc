@@ -36,6 +36,7 @@ std::vector<MachineSetup> setups() {
       {"tiers", small + "hot=16,warm=48,warm_codec=kivi8-g16,archive=kivi4-g16,sinks=4", 0.45},
       {"rotated", "hot=32,warm=64,warm_codec=rot4,archive=rot2,sinks=4,warm_block=32,archive_block=64,threads=2", 1.6},
       {"different_sides", small + "hot=8,warm=32,warm_codec=kivi8-g16/int8,archive=kivi6-g16+center/kivi5-g16,sinks=1", 0.25},
+      {"better_rows", small + "hot=16,warm=48,warm_codec=kivi8-g16,archive=kivi4-g16+top3/kivi4-g16+top5,sinks=4", 0.45},
       {"turbo", small + "hot=16,warm=32,warm_codec=turbo4,archive=turbo3,sinks=3", 1.2},
       {"exact", small + "hot=8,warm=32,warm_codec=fp16,archive=fp16,sinks=2", 0.0, 400},
       {"exact_bf16", small + "hot=8,warm=32,warm_codec=bf16,archive=bf16,sinks=2,hot_type=bf16", 0.0, 400},
@@ -49,6 +50,10 @@ std::vector<MachineSetup> setups() {
       {"budget_window", small + "hot=16,warm=32,warm_codec=kivi8-g16,archive=kivi8-g16,budget=64KiB,window=48,window_slack=4", 0.1},
       {"budget_ring", small + "hot=64,budget=64KiB,window=48,window_slack=4", 0.0},
       {"budget_h2o", eviction + "evict=h2o,budget=96KiB", 0.2, 200},
+      {"budget_h2o_better_rows",
+       small + "hot=16,warm=32,warm_codec=kivi8-g16,archive=kivi8-g16+top2,sinks=4,protect_recent=8,evict_batch=8,observation=8,"
+               "evict=h2o,budget=112KiB",
+       0.2, 200},
       {"budget_streaming", eviction + "evict=streaming_llm,budget=112KiB,max_seq_len=90", 0.2, 200},
       {"windows", small + "hot=16,warm=32,warm_codec=kivi8-g16,archive=kivi8-g16,sinks=4,window_slack=8", 0.1, 400, false,
        three_kinds_of_layers},
@@ -67,6 +72,7 @@ std::vector<MachineSetup> setups() {
     all.back().calibrated = true;
   };
   calibrated("klt", "hot=16,warm=32,warm_codec=kivi8-g16,archive=klt1.875,sinks=4", 3.0);
+  calibrated("klt_better_rows", "hot=16,warm=32,warm_codec=kivi8-g16,archive=klt1.5+top2,sinks=4,threads=2", 3.0);
   calibrated("klt_auto", "hot=16,warm=32,warm_codec=rot4,archive=auto,sinks=4,threads=2", 3.0);
   calibrated("kltk_nothing_warm", "hot=16,warm=0,archive=kltk4/kivi8-g16,sinks=2", 3.0);
   calibrated("kvquant_squat", "hot=8,warm=32,warm_codec=squat4/kivi8-g16,archive=kvquant3,sinks=4", 3.0);

@@ -219,8 +219,17 @@ void report(Pass& p, MassObserver& observer) {
 
 constexpr uint32_t kFewRows = 16;  // with more, the work on a block hides the wait for the next
 
+void keep_weights(const Pass& p, uint32_t v) {
+  KeptWeights& kept = p.s.weighed;
+  const auto n = static_cast<ptrdiff_t>(p.rows) * row_stride(p.views[v]);
+  kept.views.push_back(v);
+  kept.weights.insert(kept.weights.end(), p.s.scores.begin(), p.s.scores.begin() + n);
+  kept.tops.insert(kept.tops.end(), p.s.row_max.begin(), p.s.row_max.end());
+}
+
 void run_views(Pass& p, bool keep) {
   Scratch& s = p.s;
+  s.weighed.clear();
   s.scores.resize(static_cast<size_t>(p.rows) * kMaxViewRows);
   s.kept.clear();
   s.kept_at.assign(p.views.size(), 0);
@@ -237,6 +246,7 @@ void run_views(Pass& p, bool keep) {
     s.codec.ahead =
         few && v + 1 < p.views.size() ? quant::Ahead{p.views[v + 1].keys.data(), p.views[v + 1].keys.size()} : quant::Ahead();
     absorb(p, view, s.scores.data());
+    if (v >= p.params.weigh_from) keep_weights(p, static_cast<uint32_t>(v));
   }
 }
 
@@ -262,6 +272,24 @@ void attend_partial(std::span<const BlockView> views, const QueryTile& tile, con
   partial.max = scratch.row_max;
   partial.sum = scratch.row_sum;
   partial.out.assign(sums, sums + static_cast<size_t>(p.rows) * params.head_dim);
+  std::swap(partial.weighed, scratch.weighed);
+}
+
+void add_mass(std::span<const BlockView> views, uint32_t weigh_from, const QueryTile& tile, const KeptWeights& kept,
+              const float* lse, float* sums) {
+  const uint32_t rows = tile.queries * tile.group;
+  const float* weights = kept.weights.data();
+  uint32_t at = weigh_from;
+  for (size_t k = 0; k < kept.views.size(); ++k) {
+    for (; at < kept.views[k]; ++at) sums += views[at].rows;
+    const BlockView& view = views[at];
+    const float* tops = kept.tops.data() + k * rows;
+    for (uint32_t i = 0; i < rows; ++i, weights += row_stride(view)) {
+      if (tops[i] == kHidden || !(lse[i] > kHidden)) continue;
+      const float share = std::exp(tops[i] - lse[i]);
+      for (uint32_t t = 0; t < view.rows; ++t) sums[t] += share * weights[t];
+    }
+  }
 }
 
 bool merge(std::span<const Partial> partials, const QueryTile& tile, const AttendParams& params, float* out, float* lse) {

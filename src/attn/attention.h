@@ -26,6 +26,8 @@ inline constexpr uint32_t kDeadPosition = 0xFFFFFFFFu;
 // Views longer than this are cut by whoever makes them: scores of one view live in L1.
 inline constexpr uint32_t kMaxViewRows = 256;
 
+inline constexpr uint32_t kNoView = 0xFFFFFFFFu;
+
 struct BlockView {
   const quant::Codec* key_codec = nullptr;
   const quant::Codec* value_codec = nullptr;
@@ -42,8 +44,18 @@ struct AttendParams {
   float scale = 1.0f;
   float softcap = 0.0f;  // 0: none
   bool causal = true;
-  uint32_t window = 0;  // 0: none; else a query at p sees keys at p-window+1..p
-  bool coarse = false;  // quant::Workspace::coarse
+  uint32_t window = 0;            // 0: none; else a query at p sees keys at p-window+1..p
+  bool coarse = false;            // quant::Workspace::coarse
+  uint32_t weigh_from = kNoView;  // of this view and those behind it the weights are kept
+};
+
+// Weights as they were against the running maximum of their row at that moment: weight·e^(top - lse) is softmax mass. For whoever
+// wants to know what some views received from all queries together; it costs no second exponential.
+struct KeptWeights {
+  std::vector<uint32_t> views;  // that any query could see
+  std::vector<float> weights;   // of each: [rows of the tile][the view's rows to whole vectors]
+  std::vector<float> tops;      // of each: [rows of the tile]
+  void clear() { views.clear(), weights.clear(), tops.clear(); }
 };
 
 // Query rows of one KV head, ordered query by query, `group` rows (query heads) each.
@@ -70,11 +82,14 @@ struct Scratch {
   std::vector<float> query[2], acc[2];  // by frame: plain, hadamard
   std::vector<float> scores, row_max, row_sum, kept, mass;
   std::vector<size_t> kept_at;  // by view: where its scores begin in `kept`
+  KeptWeights weighed;
 };
 
 // Few rows of queries over many tokens are cut along the tokens instead: partial states of runs of views, then one merge.
 struct Partial {
   std::vector<float> max, sum, out;  // per row of the tile; out is not divided by sum, in the plain frame
+  KeptWeights weighed;
+  uint32_t first_view = 0;  // of its head: whoever cuts keeps it here
 };
 void attend_partial(std::span<const BlockView> views, const QueryTile& tile, const AttendParams& params, Partial& partial,
                     Scratch& scratch);
@@ -86,5 +101,10 @@ bool merge(std::span<const Partial> partials, const QueryTile& tile, const Atten
 // With an observer keep tiles small: all their scores are kept until the sums are known.
 bool attend(std::span<const BlockView> views, const QueryTile& tile, const AttendParams& params, float* out, Scratch& scratch,
             MassObserver* observer = nullptr, float* lse = nullptr);
+
+// Adds what all queries of the tile gave each row of views[weigh_from..]: sums has one float a row of them, in order. `lse`: of the
+// tile, as attend() or merge() over all views of the head wrote it; a row that overflowed gives nothing.
+void add_mass(std::span<const BlockView> views, uint32_t weigh_from, const QueryTile& tile, const KeptWeights& kept,
+              const float* lse, float* sums);
 
 }  // namespace tierkv::attn

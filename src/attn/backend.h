@@ -38,6 +38,12 @@ struct DecodeWork {
   float* out = nullptr;  // [count][head_dim]
 };
 
+// The mass that all queries together give each row of a KV head's views from `from` on, in the order of views and rows.
+struct HeadMass {
+  uint32_t from = 0;
+  float* sums = nullptr;  // added to; undefined when the work fails
+};
+
 // One sequence's part in the attention of a layer. Query head h looks at KV head h / (query heads / KV heads).
 struct AttendWork {
   std::vector<std::span<const BlockView>> heads;  // views of each KV head, oldest first
@@ -47,6 +53,7 @@ struct AttendWork {
   float* lse = nullptr;                  // [queries][query heads]: the log of the sum of e^score (attention.h), or null
   const float* sink_logits = nullptr;    // one per query head, or null
   std::vector<MassObserver*> observers;  // one per KV head, or none. A head's queries come in order, from one thread.
+  std::vector<HeadMass> mass;            // one per KV head, or none: observers hear of it all anyway
   AttendParams params;
   // resource_exhausted: no memory for scratch. invalid_argument: scores or sums overflowed 32-bit floats; observers heard nothing
   // of the rows that did.

@@ -37,7 +37,7 @@ struct Task {
   uint32_t work;
   uint32_t head;
   uint32_t first, count;  // part: views; tile: queries
-  uint32_t partial;       // part: where its state goes
+  uint32_t partial;       // part: where its state goes; tile: where its mass goes, or kAlone
   uint32_t join;          // part: index of its head's Join; kAlone: it is the head's only one
 };
 constexpr uint32_t kAlone = 0xFFFFFFFFu;
@@ -71,7 +71,7 @@ QueryTile load_tile(const AttendWork& work, uint32_t head, uint32_t first, uint3
 
 // Where a tile's sums are to be written, or null: nobody wants them.
 float* lse_of(const AttendWork& work, uint32_t count, TileScratch& scratch) {
-  if (!work.lse) return nullptr;
+  if (!work.lse && work.mass.empty()) return nullptr;
   scratch.lse.resize(static_cast<size_t>(count) * group_of(work));
   return scratch.lse.data();
 }
@@ -83,6 +83,20 @@ void store_tile(const AttendWork& work, uint32_t head, uint32_t first, uint32_t 
     std::memcpy(work.out + row * d, scratch.out.data() + q * group * d, group * d * sizeof(float));
     if (work.lse) std::memcpy(work.lse + row, scratch.lse.data() + q * group, group * sizeof(float));
   }
+}
+
+// The work's parameters for views first..: which of them keep their weights.
+AttendParams params_of(const AttendWork& work, uint32_t head, uint32_t first) {
+  AttendParams params = work.params;
+  if (!work.mass.empty()) params.weigh_from = std::max(work.mass[head].from, first) - first;
+  return params;
+}
+
+// Rows of a head's views from..end-1.
+size_t rows_between(const AttendWork& work, uint32_t head, uint32_t from, uint32_t end) {
+  size_t rows = 0;
+  for (uint32_t v = from; v < end; ++v) rows += work.heads[head][v].rows;
+  return rows;
 }
 
 // One call of attend(): its tasks, and what they share.
@@ -103,6 +117,7 @@ class Piece {
         cut_queries(w);
       }
     }
+    tile_mass_.resize(num_tile_masses_);
     if (num_joins_ == 0) return;
     partials_.resize(num_partials_);
     // Counters cannot move, so they come when their number is known.
@@ -125,6 +140,16 @@ class Piece {
       fail(task.work, kMemory);
     }
     if (task.kind == Kind::part && task.join != kAlone) finish_part(task);
+  }
+
+  // Tiles of one head add up in the order of their queries, whoever was first.
+  void add_tile_masses() {
+    for (const Task& task : tasks_) {
+      if (task.kind != Kind::tile || task.partial == kAlone) continue;
+      const std::vector<float>& mass = tile_mass_[task.partial];
+      float* sums = works_[task.work].mass[task.head].sums;
+      for (size_t i = 0; i < mass.size(); ++i) sums[i] += mass[i];
+    }
   }
 
   void report() {
@@ -174,8 +199,17 @@ class Piece {
     const uint32_t per_tile = std::max(1u, kTileRows / group_of(work));
     for (uint32_t first = 0; first < work.queries.tokens; first += per_tile) {
       const uint32_t count = std::min(per_tile, work.queries.tokens - first);
-      for (uint32_t h = 0; h < work.heads.size(); ++h) tasks_.push_back({Kind::tile, w, h, first, count, 0, kAlone});
+      for (uint32_t h = 0; h < work.heads.size(); ++h) {
+        const uint32_t mass = wants_mass(work, h, first + count - 1) ? num_tile_masses_++ : kAlone;
+        tasks_.push_back({Kind::tile, w, h, first, count, mass, kAlone});
+      }
     }
+  }
+
+  // Whether a query gives mass to a view of which somebody wants to know it. Queries come in the order of their positions.
+  static bool wants_mass(const AttendWork& work, uint32_t head, uint32_t query) {
+    if (work.mass.empty() || work.mass[head].from >= work.heads[head].size()) return false;
+    return !work.params.causal || work.positions[query] >= work.heads[head][work.mass[head].from].ctx.first_position;
   }
 
   void run_task(const Task& task) {
@@ -192,7 +226,8 @@ class Piece {
     const QueryTile tile = load_tile(work, task.head, 0, work.queries.tokens, scratch);
     const auto views = work.heads[task.head].subspan(task.first, task.count);
     Partial& partial = task.join == kAlone ? scratch.partial : partials_[task.partial];
-    attend_partial(views, tile, work.params, partial, scratch.attn);
+    partial.first_view = task.first;
+    attend_partial(views, tile, params_of(work, task.head, task.first), partial, scratch.attn);
     if (task.join == kAlone) merge_head(task, {&partial, 1}, scratch);
   }
 
@@ -200,10 +235,17 @@ class Piece {
     const AttendWork& work = works_[task.work];
     const QueryTile tile = load_tile(work, task.head, first, count, scratch);
     float* lse = lse_of(work, count, scratch);
-    if (!attn::attend(work.heads[task.head], tile, work.params, scratch.out.data(), scratch.attn, observer, lse)) {
+    const bool weighs = task.kind == Kind::tile && task.partial != kAlone;
+    const AttendParams params = weighs ? params_of(work, task.head, 0) : work.params;
+    if (!attn::attend(work.heads[task.head], tile, params, scratch.out.data(), scratch.attn, observer, lse)) {
       fail(task.work, kOverflow);
     }
     store_tile(work, task.head, first, count, scratch);
+    if (!weighs) return;
+    const auto& views = work.heads[task.head];
+    std::vector<float>& mass = tile_mass_[task.partial];
+    mass.assign(rows_between(work, task.head, params.weigh_from, static_cast<uint32_t>(views.size())), 0.0f);
+    add_mass(views, params.weigh_from, tile, scratch.attn.weighed, lse, mass.data());
   }
 
   void merge_head(const Task& task, std::span<const Partial> partials, TileScratch& scratch) {
@@ -213,6 +255,13 @@ class Piece {
     float* lse = lse_of(work, queries, scratch);
     if (!merge(partials, tile, work.params, scratch.out.data(), lse)) fail(task.work, kOverflow);
     store_tile(work, task.head, 0, queries, scratch);
+    if (work.mass.empty()) return;
+    const uint32_t from = work.mass[task.head].from;
+    for (const Partial& part : partials) {
+      const uint32_t first = std::max(part.first_view, from);
+      add_mass(work.heads[task.head].subspan(part.first_view), first - part.first_view, tile, part.weighed, lse,
+               work.mass[task.head].sums + rows_between(work, task.head, from, first));
+    }
   }
 
   void finish_part(const Task& task) noexcept {
@@ -242,9 +291,10 @@ class Piece {
   std::span<AttendWork> works_;
   std::vector<Task> tasks_;
   std::vector<Partial> partials_;
+  std::vector<std::vector<float>> tile_mass_;
   std::unique_ptr<Join[]> joins_;
   std::vector<std::atomic<uint8_t>> failures_;
-  uint32_t num_partials_ = 0, num_joins_ = 0;
+  uint32_t num_partials_ = 0, num_joins_ = 0, num_tile_masses_ = 0;
 };
 
 class CpuBackend final : public Backend {
@@ -266,6 +316,7 @@ class CpuBackend final : public Backend {
   void attend(std::span<AttendWork> works, const Executor& run) const override {
     Piece piece(works);
     run(piece.tasks(), [&](uint32_t index) { piece.run(index); });
+    piece.add_tile_masses();
     piece.report();
   }
 };

@@ -23,6 +23,9 @@ namespace {
 // few that no single token is kept waiting for all of them.
 constexpr uint32_t kBacklog = 2, kCatchUp = 3;
 
+// Tokens that wait in the warm tier at most, beyond its length, for queries that tell how much they matter.
+constexpr uint32_t kMostUnseen = 1024;
+
 // One append call on one layer.
 struct Appending {
   Sequence& seq;
@@ -87,7 +90,11 @@ static Status append_step(AdaptiveKVCache::Impl& impl, Appending& a, uint32_t fi
   state.unobserved += count;
   // From here on the tokens are in. Whatever cannot settle for want of memory stays in a better tier and is tried again.
   bool settled = true;
-  const LayerPlan plan = a.plans->layer(a.layer, state.length);
+  LayerPlan plan = a.plans->layer(a.layer, state.length);
+  if (impl.places[a.layer] && plan.warm != 0 && plan.warm != kAll) {
+    // A long piece of a prompt comes before its queries. Rows are not archived by it that no query could look at yet.
+    plan.warm += std::min(kMostUnseen, state.unobserved - std::min(state.unobserved, plan.hot));
+  }
   const uint32_t most = kBacklog + kCatchUp * count / impl.config.archive_block;
   for (HeadStream& s : a.seq.heads(a.layer)) settled &= tiers::settle(impl.env, s, plan, most);
   if (!settled && impl.policy && !plan.waiting) (void)impl.relieve(a.seq);

@@ -30,8 +30,15 @@ struct Held {
   std::vector<uint32_t> positions;  // of each query
   std::vector<StreamViews> views;   // of each KV head
   std::vector<StreamObserver> observers;
-  std::vector<float> lse;  // of every query and head, where learning wants it
+  std::vector<float> lse;                // of every query and head, where learning wants it
+  std::vector<std::vector<float>> mass;  // of each KV head: what the rows that are not archived yet received
 };
+
+// The first view of tokens that are not archived: they are the last of a stream.
+uint32_t first_recent(const StreamViews& head) {
+  const auto recent = std::find_if(head.tiers.begin(), head.tiers.end(), [](Tier t) { return t == Tier::warm || t == Tier::hot; });
+  return static_cast<uint32_t>(recent - head.tiers.begin());
+}
 
 Status query_positions(const AttentionItem& item, uint32_t length, std::vector<uint32_t>& out) {
   const uint32_t count = item.queries.tokens;
@@ -75,6 +82,7 @@ class Attending {
     params_.causal = options_.causal;
     params_.window = impl_.planner->shape(layer_).window;
     learn_ = options_.observe && impl_.evicts(layer_) && impl_.env.signals;
+    place_ = options_.observe && options_.causal && !learn_ && impl_.places[layer_];
     return {};
   }
 
@@ -83,7 +91,7 @@ class Attending {
   Status hold(std::span<AttentionItem> items) {
     held_.reserve(items.size());
     works_.reserve(items.size());
-    for (AttentionItem& item : items) held_.push_back({&item, {}, {}, {}, {}, {}, {}});
+    for (AttentionItem& item : items) held_.push_back({&item, {}, {}, {}, {}, {}, {}, {}});
     TIERKV_RETURN_IF_ERROR(sort_by_id());
     std::erase_if(held_, [&](const Held& held) {
       held.item->status = check_item(*held.item);
@@ -103,7 +111,10 @@ class Attending {
   }
 
   void work() {
-    for (Held& held : held_) observe(held);
+    for (Held& held : held_) {
+      observe(held);
+      if (place_ && held.observers.empty()) make_room_for_mass(held);
+    }
     attend();
     for (size_t i = 0; i < held_.size(); ++i) finish(held_[i], works_[i]);
   }
@@ -159,7 +170,7 @@ class Attending {
       mass->blocks.clear();
       mass->tokens.assign(mass->want_tokens ? static_cast<size_t>(config_.num_kv_heads) * state.length : 0, 0.0f);
     }
-    const cache::ObserveSettings settings{learn_ ? impl_.env.signals : 0, impl_.signal_slot, config_.eviction.observation,
+    const cache::ObserveSettings settings{learn_ || place_ ? impl_.env.signals : 0, impl_.signal_slot, config_.eviction.observation,
                                           state.window_queries, config_.query_heads() / config_.num_kv_heads};
     if (mass) {
       // So that nothing can fail once the policy has learned.
@@ -171,6 +182,26 @@ class Attending {
     for (uint32_t h = 0; h < config_.num_kv_heads; ++h) {
       held.observers.emplace_back(settings, held.sequence->heads(layer_)[h], held.views[h], held.positions.data(), mass,
                                   state.length);
+    }
+  }
+
+  // Which rows the archive will keep better is decided by what they receive until then.
+  void make_room_for_mass(Held& held) {
+    for (const StreamViews& head : held.views) {
+      size_t rows = 0;
+      for (size_t v = first_recent(head); v < head.views.size(); ++v) rows += head.views[v].rows;
+      held.mass.emplace_back(rows, 0.0f);
+    }
+  }
+
+  void add_mass(Held& held) {
+    const size_t signals = impl_.env.signals, slot = static_cast<size_t>(impl_.env.mass);
+    for (size_t h = 0; h < held.mass.size(); ++h) {
+      const StreamViews& head = held.views[h];
+      const float* mass = held.mass[h].data();
+      for (size_t v = first_recent(head); v < head.views.size(); mass += head.views[v++].rows) {
+        for (uint32_t t = 0; head.stats[v] && t < head.views[v].rows; ++t) head.stats[v][t * signals + slot] += mass[t];
+      }
     }
   }
 
@@ -192,6 +223,7 @@ class Attending {
       work.heads.reserve(held.views.size());
       for (const StreamViews& head : held.views) work.heads.emplace_back(head.views);
       for (StreamObserver& observer : held.observers) work.observers.push_back(&observer);
+      for (size_t h = 0; h < held.mass.size(); ++h) work.mass.push_back({first_recent(held.views[h]), held.mass[h].data()});
       work.queries = held.item->queries;
       work.positions = held.positions.data();
       work.out = held.item->out;
@@ -229,6 +261,7 @@ class Attending {
         mass->blocks.insert(mass->blocks.end(), blocks.begin(), blocks.end());
       }
     }
+    add_mass(held);
     if (learn_) state.window_queries = (state.window_queries + held.item->queries.tokens) % config_.eviction.observation;
     if (options_.observe) state.unobserved = 0;
     if (work.lse) {
@@ -242,7 +275,8 @@ class Attending {
   const uint32_t layer_;
   const AttentionOptions& options_;
   attn::AttendParams params_;
-  bool learn_ = false;
+  bool learn_ = false;  // the policy does
+  bool place_ = false;  // the mass of rows that are not archived yet is kept
   std::vector<Held> held_;
   std::vector<attn::AttendWork> works_;
 };

@@ -25,6 +25,29 @@ size_t largest_block(const AdaptiveKVCache::Impl& impl) {
   return impl.planner->now()->largest_block(bytes, impl.config.num_kv_heads);
 }
 
+// Whether a layer's archive keeps some rows better, with tables or without.
+bool places_rows(const LayerConfig& layer) {
+  const auto better = [&](bool calibrated) {
+    const auto pair = quant::parse_codec_pair(quant::resolve_auto(layer.archive_codec, calibrated));
+    return pair.ok() && (pair->key.top != 0 || pair->value.top != 0);
+  };
+  return layer.warm != kAll && (better(false) || better(true));
+}
+
+// Which statistics tokens have: what the policy asks for, and their mass where it says which rows are kept better.
+void choose_signals(AdaptiveKVCache::Impl& impl) {
+  uint32_t wanted = impl.policy ? impl.policy->signals() : 0;
+  for (uint32_t l = 0; l < impl.config.num_layers; ++l) {
+    impl.places.push_back(!impl.planner->shape(l).ring && places_rows(impl.config.layer(l)));
+    if (impl.places[l]) wanted |= 1u << policy::kMassTotal;
+  }
+  for (int signal = 0; signal < policy::kNumSignals; ++signal) {
+    if (wanted >> signal & 1u) impl.signal_slot[signal] = static_cast<int>(impl.env.signals++);
+  }
+  impl.env.mass = impl.signal_slot[policy::kMassTotal];
+  impl.env.archive_stats = impl.policy != nullptr;
+}
+
 }  // namespace
 
 AdaptiveKVCache::AdaptiveKVCache(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -42,11 +65,7 @@ Result<std::unique_ptr<AdaptiveKVCache>> AdaptiveKVCache::create(const CacheConf
   impl->env.head_dim = config.head_dim;
   impl->env.hot_bf16 = config.hot_type == "bf16";
   TIERKV_ASSIGN_OR_RETURN(impl->policy, policy::make_policy(config.eviction));
-  if (impl->policy) {
-    for (int signal = 0; signal < policy::kNumSignals; ++signal) {
-      if (impl->policy->signals() >> signal & 1u) impl->signal_slot[signal] = static_cast<int>(impl->env.signals++);
-    }
-  }
+  choose_signals(*impl);
   const size_t block = impl->largest_block = largest_block(*impl);
   const size_t headroom = impl->policy ? 2 * block : 0;
   if (config.byte_budget && config.byte_budget < headroom + block) {

@@ -45,6 +45,7 @@ struct AdaptiveKVCache::Impl {
   const Executor pool_executor = [this](uint32_t count, const std::function<void(uint32_t)>& task) { pool.run(count, task); };
   std::unique_ptr<policy::EvictionPolicy> policy;  // null: none
   int signal_slot[policy::kNumSignals] = {-1, -1, -1, -1, -1};
+  std::vector<bool> places;  // by layer: its archive keeps some rows better, or will with tables, and asks for their mass
   size_t largest_block = 0;  // bytes of the largest that any sequence gets, its lists included
 
   mutable std::mutex map_mutex;

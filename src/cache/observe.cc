@@ -24,7 +24,8 @@ StreamObserver::StreamObserver(const ObserveSettings& settings, const HeadStream
 template <class Body>
 void StreamObserver::for_each_token(Body&& body) {
   for (size_t v = 0; v < views_.views.size(); ++v) {
-    for (uint32_t t = 0; t < views_.views[v].rows; ++t) body(views_.stats[v] + static_cast<size_t>(t) * settings_.signals);
+    for (uint32_t t = 0; views_.stats[v] && t < views_.views[v].rows; ++t)
+      body(views_.stats[v] + static_cast<size_t>(t) * settings_.signals);
   }
 }
 
@@ -42,7 +43,7 @@ void StreamObserver::add(uint32_t query, uint32_t view, const float* mass, uint3
       if (report_->want_tokens && position != kDeadPosition) report_->tokens[report_base_ + position] += mass[t];
     }
   }
-  if (!settings_.signals) return;
+  if (!settings_.signals || !views_.stats[view]) return;
   const int total = slot(policy::kMassTotal), window = slot(policy::kMassWindow), low = slot(policy::kLowCount);
   float threshold = 0.0f;
   uint32_t at = 0;

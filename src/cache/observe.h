@@ -1,4 +1,5 @@
 // observe.h — turns the mass that attention gave each token into the statistics the eviction policy keeps, and into a MassReport.
+// Where only the total is wanted, of tokens that are not archived yet, the backend sums it up by itself (attn/backend.h, HeadMass).
 //
 // One observer serves one stream for one attention call; queries arrive in order.
 #pragma once

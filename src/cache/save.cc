@@ -19,7 +19,11 @@ using plan::LayerPlan;
 using snapshot::Snapshot;
 using snapshot::SnapshotHeader;
 
-uint32_t signal_mask(const AdaptiveKVCache::Impl& impl) { return impl.policy ? impl.policy->signals() : 0; }
+uint32_t signal_mask(const AdaptiveKVCache::Impl& impl) {
+  uint32_t mask = 0;
+  for (int signal = 0; signal < policy::kNumSignals; ++signal) mask |= impl.signal_slot[signal] >= 0 ? 1u << signal : 0u;
+  return mask;
+}
 
 Status check_model(const SnapshotHeader& file, const AdaptiveKVCache::Impl& impl) {
   const CacheConfig& c = impl.config;

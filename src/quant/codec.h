@@ -50,6 +50,10 @@ struct BlockContext {
   // another one can keep its errors out of there; and the rule that it makes of that for a codec inside it, in that one's frame.
   const Codec* guide = nullptr;
   const ErrorFeedback* feedback = nullptr;
+
+  // Encoding: how much attention each row got so far, not negative, in any unit; a row with 0 is not worth bits of its own. Null:
+  // nobody knows, all rows count alike.
+  const float* mass = nullptr;
 };
 
 inline constexpr uint32_t kMostDirections = 32;
@@ -76,7 +80,7 @@ struct Workspace {
   } rounded;
 };
 
-// Which codec, exactly: what is stored on disk beside a block. Modifiers in text: "kivi2-g64+s8+clip".
+// Which codec, exactly: what is stored on disk beside a block. Modifiers in text: "kivi2-g64+s8+clip+top4".
 struct CodecSpec {
   enum Flag : uint16_t {
     hadamard = 1,  // "+had"    rotate before quantization (rot* has it built in)
@@ -85,9 +89,9 @@ struct CodecSpec {
     clip = 8,      // "+clip"   error-minimising clipping of each group
     center = 16,   // "+center" remove each channel's mean over the block first (keys; exact in the scores)
   };
-  uint16_t id = 0;   // registry row
-  uint8_t bits = 0;  // per code; 0 where the row has one width
-  uint8_t reserved = 0;
+  uint16_t id = 0;     // registry row
+  uint8_t bits = 0;    // per code; 0 where the row has one width
+  uint8_t top = 0;     // "+topN": rows of a block that are kept better (overlaid.h)
   uint16_t group = 0;  // values that share a scale; 0: the row's default
   uint16_t flags = 0;
   bool operator==(const CodecSpec&) const = default;
@@ -128,6 +132,12 @@ class Codec {
     (void)position, (void)rows, (void)floor;
     return 0;
   }
+
+  // What rows lost by being coded, in place, from the plain frame into one in which an error does as much harm in every direction,
+  // as far as the codec knows, spread evenly over the channels; and back, into frame(). For overlaid.h, which codes it there.
+  // `exact`: the same bits on every machine, as decode() has to give.
+  virtual void to_error_frame(const BlockContext& ctx, float* rows, uint32_t count) const;
+  virtual void from_error_frame(const BlockContext& ctx, float* rows, uint32_t count, bool exact) const;
 
   // Memory of its own, calibrated tables of one head included.
   virtual size_t table_bytes() const { return 0; }

@@ -24,7 +24,7 @@ inline double norm(const float* x, size_t n) {
   return std::sqrt(sum);
 }
 
-// Every spec a row allows that behaves differently: each flag alone, and a few together.
+// Every spec a row allows that behaves differently: each flag alone, a few together, and better rows over the narrow ones.
 inline std::vector<CodecSpec> specs_of(const CodecRow& row) {
   std::vector<CodecSpec> specs;
   const uint16_t combos[] = {0, 1, 2, 4, 8, 16, 1 | 16, 1 | 2 | 8, 1 | 4 | 16, 2 | 8 | 16};
@@ -34,6 +34,8 @@ inline std::vector<CodecSpec> specs_of(const CodecRow& row) {
       if (flags != 0 && bits > 4 && bits != 8) continue;
       specs.push_back({row.id, static_cast<uint8_t>(bits), 0, 0, flags});
       if (row.takes_group && flags <= 2 && bits <= 4) specs.push_back({row.id, static_cast<uint8_t>(bits), 0, 32, flags});
+      if (bits > 0 && bits <= 3 * row.parts && (flags & (flags - 1)) == 0)
+        specs.push_back({row.id, static_cast<uint8_t>(bits), 4, 0, flags});
     }
   }
   return specs;
@@ -45,8 +47,8 @@ inline constexpr BlockShape kShapes[] = {{16, 32}, {64, 64}, {64, 80}, {128, 96}
 // flag is met.
 inline bool too_long(const CodecSpec& spec, const BlockShape& shape) {
   static const bool brief = std::getenv("TIERKV_TEST_BRIEF") != nullptr;
-  if (brief && shape.tokens >= 128) return shape.tokens > 128 || spec.flags != 0 || spec.group != 0;
-  return shape.tokens == 256 && spec.flags != 0 && spec.bits > 2;  // keeps the run short
+  if (brief && shape.tokens >= 128) return shape.tokens > 128 || spec.flags != 0 || spec.group != 0 || spec.top != 0;
+  return shape.tokens == 256 && (spec.flags != 0 || spec.top != 0) && spec.bits > 2;  // keeps the run short
 }
 
 inline bool any_shape(const BlockShape&) { return true; }

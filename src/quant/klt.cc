@@ -8,6 +8,7 @@
 #include "base/status_macros.h"
 #include "calib/calibration.h"
 #include "quant/checks.h"
+#include "quant/frame.h"
 #include "quant/isa.h"
 #include "quant/lanes.h"
 #include "quant/rot.h"
@@ -18,6 +19,8 @@ namespace tierkv::quant {
 namespace {
 
 constexpr uint32_t kNoPosition = 0xFFFFFFFFu;  // of a row that is not in use
+
+constexpr float kLeastSpread = 1e-4f;  // of the largest: what no key ever had is no reason to divide by nothing
 
 using calib::kKltBits;
 using calib::kKltWidths;
@@ -49,7 +52,7 @@ class KltCodec final : public Codec {
       std::copy(shift_.begin(), shift_.end(), sums);
       for (uint32_t c = 0; c < d; ++c) {
         const float x = turned[static_cast<size_t>(t) * d + c];
-        const float* row = analysis + static_cast<size_t>(c) * padded_;
+        const float* row = analysis + static_cast<size_t>(c) * known_;
         for (uint32_t j = 0; j < padded_; ++j) sums[j] += x * row[j];
       }
       std::byte* lane = out.data() + static_cast<size_t>(t / kTileLanes) * tile_bytes() + t % kTileLanes * sizeof(uint32_t);
@@ -68,13 +71,14 @@ class KltCodec final : public Codec {
 
   void decode(std::span<const std::byte> in, const BlockContext& ctx, uint32_t first, uint32_t count, float* out) const override {
     const uint32_t d = shape().head_dim;
+    const float* parts = widened_rows();
     for (uint32_t i = 0; i < count; ++i) {
       float* row = out + static_cast<size_t>(i) * d;
       std::copy(mean_.begin(), mean_.end(), row);
       for_each_code([&](uint32_t j, uint32_t bits, size_t word, uint32_t shift) {
         const float level = static_cast<float>(code_at(in, first + i, bits, word, shift)) - middle_[j];
-        const uint16_t* part = rows_.data() + static_cast<size_t>(j) * d;
-        for (uint32_t c = 0; c < d; ++c) row[c] += level * f16_to_f32(part[c]);
+        const float* part = parts + static_cast<size_t>(j) * d;
+        for (uint32_t c = 0; c < d; ++c) row[c] += level * part[c];
       });
     }
     turner_.turn(out, count, ctx.first_position, out);
@@ -117,18 +121,53 @@ class KltCodec final : public Codec {
   }
 
   uint32_t directions(uint32_t position, float* rows, float& floor) const override {
-    const uint32_t d = shape().head_dim, count = static_cast<uint32_t>(spread_.size());
+    const uint32_t d = shape().head_dim, count = static_cast<uint32_t>(weights_.size());
     for (uint32_t j = 0; j < count; ++j) {
       for (uint32_t c = 0; c < d; ++c)
-        rows[static_cast<size_t>(j) * d + c] = spread_[j] * f16_to_f32(analysis_[static_cast<size_t>(c) * padded_ + j]);
+        rows[static_cast<size_t>(j) * d + c] = weights_[j] * f16_to_f32(analysis_[static_cast<size_t>(c) * known_ + j]);
     }
     turner_.turn(rows, count, position, rows);
     floor = floor_;
     return count;
   }
 
+  // An error of one spread of a component is as large as the component.
+  void to_error_frame(const BlockContext& ctx, float* rows, uint32_t count) const override {
+    const uint32_t d = shape().head_dim;
+    turner_.turn(rows, count, -static_cast<int64_t>(ctx.first_position), rows);
+    const float* analysis = widened(analysis_);
+    float sums[256];
+    for (uint32_t i = 0; i < count; ++i) {
+      float* row = rows + static_cast<size_t>(i) * d;
+      std::fill_n(sums, d, 0.0f);
+      for (uint32_t c = 0; c < d; ++c) {
+        const float* parts = analysis + static_cast<size_t>(c) * d;
+        for (uint32_t j = 0; j < d; ++j) sums[j] += row[c] * parts[j];
+      }
+      for (uint32_t j = 0; j < d; ++j) row[j] = sums[j] * spread_[j];
+    }
+    to_frame(Frame::hadamard, rows, count, d);
+  }
+
+  void from_error_frame(const BlockContext& ctx, float* rows, uint32_t count, bool exact) const override {
+    const uint32_t d = shape().head_dim;
+    from_frame(Frame::hadamard, rows, count, d);
+    float* sums = at_least(block_scratch().centered, static_cast<size_t>(count) * d);
+    std::fill_n(sums, static_cast<size_t>(count) * d, 0.0f);
+    for (uint32_t i = 0; i < count; ++i) {
+      for (uint32_t j = 0; j < d; ++j) rows[static_cast<size_t>(i) * d + j] /= spread_[j] * step_[j];
+    }
+    if (const Kernels* kernels = active_kernels(); kernels && !exact) {
+      kernels->half_accumulate(rows_.data(), /*bf16=*/false, d, rows, d, count, d, sums, Ahead());
+    } else {
+      add_weighted(widened_rows(), d, d, rows, d, count, sums);
+    }
+    turner_.turn(sums, count, ctx.first_position, rows);
+  }
+
   size_t table_bytes() const override {
-    return sizeof *this + (mean_.size() + step_.size() + shift_.size() + middle_.size() + spread_.size()) * sizeof(float) +
+    return sizeof *this +
+           (mean_.size() + step_.size() + shift_.size() + middle_.size() + weights_.size() + spread_.size()) * sizeof(float) +
            (analysis_.size() + rows_.size()) * sizeof(uint16_t);
   }
 
@@ -177,16 +216,22 @@ class KltCodec final : public Codec {
     return packed >> shift & ((1u << bits) - 1u);
   }
 
-  // In units of the steps, as floats: made for every block, a hundredth of what its 128 tokens take, because a cache has a basis
-  // for every head.
-  const float* widened_analysis() const {
-    float* out = at_least(block_scratch().basis, analysis_.size());
+  // Tables as floats are made for every block, a hundredth of what its 128 tokens take, because a cache has a basis for every head.
+  static float* widened(const std::vector<uint16_t>& halves) {
+    float* out = at_least(block_scratch().basis, halves.size());
     if (const Kernels* kernels = active_kernels()) {
-      kernels->widen(analysis_.data(), /*bf16=*/false, static_cast<uint32_t>(analysis_.size()), out);
+      kernels->widen(halves.data(), /*bf16=*/false, static_cast<uint32_t>(halves.size()), out);
     } else {
-      for (size_t i = 0; i < analysis_.size(); ++i) out[i] = f16_to_f32(analysis_[i]);
+      for (size_t i = 0; i < halves.size(); ++i) out[i] = f16_to_f32(halves[i]);
     }
-    for (size_t i = 0; i < analysis_.size(); i += padded_) {
+    return out;
+  }
+  const float* widened_rows() const { return widened(rows_); }
+
+  // In units of the steps.
+  const float* widened_analysis() const {
+    float* out = widened(analysis_);
+    for (size_t i = 0; i < analysis_.size(); i += known_) {
       for (uint32_t j = 0; j < padded_; ++j) out[i + j] /= step_[j];
     }
     return out;
@@ -197,12 +242,13 @@ class KltCodec final : public Codec {
     components_ = 0;
     for (int w = 0; w < kKltWidths; ++w) components_ += words_.words[w] * (32 / kKltBits[w]);
     padded_ = (components_ + 15) / 16 * 16;
+    known_ = spec().top != 0 ? d : padded_;
     mean_ = head.mean;
     middle_.assign(padded_, 0.0f);
     shift_.assign(padded_, 0.0f);
-    step_.assign(padded_, 1.0f);
-    analysis_.assign(static_cast<size_t>(d) * padded_, 0);
-    rows_.assign(static_cast<size_t>(padded_) * d, 0);
+    step_.assign(known_, 1.0f);
+    analysis_.assign(static_cast<size_t>(d) * known_, 0);
+    rows_.assign(static_cast<size_t>(known_) * d, 0);
     for_each_code([&](uint32_t j, uint32_t bits, size_t, uint32_t) {
       const int w = bits == 2 ? 0 : bits == 4 ? 1 : 2;
       const float step = head.step[w][j];
@@ -212,20 +258,21 @@ class KltCodec final : public Codec {
       double offset = half_range;
       for (uint32_t c = 0; c < d; ++c) {
         const uint16_t half = head.analysis[static_cast<size_t>(j) * d + c];
-        analysis_[static_cast<size_t>(c) * padded_ + j] = half;
+        analysis_[static_cast<size_t>(c) * known_ + j] = half;
         offset -= static_cast<double>(f16_to_f32(half) / step) * mean_[c];
         rows_[static_cast<size_t>(j) * d + c] = f32_to_f16(f16_to_f32(head.synthesis[static_cast<size_t>(j) * d + c]) * step);
       }
       shift_[j] = static_cast<float>(offset);
     });
     weigh_directions(head);
+    if (spec().top != 0) build_errors(head);
   }
 
   // The metric of keys' errors is the sum over components of variance · row · row'. The first ones stand for themselves, the others
   // for a weight that is the same in every direction.
   void weigh_directions(const calib::KltHead& head) {
     const uint32_t d = shape().head_dim, own = std::min(components_, kMostDirections);
-    spread_.resize(own);
+    weights_.resize(own);
     double others = 0.0;
     for (uint32_t j = 0; j < d; ++j) {
       double length = 0.0;
@@ -234,9 +281,23 @@ class KltCodec final : public Codec {
         length += x * x;
       }
       if (j >= own) others += head.variance[j] * length;
-      else spread_[j] = std::sqrt(head.variance[j]);
+      else weights_[j] = std::sqrt(head.variance[j]);
     }
     floor_ = static_cast<float>(others / d);
+  }
+
+  // What errors need beyond that: the components that have no bits, and the spreads of all in units of the largest.
+  void build_errors(const calib::KltHead& head) {
+    const uint32_t d = shape().head_dim;
+    for (uint32_t j = components_; j < d; ++j) {
+      for (uint32_t c = 0; c < d; ++c) {
+        analysis_[static_cast<size_t>(c) * d + j] = head.analysis[static_cast<size_t>(j) * d + c];
+        rows_[static_cast<size_t>(j) * d + c] = head.synthesis[static_cast<size_t>(j) * d + c];
+      }
+    }
+    const float largest = *std::max_element(head.variance.begin(), head.variance.end());
+    for (const float variance : head.variance)
+      spread_.push_back(largest > 0.0f ? std::max(kLeastSpread, std::sqrt(variance / largest)) : 1.0f);
   }
 
   void fast_scores(const Kernels& kernels, std::span<const std::byte> in, const float* turned, uint32_t count, uint32_t rows,
@@ -256,14 +317,16 @@ class KltCodec final : public Codec {
   const calib::Turner& turner_;
   WordCounts words_;
   uint32_t components_ = 0, padded_ = 0;  // in use; to whole vectors
+  uint32_t known_ = 0;                    // in the tables below: padded_, or all where errors are coded too
   std::vector<float> mean_;               // [d]
-  std::vector<float> spread_;             // of the first components: what directions() gives is these times rows of analysis_
+  std::vector<float> weights_;            // of the first components: what directions() gives is these times rows of analysis_
   float floor_ = 0.0f;                    // of directions()
-  std::vector<uint16_t> analysis_;        // fp16 [d][padded], of the components in use
-  std::vector<float> step_;               // [padded]: of the components; 1 for those that only pad
+  std::vector<uint16_t> analysis_;        // fp16 [d][known]
+  std::vector<float> step_;               // [known]: of the components; 1 for those that have no bits
   std::vector<float> shift_;              // [padded]: what a code is beside (analysis / step) · key
   std::vector<float> middle_;             // [padded]: of the codes
-  std::vector<uint16_t> rows_;            // fp16 [padded][d]: a step of each component
+  std::vector<uint16_t> rows_;            // fp16 [known][d]: a step of each component
+  std::vector<float> spread_;             // [d] where errors are coded too: of the components, in units of the largest
 };
 
 // A head's tables, and what keeps them in memory while a codec is made from them.

@@ -7,6 +7,7 @@
 // Scores:   the query is turned by -s0 and multiplied with the rows once per block; then codes meet bytes, two planes of them, in
 //           the same integer products as every other codec's.
 // Frame:    Frame::block. s0 is BlockContext::first_position. Rows need not be consecutive, but the basis only fits keys near s0.
+// Errors:   count as the metric of the tables says (calib/klt.h): the error frame is that of all components of a head, used or not.
 // Refuses:  rows that span more than twice the block's tokens (what eviction leaves): another codec has to take those.
 #pragma once
 

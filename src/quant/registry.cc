@@ -3,7 +3,8 @@
 // Adding one is one file and one row: write quant/foo.h and foo.cc with
 //   Result<std::unique_ptr<Codec>> make_foo(const CodecSpec&, Side, const BlockShape&);
 // most are a Recipe for make_affine() (affine.h), see kivi.cc; then add a row below with the next free id. The flags +had and
-// +center are wrapped around whatever make_foo() returns when the row allows them, so a codec never handles them itself.
+// +center are wrapped around whatever make_foo() returns when the row allows them, and so is +topN around every row that has a
+// width: a codec never handles them itself.
 // The contract tests (contract_test.cc), benchmarks, the command line and the C API iterate the table and pick the row up.
 // An id is stored in every block on disk: never change or reuse one.
 #include "quant/registry.h"
@@ -20,6 +21,7 @@
 #include "quant/kivi.h"
 #include "quant/klt.h"
 #include "quant/kvquant.h"
+#include "quant/overlaid.h"
 #include "quant/rot.h"
 #include "quant/rotated.h"
 #include "quant/ruvector.h"
@@ -100,6 +102,15 @@ std::string flag_names(uint16_t flags) {
   return names.empty() ? "none" : names;
 }
 
+bool takes_top(const CodecRow& row) { return row.max_bits != 0; }
+
+// What may follow a row's name and width.
+std::string modifier_names(const CodecRow& row) {
+  std::string names = row.takes_group ? "-gN, " : "";
+  if (takes_top(row)) names += "+topN, ";
+  return names + flag_names(row.allowed_flags);
+}
+
 Status bad_codec(std::string_view text, const std::string& problem) {
   return error(StatusCode::invalid_argument, "codec \"", text, "\": ", problem);
 }
@@ -154,8 +165,17 @@ Status check_spec(const CodecSpec& spec, const CodecRow& row) {
   if (spec.group % 16 != 0 || spec.group > 256) {
     return error(StatusCode::invalid_argument, "group ", spec.group, " is not supported; allowed: multiples of 16 up to 256");
   }
-  if (spec.reserved != 0) return error(StatusCode::invalid_argument, "the reserved byte of a codec spec is not zero");
+  if (spec.top != 0 && !takes_top(row)) return error(StatusCode::invalid_argument, row.name, " does not take +topN");
+  if (spec.top > kMostTop) {
+    return error(StatusCode::invalid_argument, "+top", spec.top + 0, " is not supported; allowed: +top1..+top", kMostTop);
+  }
   return Status();
+}
+
+// Outermost of all.
+Result<std::unique_ptr<Codec>> with_better_rows(std::unique_ptr<Codec> codec, const CodecSpec& spec) {
+  if (spec.top == 0) return codec;
+  return overlay_codec(std::move(codec), spec.top);
 }
 
 }  // namespace
@@ -193,12 +213,20 @@ Result<CodecSpec> parse_codec(std::string_view text) {
   while (!rest.empty()) {
     const FlagName* found = nullptr;
     const std::string_view name = rest.substr(1, rest.find('+', 1) - 1);
+    if (std::string_view digits = name.substr(std::min<size_t>(3, name.size())); rest[0] == '+' && name.starts_with("top")) {
+      if (spec.top != 0) return bad_codec(text, "+topN is given twice");
+      if (!take_number(digits, 255, number) || number == 0 || !digits.empty())
+        return bad_codec(text, "+top needs a number of rows; allowed: +top1..+top" + std::to_string(kMostTop));
+      spec.top = static_cast<uint8_t>(number);
+      rest.remove_prefix(1 + name.size());
+      continue;
+    }
     for (const FlagName& f : kFlagNames) {
       if (rest[0] == '+' && name == f.name) found = &f;
     }
     if (found == nullptr) {
-      return bad_codec(text, std::string("\"").append(rest) + "\" is not understood; allowed after " + row->name + ": " +
-                                 (row->takes_group ? "-gN, " : "") + flag_names(row->allowed_flags));
+      return bad_codec(
+          text, std::string("\"").append(rest) + "\" is not understood; allowed after " + row->name + ": " + modifier_names(*row));
     }
     if ((spec.flags & found->flag) != 0) return bad_codec(text, std::string("+") + found->name + " is given twice");
     spec.flags |= found->flag;
@@ -216,6 +244,7 @@ std::string to_string(const CodecSpec& spec) {
   for (const FlagName& f : kFlagNames) {
     if ((spec.flags & f.flag) != 0) text.append("+").append(f.name);
   }
+  if (spec.top != 0) text += "+top" + std::to_string(spec.top);
   return text;
 }
 
@@ -267,13 +296,14 @@ Result<std::unique_ptr<Codec>> make_codec(const CodecSpec& spec, Side side, cons
       return error(StatusCode::failed_precondition, "codec ", row->name,
                    " needs a calibration of the model: make one with `tierkv calibrate` and set calibration");
     }
-    return row->make_calibrated(spec, side, shape, *tables);
+    TIERKV_ASSIGN_OR_RETURN(std::unique_ptr<Codec> codec, row->make_calibrated(spec, side, shape, *tables));
+    return with_better_rows(std::move(codec), spec);
   }
   TIERKV_ASSIGN_OR_RETURN(std::unique_ptr<Codec> codec, row->make(spec, side, shape));
   // Rope outermost: the means are taken in the rotated frame, which is the same thing, and scores() gets rotated queries.
   if ((spec.flags & CodecSpec::center) != 0 && side == Side::key) codec = center_codec(std::move(codec));
   if ((spec.flags & CodecSpec::hadamard) != 0) codec = rotate_codec(std::move(codec));
-  return codec;
+  return with_better_rows(std::move(codec), spec);
 }
 
 bool needs_tables(const CodecPair& pair) {

@@ -1,8 +1,8 @@
 // registry.h — every codec there is: one row each. Tests, benchmarks, the command line and the C API iterate this table.
 //
 // Text form of a spec: NAME[BITS][-gGROUP][+modifier…], for example "fp16", "kivi2", "kivi4-g32", "kivi2-g64+s8+clip", "rot2",
-// "klt1.875". Two of them with a slash, "rot3/rot2", give keys and values different codecs. A codec for keys alone takes its row's
-// values: "kltk1.5" is "kltk1.5/mid2".
+// "klt1.875", "klt1.5+top4". Two of them with a slash, "rot3/rot2", give keys and values different codecs. A codec for keys alone
+// takes its row's values: "kltk1.5" is "kltk1.5/mid2".
 #pragma once
 
 #include "quant/codec.h"

@@ -34,15 +34,21 @@ TEST(Registry, TextRoundTrips) {
         if ((flags & ~row.allowed_flags) != 0 || (flags & 6) == 6) continue;
         for (uint16_t group : {0, 64}) {
           if (group != 0 && !row.takes_group) continue;
-          CodecSpec spec{row.id, static_cast<uint8_t>(bits), 0, group, static_cast<uint16_t>(flags)};
-          const auto parsed = parse_codec(to_string(spec));
-          ASSERT_TRUE(parsed.ok()) << to_string(spec) << ": " << parsed.status().message();
-          EXPECT_EQ(*parsed, spec) << to_string(spec);
+          for (uint8_t top : {0, 1, 32}) {
+            if (top != 0 && bits == 0) continue;
+            CodecSpec spec{row.id, static_cast<uint8_t>(bits), top, group, static_cast<uint16_t>(flags)};
+            const auto parsed = parse_codec(to_string(spec));
+            ASSERT_TRUE(parsed.ok()) << to_string(spec) << ": " << parsed.status().message();
+            EXPECT_EQ(*parsed, spec) << to_string(spec);
+          }
         }
       }
     }
   }
   EXPECT_EQ(to_string(*parse_codec("kivi2-g64+clip+s8")), "kivi2-g64+s8+clip");
+  EXPECT_EQ(to_string(*parse_codec("kivi2+top4+clip")), "kivi2+clip+top4");
+  EXPECT_EQ(to_string(*parse_codec_pair("klt1.5+top4")), "klt1.5+top4");
+  EXPECT_EQ(to_string(*parse_codec_pair("kltk1.5+top4")), "kltk1.5+top4") << "better keys alone";
 }
 
 TEST(Registry, PairsSplitAtTheSlash) {
@@ -85,6 +91,14 @@ TEST(Registry, ErrorsNameTextProblemAndAllowed) {
       {"kivi2+fast", "\"+fast\" is not understood"},
       {"kivi2 ", "is not understood"},
       {"kivi2+", "is not understood"},
+      {"kivi2+top", "+top needs a number of rows; allowed: +top1..+top32"},
+      {"kivi2+top0", "+top needs a number of rows"},
+      {"kivi2+top4x", "+top needs a number of rows"},
+      {"kivi2+top33", "+top33 is not supported; allowed: +top1..+top32"},
+      {"kivi2+top999", "+top needs a number of rows"},
+      {"kivi2+top4+top4", "+topN is given twice"},
+      {"fp16+top4", "fp16 does not take +topN"},
+      {"rot2+fast", "allowed after rot: +topN, none"},
   };
   for (const auto& c : cases) {
     const auto parsed = parse_codec(c.text);
@@ -110,7 +124,9 @@ TEST(Registry, MakeRefusesWhatItDoesNotHave) {
   EXPECT_EQ(make_codec(CodecSpec{99, 2, 0, 0, 0}, Side::key, shape).status().code(), StatusCode::unsupported);
   EXPECT_FALSE(make_codec(CodecSpec{4, 17, 0, 0, 0}, Side::key, shape).ok());
   EXPECT_FALSE(make_codec(CodecSpec{1, 3, 0, 0, 0}, Side::key, shape).ok());
-  EXPECT_FALSE(make_codec(CodecSpec{4, 2, 1, 0, 0}, Side::key, shape).ok());
+  EXPECT_FALSE(make_codec(CodecSpec{4, 2, 33, 0, 0}, Side::key, shape).ok());
+  EXPECT_FALSE(make_codec(CodecSpec{1, 0, 1, 0, 0}, Side::key, shape).ok());
+  EXPECT_EQ(make_codec(CodecSpec{99, 2, 1, 0, 0}, Side::key, shape).status().code(), StatusCode::unsupported);
   EXPECT_FALSE(make_codec(CodecSpec{4, 2, 0, 0, 0x8000}, Side::key, shape).ok());
   for (BlockShape bad :
        {BlockShape{0, 64}, BlockShape{257, 64}, BlockShape{64, 16}, BlockShape{64, 33}, BlockShape{64, 272}, BlockShape{8, 64}}) {

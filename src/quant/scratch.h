@@ -13,13 +13,13 @@
 namespace tierkv::quant {
 
 struct BlockScratch {
-  std::vector<float> rotated, centered;  // rows
-  std::vector<float> transposed;         // a block with 16 neighbours side by side
-  std::vector<float> grids;              // scales, then offsets
-  std::vector<float> tile;               // rows of one tile
-  std::vector<float> basis;              // of keys that are encoded in one
-  std::vector<float> directions;         // that queries look in
-  std::vector<float> metric;             // of errors
+  std::vector<float> rotated, centered, decoded;  // rows
+  std::vector<float> transposed;                  // a block with 16 neighbours side by side
+  std::vector<float> grids;                       // scales, then offsets
+  std::vector<float> tile;                        // rows of one tile
+  std::vector<float> basis;                       // of keys that are encoded in one
+  std::vector<float> directions;                  // that queries look in
+  std::vector<float> metric;                      // of errors
   std::vector<GroupFit> fits;
   std::vector<std::byte> meta;
   std::vector<uint16_t> codes;

@@ -41,7 +41,8 @@ struct Building {
 
 bool build_block(const Building& b, const SnapshotBlock& from, BlockRef& ref) {
   const CodecEntry& codec = *b.codecs.at(from.codec);
-  if (!allocate_ref_arrays(b.env, ref, codec.tokens, !from.positions.empty(), Arena::Use::normal)) return false;
+  if (!allocate_ref_arrays(b.env, ref, codec.tokens, !from.positions.empty(), b.env.keeps_stats(from.tier), Arena::Use::normal))
+    return false;
   store::Payload payload = b.env.store->allocate(codec, from.tier, Arena::Use::normal);
   if (payload) {
     std::memcpy(payload.keys().data(), from.keys.data(), from.keys.size());
@@ -57,7 +58,7 @@ bool build_block(const Building& b, const SnapshotBlock& from, BlockRef& ref) {
   ref.rows = from.rows;
   ref.live = from.live;
   if (ref.positions) std::memcpy(ref.positions, from.positions.data(), from.positions.size());
-  if (ref.stats) b.signals.copy(from.stats, from.rows, ref.stats);
+  if (ref.stats && !from.stats.empty()) b.signals.copy(from.stats, from.rows, ref.stats);
   return true;
 }
 
@@ -123,7 +124,8 @@ uint64_t needed_bytes(const StreamEnv& env, const Snapshot& snapshot) {
   const uint64_t stat_bytes = env.signals * sizeof(float);
   uint64_t total = Arena::rounded(snapshot.layers.size() * sizeof(LayerState) + snapshot.streams.size() * sizeof(HeadStream));
   for (const SnapshotBlock& b : snapshot.blocks) {
-    total += Arena::rounded(tiers::payload_sizes(*b.codec).total()) + list(b.codec->tokens, stat_bytes);
+    total += Arena::rounded(tiers::payload_sizes(*b.codec).total());
+    if (env.keeps_stats(b.tier)) total += list(b.codec->tokens, stat_bytes);
     if (!b.positions.empty()) total += list(b.codec->tokens, sizeof(uint32_t));
   }
   for (const SnapshotStream& s : snapshot.streams) {

@@ -85,7 +85,8 @@ DeepRun find_run(const StreamEnv& env, const Sequence& sequence, std::span<const
     run.note = "nothing is in the deep archive: " + std::move(why);
     return run;
   };
-  if (env.signals) return nothing("the cache keeps eviction statistics of every token, which a deep archive cannot hold");
+  if (env.keeps_stats(Tier::archive))
+    return nothing("the cache keeps eviction statistics of every token, which a deep archive cannot hold");
   uint32_t length = std::numeric_limits<uint32_t>::max();
   for (const calib::DeepLayer& layer : tables.coded) {
     if (plans[layer.layer].window)

@@ -124,7 +124,7 @@ class BodyReader {
   Status read_tables(bool* lacking) {
     (void)in_.take(header_.header_bytes);
     (void)in_.take_padded(header_.model.size());
-    if (header_.min_reader >= 2) (void)in_.u64();
+    if (header_.min_reader >= kTablesVersion) (void)in_.u64();
     TIERKV_RETURN_IF_ERROR(read_codecs(lacking));
     return read_layers();
   }
@@ -142,7 +142,7 @@ class BodyReader {
     quant::CodecSpec s;
     s.id = in_.u16();
     s.bits = in_.u8();
-    s.reserved = in_.u8();
+    s.top = in_.u8();
     s.group = in_.u16();
     s.flags = in_.u16();
     return s;
@@ -154,6 +154,8 @@ class BodyReader {
       const quant::CodecSpec key = spec(), value = spec();
       const uint32_t tokens = in_.u32();
       if (in_.u32() != 0) return damaged("codec ", i, " has a reserved field that is not zero");
+      if (header_.min_reader < kVersion && (key.top != 0 || value.top != 0))
+        return damaged("codec ", i, " has better rows in a file of version ", header_.min_reader);
       // Said before anything else that may be wrong with the file: it is the one that a newer build mends.
       for (const quant::CodecSpec& s : {key, value}) {
         if (!quant::find_codec_row(s.id))
@@ -172,7 +174,8 @@ class BodyReader {
 
   Status check_tables() const {
     const CalibrationPtr have = out_.codec_set->calibration();
-    if (header_.min_reader < 2) return damaged("a codec that needs a calibration in a file that names none");
+    if (header_.min_reader < kTablesVersion || header_.calibration == 0)
+      return damaged("a codec that needs a calibration in a file that names none");
     if (have && have->id() == header_.calibration) return {};
     char id[17];
     std::snprintf(id, sizeof id, "%016llx", static_cast<unsigned long long>(header_.calibration));
@@ -227,7 +230,7 @@ class BodyReader {
     return own;
   }
 
-  Status read_block_header(SnapshotBlock& b, bool& sparse) {
+  Status read_block_header(SnapshotBlock& b, bool& sparse, bool& bare) {
     const uint8_t tier = in_.u8(), flags = in_.u8();
     b.rows = in_.u16();
     b.live = in_.u16();
@@ -237,11 +240,13 @@ class BodyReader {
     const uint32_t reserved32 = in_.u32();
     b.checksum = in_.u64();
     if (in_.failed()) return bad_block("the file ends in it");
-    if (flags > kBlockSparse || reserved16 != 0 || reserved32 != 0) return bad_block("unknown flags");
+    const uint8_t known = header_.min_reader >= kVersion && signals_ != 0 ? kBlockSparse | kBlockBare : kBlockSparse;
+    if ((flags & ~known) != 0 || reserved16 != 0 || reserved32 != 0) return bad_block("unknown flags");
     if (tier >= kNumTiers || static_cast<Tier>(tier) == Tier::hot)
       return bad_block("tier ", static_cast<int>(tier), " has no blocks");
     b.tier = static_cast<Tier>(tier);
     sparse = flags & kBlockSparse;
+    bare = flags & kBlockBare;
     TIERKV_ASSIGN_OR_RETURN(b.codec, codec(codec_index));
     if (source_index != kNoCodec) {
       TIERKV_ASSIGN_OR_RETURN(b.source, codec(source_index));
@@ -284,10 +289,10 @@ class BodyReader {
 
   Status read_block() {
     SnapshotBlock b;
-    bool sparse = false;
-    TIERKV_RETURN_IF_ERROR(read_block_header(b, sparse));
+    bool sparse = false, bare = false;
+    TIERKV_RETURN_IF_ERROR(read_block_header(b, sparse, bare));
     b.positions = in_.take_padded(sparse ? b.rows * sizeof(uint32_t) : 0);
-    b.stats = in_.take_padded(static_cast<uint64_t>(b.rows) * signals_ * sizeof(float));
+    b.stats = in_.take_padded(bare ? 0 : static_cast<uint64_t>(b.rows) * signals_ * sizeof(float));
     b.keys = in_.take_padded(b.codec->key->bytes());
     b.values = in_.take_padded(b.codec->value->bytes());
     if (in_.failed()) return bad_block("the file ends in it, or its padding is not zero");
@@ -408,20 +413,20 @@ Result<SnapshotHeader> read_header(std::span<const std::byte> bytes) {
   const uint32_t flags = in.u32();
   // A newer writer may have a longer header that an old reader can skip; ours is exactly this long.
   if (h.header_bytes < kHeaderBytes || h.header_bytes % 8 != 0 || h.header_bytes > content.size() ||
-      (h.version <= kVersion && (h.header_bytes != kHeaderBytes || flags > (h.min_reader >= 2 ? kHasDeep : 0)))) {
+      (h.version <= kVersion && (h.header_bytes != kHeaderBytes || flags > (h.min_reader >= kTablesVersion ? kHasDeep : 0)))) {
     return damaged("a header of ", h.header_bytes, " bytes");
   }
   if (h.layers == 0 || h.kv_heads == 0 || h.head_dim < 32 || h.head_dim > 256 || h.head_dim % 16 != 0) {
     return damaged(h.layers, " layers, ", h.kv_heads, " KV heads, head_dim ", h.head_dim);
   }
-  h.deep = h.min_reader >= 2 && (flags & kHasDeep);
+  h.deep = h.min_reader >= kTablesVersion && (flags & kHasDeep);
   if (hot_type != 1 && hot_type != 2) return damaged("hot type ", hot_type);
   h.hot_bf16 = hot_type == 2;
   if (h.signal_mask >> policy::kNumSignals)
     return error(StatusCode::unsupported, "the snapshot has eviction statistics this build does not know: mask ", h.signal_mask);
   if (model_bytes > content.size() - h.header_bytes) return damaged("a model name of ", model_bytes, " bytes");
   h.model.assign(reinterpret_cast<const char*>(content.data() + h.header_bytes), model_bytes);
-  if (h.min_reader >= 2) {
+  if (h.min_reader >= kTablesVersion) {
     const uint64_t at = h.header_bytes + padded(model_bytes);
     if (at + sizeof(uint64_t) > content.size()) return damaged("it ends before the calibration's id");
     h.calibration = load_u64(content.data() + at);

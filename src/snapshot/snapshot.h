@@ -44,8 +44,9 @@ static_assert(std::endian::native == std::endian::little,
 namespace format {
 
 inline constexpr unsigned char kMagic[8] = {0x89, 'T', 'K', 'V', '\r', '\n', 0x1A, '\n'};
-inline constexpr uint32_t kVersion = 2;       // the newest that this build knows
-inline constexpr uint32_t kPlainVersion = 1;  // of files without calibrated codecs and without a deep archive
+inline constexpr uint32_t kVersion = 3;        // the newest that this build knows: rows that are kept better, bare blocks
+inline constexpr uint32_t kTablesVersion = 2;  // of files with calibrated codecs or a deep archive, and no such rows
+inline constexpr uint32_t kPlainVersion = 1;   // of files with none of these
 inline constexpr uint32_t kEndianTag = 0x01020304;
 
 inline constexpr size_t kHeaderBytes = 64;
@@ -60,6 +61,7 @@ inline constexpr uint32_t kHasDeep = 1;
 inline constexpr uint32_t kLayerRing = 1;
 inline constexpr uint32_t kTailSparse = 1;
 inline constexpr uint8_t kBlockSparse = 1;
+inline constexpr uint8_t kBlockBare = 2;  // from version 3 on: without the statistics that other tokens of the file have
 
 inline constexpr uint64_t padded(uint64_t bytes) { return (bytes + 7) / 8 * 8; }
 
@@ -85,7 +87,7 @@ struct SnapshotHeader {
   uint32_t codecs = 0;
   bool deep = false;  // a deep archive follows the streams
   std::string model;
-  uint64_t calibration = 0;  // version 2: the id of the tables its codecs or its deep archive need
+  uint64_t calibration = 0;  // from version 2 on: the id of the tables its codecs or its deep archive need; 0: none
 };
 
 struct SnapshotLayer {

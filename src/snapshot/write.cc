@@ -74,8 +74,19 @@ struct Job {
   const SnapshotShape& shape;
   const DeepPart* deep;
   CodecTable codecs;
+  bool bare = false;  // some block is
 
   bool calibrated() const { return deep || codecs.calibration(); }
+  uint64_t calibration() const { return deep ? deep->calibration : calibrated() ? codecs.calibration()->id() : 0; }
+  // The oldest that says all there is to say.
+  bool is_bare(const BlockRef& ref) const { return env.signals != 0 && ref.stats == nullptr; }
+  uint32_t version() const {
+    if (bare) return kVersion;
+    for (const CodecEntry* entry : codecs.entries()) {
+      if (entry->pair.key.top != 0 || entry->pair.value.top != 0) return kVersion;
+    }
+    return calibrated() ? kTablesVersion : kPlainVersion;
+  }
   bool kept(const HeadStream& s, const BlockRef& ref) const {
     return ref.block.resident() && !(deep && deep->covers(s.layer, ref));
   }
@@ -84,14 +95,14 @@ struct Job {
 void write_spec(Writer& w, const quant::CodecSpec& spec) {
   w.u16(spec.id);
   w.u8(spec.bits);
-  w.u8(spec.reserved);
+  w.u8(spec.top);
   w.u16(spec.group);
   w.u16(spec.flags);
 }
 
 void write_header(Writer& w, const Job& job, uint64_t file_bytes) {
   w.bytes(kMagic, sizeof kMagic);
-  const uint32_t version = job.calibrated() ? kVersion : kPlainVersion;
+  const uint32_t version = job.version();
   w.u32(version);
   w.u32(version);
   w.u32(kEndianTag);
@@ -107,7 +118,7 @@ void write_header(Writer& w, const Job& job, uint64_t file_bytes) {
   w.u32(job.deep ? kHasDeep : 0);
   w.bytes(job.shape.model.data(), job.shape.model.size());
   w.align();
-  if (job.calibrated()) w.u64(job.deep ? job.deep->calibration : job.codecs.calibration()->id());
+  if (version >= kTablesVersion) w.u64(job.calibration());
   for (const CodecEntry* entry : job.codecs.entries()) {
     write_spec(w, entry->pair.key);
     write_spec(w, entry->pair.value);
@@ -128,7 +139,7 @@ void write_header(Writer& w, const Job& job, uint64_t file_bytes) {
 void write_block(Writer& w, const Job& job, const BlockRef& ref) {
   const store::BlockHandle block = ref.block;
   w.u8(static_cast<uint8_t>(block.tier()));
-  w.u8(ref.positions ? kBlockSparse : 0);
+  w.u8(static_cast<uint8_t>((ref.positions ? kBlockSparse : 0) | (job.is_bare(ref) ? kBlockBare : 0)));
   w.u16(ref.rows);
   w.u16(ref.live);
   w.u16(0);
@@ -203,7 +214,7 @@ size_t write_all(const Job& job, std::byte* to, uint64_t file_bytes) {
 
 Result<std::vector<std::byte>> write_snapshot(const StreamEnv& env, const Sequence& sequence, std::span<const LayerPlan> plans,
                                               const SnapshotShape& shape, const DeepPart* deep) {
-  Job job{env, sequence, plans, shape, deep, {}};
+  Job job{env, sequence, plans, shape, deep, {}, false};
   for (uint32_t l = 0; l < sequence.num_layers(); ++l) {
     for (const HeadStream& s : sequence.heads(l)) {
       for (const BlockRef& ref : s.blocks) {
@@ -213,6 +224,7 @@ Result<std::vector<std::byte>> write_snapshot(const StreamEnv& env, const Sequen
                        " block at position ", ref.first_position, " changed in memory since it was made; nothing is saved");
         }
         if (!job.kept(s, ref)) continue;
+        job.bare |= job.is_bare(ref);
         for (const CodecEntry* entry : {ref.block.codec(), ref.block.source()}) {
           const bool other = entry && entry->calibration &&
                              ((job.codecs.calibration() && entry->calibration != job.codecs.calibration()) ||

@@ -28,7 +28,7 @@ inline store::PayloadSizes payload_sizes(const CodecEntry& codec) { return {code
 struct BlockRef {
   BlockHandle block;
   uint32_t* positions = nullptr;  // [block tokens], kDeadPosition where evicted; null: first_position + row, all alive
-  float* stats = nullptr;         // [block tokens][signals]; null when the policy keeps none
+  float* stats = nullptr;         // [block tokens][signals]; null where none are kept
   uint32_t first_position = 0;
   uint16_t rows = 0;  // rows in use: 0..block tokens
   uint16_t live = 0;  // of those, not evicted

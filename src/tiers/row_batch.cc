@@ -31,6 +31,24 @@ void pad(RowBatch& batch, const StreamEnv& env, uint32_t tokens) {
   }
 }
 
+// Of a row that nobody looked at yet, as a part of the mean: among such rows the error decides.
+constexpr float kUnseenMass = 1e-3f;
+
+// What a codec is told of its rows: the mass they received, nothing for rows that only pad, and all alike when nothing is known.
+void weigh_rows(RowBatch& batch, const StreamEnv& env, uint32_t tokens) {
+  const uint32_t rows = batch.rows();
+  batch.mass.assign(tokens, 0.0f);
+  double total = 0.0;
+  for (uint32_t i = 0; env.mass >= 0 && i < rows; ++i) {
+    batch.mass[i] = batch.stats[static_cast<size_t>(i) * env.signals + static_cast<size_t>(env.mass)];
+    total += batch.mass[i];
+  }
+  const float least = total > 0.0 ? kUnseenMass * static_cast<float>(total / rows) : 1.0f;
+  for (uint32_t i = 0; i < rows; ++i) batch.mass[i] = std::max(batch.mass[i], least);
+}
+
+bool has_better_rows(const CodecEntry& codec) { return codec.pair.key.top != 0 || codec.pair.value.top != 0; }
+
 enum class Encoded { done, refused, no_memory };
 
 Encoded encode_with(const StreamEnv& env, const RowBatch& batch, const CodecEntry& codec, const quant::BlockContext& ctx,
@@ -56,6 +74,7 @@ void RowBatch::clear() {
   values.clear();
   positions.clear();
   stats.clear();
+  mass.clear();
 }
 
 void RowBatch::add_tail(const StreamEnv& env, const Tail& tail, uint32_t count) {
@@ -92,7 +111,8 @@ void RowBatch::add_live_rows(const StreamEnv& env, const BlockRef& ref, uint32_t
     env.backend->decode(sides);
     for (uint32_t i = row; i < run; ++i) {
       positions.push_back(ref.position(i));
-      if (env.signals) stats.insert(stats.end(), ref.stats + i * env.signals, ref.stats + (i + 1) * env.signals);
+      if (ref.stats) stats.insert(stats.end(), ref.stats + i * env.signals, ref.stats + (i + 1) * env.signals);
+      else stats.resize(stats.size() + env.signals, 0.0f);
     }
     at += run - row;
     row = run;
@@ -123,9 +143,14 @@ const CodecEntry* encode_rows(const StreamEnv& env, RowBatch& batch, const Codec
   const CodecEntry* took = nullptr;
   const auto encode = [&] {
     if (batch.rows() < codec.tokens) pad(batch, env, codec.tokens);
+    quant::BlockContext known = ctx;
+    if (has_better_rows(codec)) {
+      weigh_rows(batch, env, codec.tokens);
+      known.mass = batch.mass.data();
+    }
     for (const CodecEntry* entry : {&codec, codec.fallback, &raw}) {
       if (!entry) continue;
-      const Encoded result = encode_with(env, batch, *entry, ctx, allocate);
+      const Encoded result = encode_with(env, batch, *entry, known, allocate);
       if (result == Encoded::done) took = entry;
       if (result != Encoded::refused) break;
     }
@@ -139,7 +164,7 @@ std::optional<BlockRef> seal(const StreamEnv& env, RowBatch& batch, const CodecE
   BlockRef ref;
   ref.first_position = batch.positions[0];
   ref.rows = ref.live = static_cast<uint16_t>(batch.rows());
-  if (!allocate_ref_arrays(env, ref, codec.tokens, !consecutive(batch.positions), use)) return std::nullopt;
+  if (!allocate_ref_arrays(env, ref, codec.tokens, !consecutive(batch.positions), env.keeps_stats(tier), use)) return std::nullopt;
   if (ref.positions) std::copy(batch.positions.begin(), batch.positions.end(), ref.positions);
   if (ref.stats) std::copy(batch.stats.begin(), batch.stats.end(), ref.stats);
   quant::BlockContext ctx{layer, head, ref.first_position, ref.positions};

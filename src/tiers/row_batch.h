@@ -15,6 +15,7 @@ struct RowBatch {
   std::vector<float> keys, values;  // [rows][head_dim]
   std::vector<uint32_t> positions;
   std::vector<float> stats;  // [rows][signals]
+  std::vector<float> mass;   // what encode_rows() tells codecs that keep some rows better
 
   uint32_t rows() const { return static_cast<uint32_t>(positions.size()); }
   void clear();

@@ -15,7 +15,7 @@ bool clone(const StreamEnv& env, const HeadStream& from, HeadStream& to) {
     BlockRef ref = source;
     ref.positions = nullptr;
     ref.stats = nullptr;
-    ok = allocate_ref_arrays(env, ref, tokens, source.positions != nullptr, Arena::Use::normal);
+    ok = allocate_ref_arrays(env, ref, tokens, source.positions != nullptr, source.stats != nullptr, Arena::Use::normal);
     if (!ok) break;
     if (ref.positions) std::copy_n(source.positions, tokens, ref.positions);
     if (ref.stats) std::copy_n(source.stats, static_cast<size_t>(tokens) * env.signals, ref.stats);
@@ -32,13 +32,14 @@ void destroy(const StreamEnv& env, HeadStream& s) {
   s.tail.reset(*env.arena);
 }
 
-bool allocate_ref_arrays(const StreamEnv& env, BlockRef& ref, uint32_t tokens, bool with_positions, Arena::Use use) {
+bool allocate_ref_arrays(const StreamEnv& env, BlockRef& ref, uint32_t tokens, bool with_positions, bool with_stats,
+                         Arena::Use use) {
   if (with_positions) {
     ref.positions = static_cast<uint32_t*>(env.arena->allocate(tokens * sizeof(uint32_t), MemoryTag::bookkeeping, use));
     if (!ref.positions) return false;
     std::fill_n(ref.positions, tokens, kDeadPosition);
   }
-  if (env.signals) {
+  if (with_stats) {
     ref.stats = static_cast<float*>(
         env.arena->allocate(static_cast<size_t>(tokens) * env.signals * sizeof(float), MemoryTag::bookkeeping, use));
     if (!ref.stats) {

@@ -26,10 +26,14 @@ using plan::LayerPlan;
 struct StreamEnv {
   Arena* arena = nullptr;
   uint32_t head_dim = 0;
-  uint32_t signals = 0;   // eviction statistics per token
+  uint32_t signals = 0;   // statistics per token
   bool hot_bf16 = false;  // the tail's rows are bf16, not fp16
   const attn::Backend* backend = &attn::cpu_backend();
   BlockStore* store = nullptr;
+  int mass = -1;              // which of them is the mass that a token received; -1: it is not kept
+  bool archive_stats = true;  // archived tokens keep theirs; false: they only said which rows are kept better there
+
+  bool keeps_stats(Tier tier) const { return signals != 0 && (archive_stats || tier != Tier::archive); }
 };
 
 struct HeadStream {
@@ -67,8 +71,8 @@ void truncate(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, uint32
 [[nodiscard]] bool read_row(const StreamEnv& env, const HeadStream& s, uint32_t position, float* key, float* value);
 
 // Views over everything live, for attention, valid under the sequence's lock (store/block_store.h says why no block is pinned one
-// by one). REQUIRES: every block is resident. stats[i] is the statistics of view i's first row (null without signals) and tier[i]
-// its tier.
+// by one). REQUIRES: every block is resident. stats[i] is the statistics of view i's first row (null where none are kept) and
+// tier[i] its tier.
 struct StreamViews {
   std::vector<attn::BlockView> views;
   std::vector<float*> stats;
@@ -81,7 +85,8 @@ void collect_views(const StreamEnv& env, HeadStream& s, const CodecEntry& hot_co
 void destroy(const StreamEnv& env, HeadStream& s);
 
 // The arrays that hang on a BlockRef; used by snapshots too.
-[[nodiscard]] bool allocate_ref_arrays(const StreamEnv& env, BlockRef& ref, uint32_t tokens, bool with_positions, Arena::Use use);
+[[nodiscard]] bool allocate_ref_arrays(const StreamEnv& env, BlockRef& ref, uint32_t tokens, bool with_positions, bool with_stats,
+                                       Arena::Use use);
 void release_ref_arrays(const StreamEnv& env, BlockRef& ref, uint32_t tokens);
 void release_ref(const StreamEnv& env, BlockRef& ref);
 

@@ -2,7 +2,8 @@
 // reads them.
 //
 // tests/golden/NAME.tkv is a snapshot and NAME.json what attention over it gave when it was written. v1 and v2 are versions of the
-// snapshot format: v2 has codecs with tables, or a deep archive, and goes with a calibration (calibration_v1*.tkc). thresholds_v1
+// snapshot format: v2 has codecs with tables, or a deep archive, and goes with a calibration (calibration_v1*.tkc); v3 has rows
+// that are kept better, with a calibration or without. thresholds_v1
 // and session_1 are of the other formats there are. Files are added, never changed: a new format version gets new names here, and
 // the old files must go on loading.
 #pragma once
@@ -120,6 +121,17 @@ inline std::vector<Case> cases() {
     all.push_back({name, config("balanced", 32, 48, 4), plain, "v1"});
     all.back().config.tiers.archive_codec = codec;
   }
+  // Rows that are kept better, chosen by what queries gave them.
+  const auto looked_at = [](AdaptiveKVCache& cache, SeqId& seq) {
+    for (uint32_t i = 0; i < 25; ++i) {
+      if (!append(cache, seq, 100 + 10 * i, 8) || attend(cache, seq, 400 + 10 * i, 8, true).empty()) return false;
+    }
+    return true;
+  };
+  all.push_back({"v3_better", config("balanced", 32, 48, 4), looked_at});
+  all.back().config.tiers.archive_codec = "even3+top3/mid2+top2";
+  all.push_back({"v3_klt_better", config("balanced", 32, 48, 4), looked_at, "v1"});
+  all.back().config.tiers.archive_codec = "klt1.5+top4";
   all.push_back({"v2_deep", config("balanced", 32, 48, 4), plain, "v1_deep", 8.0});
   all.back().config.num_heads = 2, all.back().config.num_kv_heads = 1;
   return all;

@@ -1,0 +1,32 @@
+// overlaid.h — any codec, and the rows of a block that matter most kept better: what the codec lost of them is coded as well.
+//
+// A few tokens get most of the attention, and a few are coded badly. Where both meet, the base codec's error of the row is stored
+// beside it; attention adds it to the row's score, or with the row's weight to the sum. So the base stays whole, every token counts
+// once, and a better row costs only the bits that it lacks.
+//
+// Which:    the `top` rows of largest mass times squared error (BlockContext::mass; without one the error alone). Keys and values
+//           choose for themselves. A row of mass 0 comes last.
+// Layout:   [base codec's bytes][u8 index of each better row, ascending][u8 step of each][codes of each, 3 bits a channel: a plane
+//           of two bits and a plane of one]. A plane of p bits has its code of channel k·(d·p/8) + j in byte j, bits p·k..p·k+p-1.
+// Meaning:  row = base row + step·(code - 3.5), that product in the error frame of the base (Codec::to_error_frame()): the Hadamard
+//           frame, and for klt the Hadamard frame of its components, where errors count as the model feels them. Squared errors are
+//           taken there too. A step is a half float without its sign and its seven lowest bits, to nearest.
+// Size:     3 bits a channel and two bytes a better row: 4 rows of 128 at 64 channels are 0.102 bits a value.
+// Error:    a better row's is about a twenty-fifth of the base's squared error; the other rows are the base's to the bit.
+// Frame:    the base's.
+// Refused:  what the base refuses. validate() also refuses indices that do not ascend or leave the block, and steps past fp16.
+#pragma once
+
+#include "quant/codec.h"
+
+namespace tierkv::quant {
+
+inline constexpr uint32_t kMostTop = 32;
+
+// What `top` better rows add to a block.
+size_t overlay_bytes(uint32_t top, uint32_t head_dim);
+
+// invalid_argument: fewer than `top` rows in a block. REQUIRES: inner != nullptr, 1 <= top <= kMostTop.
+Result<std::unique_ptr<Codec>> overlay_codec(std::unique_ptr<Codec> inner, uint8_t top);
+
+}  // namespace tierkv::quant
