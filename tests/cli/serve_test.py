@@ -160,7 +160,8 @@ class ServeConcurrentTest(Served):
         reading = together([lambda: [times.append(time.monotonic()) for _ in events],
                             lambda: (self.server.complete(text_of(3, 3000), 1, cache_prompt=False), time.monotonic())])
         ended = reading[1][1]
-        self.assertGreater(sum(moment < ended for moment in times), 20, "tokens came while the prompt was read")
+        # A stream that waited for the prompt would have one at most; how many steps reading takes is the machine's business.
+        self.assertGreater(sum(moment < ended for moment in times), 3, "tokens came while the prompt was read")
 
 
 class ServeBadInputTest(Served):
@@ -313,7 +314,7 @@ class ServeStoppingTest(unittest.TestCase):
         self.assertLess(time.monotonic() - start, 20)
 
     def test_a_request_has_its_time(self):
-        server = self.start("--timeout", 0.5)
+        server = self.start("--timeout", 0.2)
         reply = server.post(TEXT_COMPLETION, {"prompt": text_of(1, 3000), "max_tokens": 4000, "ignore_eos": True})
         self.assertEqual((reply.status, reply.json()["error"]["type"]), (504, "timeout_error"))
         self.assertEqual(server.get("/health").status, 200)

@@ -91,16 +91,22 @@ TEST_F(Scheduling, NoneOfTheTokensAskedForIsAnAnswerToo) {
 
 TEST_F(Scheduling, ClientsTakeTurnsHoweverManyTheyAskFor) {
   open(1);
-  std::vector<JobPtr> many;
-  for (int i = 0; i < 6; ++i) many.push_back(job(30 + static_cast<size_t>(i), 40, "greedy"));
-  scheduler_->submit(many);
-  const JobPtr other = job(20, 4, "modest");
-  // While one of the six runs, the other client has none under way: it is next, though five came before it.
-  while (scheduler_->busy() == 0) std::this_thread::yield();
-  scheduler_->submit({other});
-  EXPECT_FALSE(wait(other).error.has_value());
-  EXPECT_GE(scheduler_->waiting(), 3u);
-  for (const JobPtr& one : many) EXPECT_FALSE(wait(one).error.has_value());
+  std::vector<JobPtr> jobs;
+  const auto mailbox = std::make_shared<Mailbox>();
+  for (uint32_t i = 0; i < 7; ++i) {
+    jobs.push_back(job(30 + i, 10, i < 6 ? "greedy" : "modest"));
+    jobs.back()->index = i;
+    jobs.back()->mailbox = mailbox;
+  }
+  scheduler_->submit(jobs);
+  std::vector<uint32_t> order;
+  while (order.size() < jobs.size()) {
+    const auto event = mailbox->take(60s);
+    ASSERT_TRUE(event.has_value());
+    if (event->outcome) order.push_back(event->index);
+  }
+  // The other client has had no turn when the first of the six has ended: it is next, though five came before it.
+  EXPECT_EQ(order, (std::vector<uint32_t>{0, 6, 1, 2, 3, 4, 5}));
 }
 
 TEST_F(Scheduling, AFullQueueTakesAllOfARequestOrNothing) {
