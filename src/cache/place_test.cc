@@ -87,7 +87,7 @@ TEST(Place, TheTokenThatQueriesLookAtIsKeptBetterWhicheverItIs) {
   }
 }
 
-TEST(Place, CallsThatDoNotObserveAndReportsOfMassChangeNothingOfIt) {
+TEST(Place, CallsThatDoNotObserveChangeNothingOfIt) {
   const Story story(77);
   std::vector<std::byte> bytes[2];
   for (const bool more : {false, true}) {
