@@ -9,6 +9,7 @@ Prints one JSON object.
 """
 
 import argparse
+import concurrent.futures
 import http.client
 import json
 import random
@@ -58,17 +59,8 @@ class Client:
 
 
 def together(calls):
-    results = [None] * len(calls)
-
-    def run(i):
-        results[i] = calls[i]()
-
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
+    with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
+        return [result.result() for result in [pool.submit(call) for call in calls]]
 
 
 def throughput(client, prompts, tokens):

@@ -7,6 +7,7 @@
 #include "base/status_macros.h"
 #include "quant/checks.h"
 #include "quant/isa.h"
+#include "quant/row_sums.h"
 #include "quant/scratch.h"
 
 namespace tierkv::quant {
@@ -96,13 +97,6 @@ class CenteredCodec final : public Codec {
     for (uint32_t t = 0; t < count; ++t) {
       for (uint32_t c = 0; c < d; ++c) out[static_cast<size_t>(t) * d + c] = in[static_cast<size_t>(t) * d + c] + row[c];
     }
-  }
-
-  static float product(const float* a, const float* b, uint32_t n) {
-    if (const Kernels* kernels = active_kernels()) return kernels->dot(a, b, n);
-    double sum = 0.0;
-    for (uint32_t i = 0; i < n; ++i) sum += static_cast<double>(a[i]) * b[i];
-    return static_cast<float>(sum);
   }
 
   void load_mean(std::span<const std::byte> in, float* mean) const {

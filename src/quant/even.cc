@@ -225,13 +225,6 @@ class EvenCodec final : public Codec {
     for (uint32_t c = 0; c < d; ++c) channels.mean[c] = f16_to_f32(halves[c]);
   }
 
-  static float product(const float* a, const float* b, uint32_t n) {
-    if (const Kernels* kernels = active_kernels()) return kernels->dot(a, b, n);
-    double sum = 0.0;
-    for (uint32_t i = 0; i < n; ++i) sum += static_cast<double>(a[i]) * b[i];
-    return static_cast<float>(sum);
-  }
-
   std::unique_ptr<Codec> grid_;  // mid: rotated rows, one fitted step a token
 };
 

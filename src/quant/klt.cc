@@ -92,7 +92,7 @@ class KltCodec final : public Codec {
     float* base = at_least(ws.c, 3 * static_cast<size_t>(count));
     turner_.turn(queries, count, -static_cast<int64_t>(ctx.first_position), turned);
     const Kernels* kernels = active_kernels();
-    for (uint32_t i = 0; i < count; ++i) base[i] = product(kernels, turned + static_cast<size_t>(i) * d, mean_.data(), d);
+    for (uint32_t i = 0; i < count; ++i) base[i] = product(turned + static_cast<size_t>(i) * d, mean_.data(), d);
     if (kernels) return fast_scores(*kernels, in, turned, count, rows, factors, base, out, stride, ws);
 
     for (uint32_t i = 0; i < count; ++i) {
@@ -187,13 +187,6 @@ class KltCodec final : public Codec {
                    ctx.first_position, ", for its frame");
     }
     return {};
-  }
-
-  static float product(const Kernels* kernels, const float* a, const float* b, uint32_t n) {
-    if (kernels) return kernels->dot(a, b, n);
-    double sum = 0.0;
-    for (uint32_t i = 0; i < n; ++i) sum += static_cast<double>(a[i]) * b[i];
-    return static_cast<float>(sum);
   }
 
   // f(component, bits, word, shift) for every component, in the order they are packed: widest first.

@@ -105,10 +105,9 @@ class OverlaidCodec final : public Codec {
     inner_->scores(base(in), ctx, queries, count, rows, out, stride, ws);
     const uint32_t d = shape().head_dim, better = better_below(in, rows);
     const float* lost = decode_better(in, ctx, better, ws);
-    const Kernels* kernels = active_kernels();
     for (uint32_t i = 0; i < count; ++i) {
       const float* query = queries + static_cast<size_t>(i) * d;
-      for (uint32_t b = 0; b < better; ++b) out[i * stride + index(in, b)] += product(kernels, query, lost + b * d, d);
+      for (uint32_t b = 0; b < better; ++b) out[i * stride + index(in, b)] += product(query, lost + b * d, d);
     }
   }
 
@@ -209,13 +208,6 @@ class OverlaidCodec final : public Codec {
     for (uint32_t i = 0; i < count; ++i) decode_row(in, i, rows + static_cast<size_t>(i) * d);
     inner_->from_error_frame(ctx, rows, count, /*exact=*/false);
     return rows;
-  }
-
-  static float product(const Kernels* kernels, const float* a, const float* b, uint32_t n) {
-    if (kernels) return kernels->dot(a, b, n);
-    double sum = 0.0;
-    for (uint32_t i = 0; i < n; ++i) sum += static_cast<double>(a[i]) * b[i];
-    return static_cast<float>(sum);
   }
 
   std::unique_ptr<Codec> inner_;

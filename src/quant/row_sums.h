@@ -28,6 +28,13 @@ inline float exp_sum(float* x, uint32_t n, float top) {
   return sum;
 }
 
+inline float product(const float* a, const float* b, uint32_t n) {
+  if (const Kernels* kernels = active_kernels()) return kernels->dot(a, b, n);
+  double sum = 0.0;
+  for (uint32_t i = 0; i < n; ++i) sum += static_cast<double>(a[i]) * b[i];
+  return static_cast<float>(sum);
+}
+
 // acc[i] += the sum over rows of weights[i*stride + t] * decoded[t]; acc and decoded have d channels a row.
 inline void add_weighted(const float* decoded, uint32_t rows, uint32_t d, const float* weights, size_t stride, uint32_t count,
                          float* acc) {
