@@ -193,7 +193,10 @@ void add_point(std::vector<Case>& cases, const std::shared_ptr<Stages>& stages, 
   };
   std::vector<std::string> decoded = {"fp16", "int8", "kivi4", "kivi2", "balanced"};
   // The default archive of a calibrated model beside the one without, where models are: head_dim 128 and 64.
-  if (point.shape == kShapes[0] || point.shape == kShapes[1]) decoded.insert(decoded.end(), {"rot2", "klt"});
+  if (point.shape == kShapes[0] || point.shape == kShapes[1]) {
+    decoded.insert(decoded.end(), {"rot2", "klt"});
+    if (!grid) decoded.insert(decoded.end(), {"klt1.5", "klt1.5+top4"});  // what better rows cost
+  }
   add("decode", decoded, grid, [=](Stage& stage, const auto& chosen, const Settings& settings, const Emit& emit) {
     return run_attention(stage, point, "decode", 1, chosen, settings, emit);
   });

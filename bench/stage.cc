@@ -104,11 +104,12 @@ Result<OurCache*> Stage::ours(const std::string& setting, uint32_t tokens) {
     config.num_kv_heads = shape().kv_heads;
     config.head_dim = shape().head_dim;
     config.threads = threads_;
-    const bool by_archive = setting == "klt" || setting == "rot2";
+    const bool calibrated = setting.starts_with("klt");
+    const bool by_archive = calibrated || setting == "rot2";
     TIERKV_RETURN_IF_ERROR(apply_spec(by_archive ? "balanced" : setting, config));
     if (by_archive) config.tiers.archive_codec = setting == "klt" ? "klt1.875" : setting;
     CalibrationPtr tables;
-    if (setting == "klt") {
+    if (calibrated) {
       TIERKV_ASSIGN_OR_RETURN(tables, tables_of(rows_));
     }
     TIERKV_ASSIGN_OR_RETURN(ours.cache, AdaptiveKVCache::create(config, tables));

@@ -138,6 +138,10 @@ class Codec {
   // `exact`: the same bits on every machine, as decode() has to give.
   virtual void to_error_frame(const BlockContext& ctx, float* rows, uint32_t count) const;
   virtual void from_error_frame(const BlockContext& ctx, float* rows, uint32_t count, bool exact) const;
+  // Keys: the queries turned the other way. Their product with a row of the error frame is what that row adds to a score, so a few
+  // queries need no row turned back. count x head_dim, in `ws` until its next use. REQUIRES: scores() was just called with the same
+  // block, queries and workspace.
+  virtual const float* error_queries(const BlockContext& ctx, const float* queries, uint32_t count, Workspace& ws) const;
 
   // Memory of its own, calibrated tables of one head included.
   virtual size_t table_bytes() const { return 0; }

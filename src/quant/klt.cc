@@ -95,14 +95,7 @@ class KltCodec final : public Codec {
     for (uint32_t i = 0; i < count; ++i) base[i] = product(turned + static_cast<size_t>(i) * d, mean_.data(), d);
     if (kernels) return fast_scores(*kernels, in, turned, count, rows, factors, base, out, stride, ws);
 
-    for (uint32_t i = 0; i < count; ++i) {
-      for (uint32_t j = 0; j < components_; ++j) {
-        double sum = 0.0;
-        for (uint32_t c = 0; c < d; ++c)
-          sum += static_cast<double>(turned[static_cast<size_t>(i) * d + c]) * f16_to_f32(rows_[static_cast<size_t>(j) * d + c]);
-        factors[static_cast<size_t>(i) * padded_ + j] = static_cast<float>(sum);
-      }
-    }
+    products(turned, count, 0, padded_, factors, padded_, nullptr);
     for (uint32_t t = 0; t < rows; ++t) {
       for (uint32_t i = 0; i < count; ++i) out[i * stride + t] = base[i];
       for_each_code([&](uint32_t j, uint32_t bits, size_t word, uint32_t shift) {
@@ -163,6 +156,22 @@ class KltCodec final : public Codec {
       add_weighted(widened_rows(), d, d, rows, d, count, sums);
     }
     turner_.turn(sums, count, ctx.first_position, rows);
+  }
+
+  // scores() left the queries turned to the block in ws.a, and their products with the components that have bits in ws.b.
+  const float* error_queries(const BlockContext&, const float*, uint32_t count, Workspace& ws) const override {
+    const uint32_t d = shape().head_dim, rest = d - padded_;
+    const float* turned = ws.a.data();
+    const float* factors = ws.b.data();
+    float* out = at_least(ws.c, (static_cast<size_t>(count) + 16) * d);
+    products(turned, count, padded_, rest, out + padded_, d, out + static_cast<size_t>(count) * d);
+    for (uint32_t i = 0; i < count; ++i) {
+      float* row = out + static_cast<size_t>(i) * d;
+      std::copy_n(factors + static_cast<size_t>(i) * padded_, padded_, row);
+      for (uint32_t j = 0; j < d; ++j) row[j] /= spread_[j] * step_[j];
+    }
+    to_frame(Frame::hadamard, out, count, d);
+    return out;
   }
 
   size_t table_bytes() const override {
@@ -293,15 +302,31 @@ class KltCodec final : public Codec {
       spread_.push_back(largest > 0.0f ? std::max(kLeastSpread, std::sqrt(variance / largest)) : 1.0f);
   }
 
+  // out[i*stride + j]: a turned query times a step of component first + j, j < n. scratch: 16·head_dim floats, for kernels.
+  void products(const float* turned, uint32_t count, uint32_t first, uint32_t n, float* out, size_t stride, float* scratch) const {
+    const uint32_t d = shape().head_dim;
+    const uint16_t* rows = rows_.data() + static_cast<size_t>(first) * d;
+    if (n == 0) return;
+    if (const Kernels* kernels = active_kernels())
+      return kernels->half_scores(rows, /*bf16=*/false, d, turned, count, n, out, stride, scratch, Ahead());
+    for (uint32_t i = 0; i < count; ++i) {
+      for (uint32_t j = 0; j < n; ++j) {
+        double sum = 0.0;
+        for (uint32_t c = 0; c < d; ++c)
+          sum += static_cast<double>(turned[static_cast<size_t>(i) * d + c]) * f16_to_f32(rows[static_cast<size_t>(j) * d + c]);
+        out[i * stride + j] = static_cast<float>(sum);
+      }
+    }
+  }
+
   void fast_scores(const Kernels& kernels, std::span<const std::byte> in, const float* turned, uint32_t count, uint32_t rows,
                    float* factors, float* base, float* out, size_t stride, Workspace& ws) const {
-    const uint32_t d = shape().head_dim;
     if (components_ == 0) {
       for (uint32_t i = 0; i < count; ++i) std::fill_n(out + i * stride, rows, base[i]);
       return;
     }
     float* scratch = factors + static_cast<size_t>(count) * padded_;
-    kernels.half_scores(rows_.data(), /*bf16=*/false, d, turned, count, padded_, factors, padded_, scratch, Ahead());
+    products(turned, count, 0, padded_, factors, padded_, scratch);
     int8_t* bytes = at_least(ws.bytes, 2 * static_cast<size_t>(count) * padded_);
     kernels.scores_by_word(words_, in.data(), factors, middle_.data(), base, count, padded_, rows, out, stride, bytes, ws.ahead);
   }

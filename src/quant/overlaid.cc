@@ -21,6 +21,8 @@ constexpr uint32_t kBits = 3, kLevels = 1u << kBits;
 constexpr float kMiddle = 0.5f * static_cast<float>(kLevels - 1);
 constexpr uint32_t kPlanes[] = {2, 1};  // low bits first
 constexpr uint32_t kNoStep = 0xF8u;     // the first byte whose half float is not finite
+// So many more queries than better rows are turned before it is cheaper to turn the rows: part of a query is turned already.
+constexpr uint32_t kFewQueries = 4;
 
 size_t code_bytes(uint32_t head_dim) { return static_cast<size_t>(head_dim) * kBits / 8; }
 
@@ -104,6 +106,7 @@ class OverlaidCodec final : public Codec {
               float* out, size_t stride, Workspace& ws) const override {
     inner_->scores(base(in), ctx, queries, count, rows, out, stride, ws);
     const uint32_t d = shape().head_dim, better = better_below(in, rows);
+    if (count <= better + kFewQueries) return add_to_scores(in, inner_->error_queries(ctx, queries, count, ws), better, count, out, stride);
     const float* lost = decode_better(in, ctx, better, ws);
     for (uint32_t i = 0; i < count; ++i) {
       const float* query = queries + static_cast<size_t>(i) * d;
@@ -121,6 +124,10 @@ class OverlaidCodec final : public Codec {
 
   void to_error_frame(const BlockContext& ctx, float* rows, uint32_t count) const override {
     inner_->to_error_frame(ctx, rows, count);
+  }
+
+  const float* error_queries(const BlockContext& ctx, const float* queries, uint32_t count, Workspace& ws) const override {
+    return inner_->error_queries(ctx, queries, count, ws);
   }
 
   void from_error_frame(const BlockContext& ctx, float* rows, uint32_t count, bool exact) const override {
@@ -192,6 +199,18 @@ class OverlaidCodec final : public Codec {
     if (const Kernels* kernels = active_kernels())
       return kernels->affine_bytes(low, step, reinterpret_cast<const std::byte*>(codes), d, out);
     for (uint32_t c = 0; c < d; ++c) out[c] = low + step * static_cast<float>(codes[c]);
+  }
+
+  // `asked`: error_queries().
+  void add_to_scores(std::span<const std::byte> in, const float* asked, uint32_t better, uint32_t count, float* out,
+                     size_t stride) const {
+    const uint32_t d = shape().head_dim;
+    float row[256];
+    for (uint32_t b = 0; b < better; ++b) {
+      decode_row(in, b, row);
+      const uint32_t t = index(in, b);
+      for (uint32_t i = 0; i < count; ++i) out[i * stride + t] += product(asked + static_cast<size_t>(i) * d, row, d);
+    }
   }
 
   // Better rows among the first `rows`.
