@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What `tierkv serve` keeps and finds again: a known prompt from memory, and from disk after a restart, against reading it; bytes of
-a conversation against FP16, as it is and packed; time between tokens beside a long prompt.
+"""What `tierkv serve` keeps and finds again: a known prompt from memory, and from disk after a restart, against reading it; bytes
+of a conversation against FP16, as it is and packed; time between tokens beside a long prompt; what HTTP and JSON cost.
 
-    tools/serve_store_measure.py build/bin/tierkv [--context 4096] [--model smollm2] [--kv balanced] [--threads 2]
+    tools/serve_store_measure.py build/bin/tierkv [--context 4096] [--model smollm2] [--kv balanced]
 
-Every contestant is the same program in the same run. Times are given twice: on the clock, and as processor time of the server, which
-other people's work on the machine does not change much. Prints one JSON object.
+Every contestant is the same program in the same run. Times are given twice: on the clock, and as processor time of the server,
+which other people's work on the machine does not change much. Prints one JSON object.
 """
 
 import argparse
@@ -35,7 +35,8 @@ class Server:
 
     def ask(self, path, body=None):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=3600)
-        connection.request("POST" if body else "GET", path, json.dumps(body) if body else None, {"Content-Type": "application/json"})
+        data = json.dumps(body) if body else None
+        connection.request("POST" if body else "GET", path, data, {"Content-Type": "application/json"})
         reply = json.loads(connection.getresponse().read())
         connection.close()
         return reply
@@ -46,6 +47,34 @@ class Server:
         reply = self.ask("/v1/completions", {"prompt": tokens, "max_tokens": 1, "temperature": 0, "ignore_eos": True})
         return {"clock_s": round(time.monotonic() - start, 4), "processor_s": round(self.processor_s() - processor, 2),
                 "known": reply["usage"]["prompt_tokens_details"]["cached_tokens"]}
+
+    def threads(self):
+        """Processor nanoseconds by thread."""
+        folder, out = f"/proc/{self.process.pid}/task", {}
+        for thread in os.listdir(folder):
+            try:
+                with open(f"{folder}/{thread}/schedstat") as file:
+                    out[thread] = int(file.read().split()[0])
+            except OSError:
+                pass
+        return out
+
+    def http_share(self, tokens, count):
+        """What the thread of a streaming client's connection takes of the processor, against all of them."""
+        before = self.threads()
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=3600)
+        body = {"prompt": tokens, "max_tokens": count, "temperature": 0, "ignore_eos": True, "stream": True}
+        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        response, seen, after = connection.getresponse(), 0, {}
+        for line in response:
+            if line.startswith(b"data: {"):
+                seen += 1
+                if seen == count - 8:
+                    after = self.threads()  # while its thread is there
+        connection.close()
+        spent = {thread: ns - before.get(thread, 0) for thread, ns in after.items()}
+        ours = sum(ns for thread, ns in spent.items() if thread not in before)
+        return {"share": round(ours / sum(spent.values()), 4), "us_a_token": round(ours / 1e3 / seen, 1)}
 
     def settle(self):
         while True:
@@ -79,15 +108,26 @@ def main():
         tokens = prompt(server, 1, options.context)
         result["read"] = server.first_token(tokens)
         result["memory"] = server.first_token(tokens)
-        memory = server.ask("/v1/kv/memory")
-        copies = [c for c in server.ask("/v1/kv/conversations") if c["tokens"] >= options.context]
-        result["conversation_bytes"] = copies[0]["bytes"]
-        result["fp16_bytes"] = int(memory["fp16_bytes"] / sum(c["tokens"] for c in server.ask("/v1/kv/conversations")) * options.context)
+        conversations = server.ask("/v1/kv/conversations")
+        fp16_a_token = server.ask("/v1/kv/memory")["fp16_bytes"] / sum(c["tokens"] for c in conversations)
+        result["conversation_bytes"] = [c["bytes"] for c in conversations if c["tokens"] >= options.context][0]
+        result["fp16_bytes"] = int(fp16_a_token * options.context)
         result["store"] = server.settle()
         del result["store"]["folder"]
         server.stop()
         server = Server(options, folder, "-np", "1")
         result["disk"] = server.first_token(tokens)
+        result["http"] = server.http_share(tokens[:64], 256)
+        server.stop()
+        # A budget that two conversations do not fit into: the first is packed, and what it takes then is seen.
+        budget = int(1.6 * result["conversation_bytes"])
+        server = Server(options, folder, "-np", "1", "--kv-budget", str(budget))
+        server.first_token(tokens)
+        server.first_token(prompt(server, 2, options.context - 1024))
+        packed = [c["bytes"] for c in server.ask("/v1/kv/conversations") if c["state"] == "parked"]
+        result["packed_bytes"] = packed[0] if packed else None
+        result["fp16_over_packed"] = round(result["fp16_bytes"] / packed[0], 1) if packed else None
+        result["budget_bytes"], result["peak_bytes"] = budget, server.ask("/v1/kv/memory")["peak_bytes"]
         server.stop()
     result["read_over_memory"] = round(result["read"]["clock_s"] / result["memory"]["clock_s"], 1)
     result["read_over_disk"] = round(result["read"]["clock_s"] / result["disk"]["clock_s"], 1)

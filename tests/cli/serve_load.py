@@ -49,7 +49,8 @@ class Load:
         """Status and text; a client that leaves reads one piece."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
         try:
-            connection.request("POST", "/v1/completions", json.dumps(self.body(prompt, leave)), {"Content-Type": "application/json"})
+            headers = {"Content-Type": "application/json"}
+            connection.request("POST", "/v1/completions", json.dumps(self.body(prompt, leave)), headers)
             response = connection.getresponse()
             if leave:
                 response.readline()
@@ -98,8 +99,9 @@ class Load:
 
 
 def make_stock(count, longest):
+    """Long and short prompts; every fourth is short."""
     chosen = random.Random(11)
-    return [(seed, int(chosen.uniform(4, longest) if seed % 4 else chosen.uniform(4, 30)), chosen.randint(4, 40)) for seed in range(count)]
+    return [(seed, int(chosen.uniform(4, longest if seed % 4 else 30)), chosen.randint(4, 40)) for seed in range(count)]
 
 
 def answers_alone(server_of, stock):

@@ -13,7 +13,7 @@ MODEL = TINY / "llama.gguf"
 SECONDS = 6 if os.environ.get("TIERKV_TEST_BRIEF") else 15
 
 
-class ServeLoadTest(unittest.TestCase):
+class ServeManyClientsTest(unittest.TestCase):
     def test_many_clients_get_their_own_answers_and_memory_stays(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
