@@ -33,7 +33,7 @@ define build_preset
 endef
 
 .PHONY: help deps deps-fuzz deps-neon deps-lint build fetch test demo demo-synthetic bench bench-report plots install
-.PHONY: debug asan tsan test-neon fuzz fuzz-brief lint format clean
+.PHONY: soak debug asan tsan test-neon fuzz fuzz-brief lint format clean
 
 help:  ## this list
 	@echo "tierkv: a tiered, compressed KV cache for language models"
@@ -56,6 +56,9 @@ deps-lint:
 
 build: deps  ## the library and every program, optimised, in build/ (programs in build/bin)
 	$(call build_preset,release)
+
+soak: build  ## 64 clients on a server for 30 minutes: every answer a lone client's, memory that does not grow
+	python3 tests/cli/serve_load.py --program build/bin/tierkv --model build/tiny_models/llama.gguf --clients 64 --seconds 1800
 
 fetch:  ## the default model (SmolLM2-135M-Instruct, Apache-2.0) and wikitext-2 into TIERKV_CACHE, once
 	@python3 tools/fetch.py smollm2

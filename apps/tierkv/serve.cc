@@ -30,11 +30,13 @@ struct Request {
   Options options;
   serve::Settings settings;
   std::string budget;
+  std::string store_size = "4GiB";
+  bool no_store = false;
   bool metrics = false;  // they are always there
 };
 
 // "512MiB", "2G", "1000000": bytes.
-uint64_t parse_bytes(const std::string& text) {
+uint64_t parse_bytes(const std::string& option, const std::string& text) {
   size_t used = 0;
   double number = 0.0;
   try {
@@ -51,7 +53,7 @@ uint64_t parse_bytes(const std::string& text) {
                                                                    : -1;
   const double bytes = shift < 0 ? 0.0 : number * static_cast<double>(uint64_t{1} << shift);
   if (used == 0 || shift < 0 || !(bytes >= 1.0 && bytes < 1e15)) {
-    bad_input("--kv-budget " + text + ": bytes are expected, such as 512MiB or 2G");
+    bad_input(option + " " + text + ": bytes are expected, such as 512MiB or 2G");
   }
   return static_cast<uint64_t>(bytes);
 }
@@ -72,7 +74,10 @@ int run(Request& request) {
   if (options.kv.empty()) options.kv = {"balanced"};
   check_kv(options.kv);
   settings.kv = options.kv.front();
-  if (!request.budget.empty()) settings.budget = parse_bytes(request.budget);
+  if (!request.budget.empty()) settings.budget = parse_bytes("--kv-budget", request.budget);
+  settings.store_bytes = parse_bytes("--store-size", request.store_size);
+  if (settings.store_folder.empty()) settings.store_folder = llama::cache_folder() + "/prefixes";
+  if (request.no_store) settings.store_folder.clear();
   if (!settings.slot_folder.empty() && !std::filesystem::is_directory(settings.slot_folder)) {
     bad_input("--slot-save-path " + settings.slot_folder + ": there is no such folder");
   }
@@ -125,6 +130,11 @@ void add_serve(CLI::App& app, Action& action) {
       ->capture_default_str();
   command->add_option("--kv-budget", request->budget, "bytes for all conversations: 512MiB, 2G (default: no limit)")
       ->type_name("BYTES");
+  command
+      ->add_option("--store", settings.store_folder, "the folder that remembers prompts (default: prefixes, in the cache folder)")
+      ->type_name("FOLDER");
+  command->add_option("--store-size", request->store_size, "bytes that it may have")->type_name("BYTES")->capture_default_str();
+  command->add_flag("--no-store", request->no_store, "remember nothing on disk");
   command->add_option("--prompt-piece", settings.piece, "tokens of a prompt that a step takes beside answers, at least")
       ->check(CLI::Range(1u, 256u))
       ->capture_default_str();

@@ -227,6 +227,20 @@ class AdaptiveKVCache {
   Result<std::vector<std::byte>> freeze(SeqId seq, const DeepOptions& deep, DeepReport* report = nullptr) const;
   Result<SeqId> unfreeze(std::span<const std::byte> bytes);
 
+  // --- runs: a sequence in pieces, for stores that keep what many sequences begin with once.
+  // Where a run may end, ascending: in every layer and KV head a block ends there that will not be coded again. Tokens that an
+  // eviction policy dropped, and packed ones, end the list. Layers with a sliding window have no say.
+  Result<std::vector<uint32_t>> run_ends(SeqId seq) const;
+  // The tokens [first, end) as bytes, a snapshot of them alone. `first` is 0 or a run's end; `end` is a later one or, for the rest,
+  // the length of the sequence: then the recent tiers are in it, and the layers with a sliding window. Sinks are in the first run.
+  // invalid_argument: other positions. failed_precondition: it is parked, in the middle of a token, or tokens are missing there.
+  Result<std::vector<std::byte>> freeze_run(SeqId seq, uint32_t first, uint32_t end) const;
+  // A sequence of consecutive runs, the first from position 0 on; checked like snapshots, every byte of every one. Ended by a rest
+  // it goes on bit for bit as the one that it was made of. Without a rest it is all in the coldest tier: who goes on from there
+  // reads some tokens before it again (truncate() and append()) to have recent ones in recent tiers. A model with sliding windows
+  // needs a rest. data_loss: damaged, cut, or not consecutive.
+  Result<SeqId> unfreeze_runs(std::span<const std::span<const std::byte>> runs);
+
   // --- idle sequences
   // Packs the older tokens of a sequence as freeze(seq, options) does and gives their blocks back (those that a fork shares stay
   // the fork's). The packed bytes stay under the same id and count as MemoryStats::parked_bytes and against byte_budget. Until

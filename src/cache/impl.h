@@ -6,7 +6,7 @@
 //   adapt.cc      calibrations, quality feedback and thresholds, all of which the planner takes
 //   learning.h    the model's tables, learned from what goes by; wait.cc: what waits for them, and when it no longer can
 //   memory.cc     resident bytes
-//   save.cc       save, load, freeze, unfreeze
+//   save.cc       save, load, freeze, unfreeze; runs.cc: the same in pieces
 //   park.cc       park, wake
 //   pressure.h    calls that lack memory, tried again
 //

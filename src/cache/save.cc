@@ -5,6 +5,7 @@
 #include "base/text.h"
 #include "cache/impl.h"
 #include "cache/pressure.h"
+#include "cache/thaw.h"
 #include "snapshot/deep_blocks.h"
 #include "snapshot/pack.h"
 #include "snapshot/snapshot.h"
@@ -13,16 +14,20 @@
 
 namespace tierkv {
 
-namespace {
-
 using plan::LayerPlan;
 using snapshot::Snapshot;
 using snapshot::SnapshotHeader;
+
+namespace cache {
 
 uint32_t signal_mask(const AdaptiveKVCache::Impl& impl) {
   uint32_t mask = 0;
   for (int signal = 0; signal < policy::kNumSignals; ++signal) mask |= impl.signal_slot[signal] >= 0 ? 1u << signal : 0u;
   return mask;
+}
+
+snapshot::SnapshotShape snapshot_shape(const AdaptiveKVCache::Impl& impl) {
+  return {signal_mask(impl), impl.env.hot_bf16, impl.config.model};
 }
 
 Status check_model(const SnapshotHeader& file, const AdaptiveKVCache::Impl& impl) {
@@ -38,6 +43,8 @@ Status check_model(const SnapshotHeader& file, const AdaptiveKVCache::Impl& impl
   if (!file.model.empty() && !c.model.empty() && file.model != c.model) return differs("model", quote(file.model), quote(c.model));
   return {};
 }
+
+namespace {
 
 Status check_layers(const Snapshot& file, std::span<const LayerPlan> plans, const AdaptiveKVCache::Impl& impl) {
   for (size_t l = 0; l < plans.size(); ++l) {
@@ -65,11 +72,9 @@ Status no_room(const Arena& arena, uint64_t needed) {
                arena.mapped() - arena.free_bytes(), " are in use");
 }
 
-// `lacks`: the bytes it needs, when it is refused for want of them.
-Result<std::shared_ptr<tiers::Sequence>> thaw(AdaptiveKVCache::Impl& impl, std::span<const std::byte> bytes, uint64_t& lacks) {
-  TIERKV_ASSIGN_OR_RETURN(SnapshotHeader header, snapshot::read_header(bytes));
-  TIERKV_RETURN_IF_ERROR(check_model(header, impl));
-  TIERKV_ASSIGN_OR_RETURN(Snapshot snapshot, snapshot::read_body(bytes, std::move(header), impl.codecs.calibration()));
+}  // namespace
+
+Result<std::shared_ptr<tiers::Sequence>> build(AdaptiveKVCache::Impl& impl, Snapshot& snapshot, uint64_t& lacks) {
   std::vector<uint32_t> lengths;
   for (const snapshot::SnapshotLayer& layer : snapshot.layers) lengths.push_back(layer.length);
   const std::vector<LayerPlan> plans = impl.planner->all(lengths);
@@ -102,6 +107,17 @@ Result<std::shared_ptr<tiers::Sequence>> thaw(AdaptiveKVCache::Impl& impl, std::
   return sequence;
 }
 
+}  // namespace cache
+
+namespace {
+
+Result<std::shared_ptr<tiers::Sequence>> thaw(AdaptiveKVCache::Impl& impl, std::span<const std::byte> bytes, uint64_t& lacks) {
+  TIERKV_ASSIGN_OR_RETURN(SnapshotHeader header, snapshot::read_header(bytes));
+  TIERKV_RETURN_IF_ERROR(cache::check_model(header, impl));
+  TIERKV_ASSIGN_OR_RETURN(Snapshot snapshot, snapshot::read_body(bytes, std::move(header), impl.codecs.calibration()));
+  return cache::build(impl, snapshot, lacks);
+}
+
 // What is parked is a deep archive already. REQUIRES: the sequence's lock is held.
 Result<std::vector<std::byte>> write_parked(const AdaptiveKVCache::Impl& impl, const tiers::Sequence& sequence,
                                             std::span<const LayerPlan> plans, const snapshot::SnapshotShape& shape) {
@@ -113,7 +129,7 @@ Result<std::vector<std::byte>> write_parked(const AdaptiveKVCache::Impl& impl, c
 
 Result<std::vector<std::byte>> AdaptiveKVCache::freeze(SeqId seq) const try {
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
-  const snapshot::SnapshotShape shape{signal_mask(*impl_), impl_->env.hot_bf16, impl_->config.model};
+  const snapshot::SnapshotShape shape = cache::snapshot_shape(*impl_);
   std::lock_guard lock(sequence->mutex);
   const std::vector<LayerPlan> plans = impl_->plans_of(*sequence);
   if (!sequence->packed.empty()) return write_parked(*impl_, *sequence, plans, shape);
@@ -124,7 +140,7 @@ TIERKV_NO_MEMORY("write a snapshot")
 Result<std::vector<std::byte>> AdaptiveKVCache::freeze(SeqId seq, const DeepOptions& options, DeepReport* report) const try {
   TIERKV_ASSIGN_OR_RETURN(const snapshot::DeepCalibration calibration, snapshot::deep_calibration(impl_->codecs.calibration()));
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
-  const snapshot::SnapshotShape shape{signal_mask(*impl_), impl_->env.hot_bf16, impl_->config.model};
+  const snapshot::SnapshotShape shape = cache::snapshot_shape(*impl_);
   std::lock_guard lock(sequence->mutex);
   const std::vector<LayerPlan> plans = impl_->plans_of(*sequence);
   if (!sequence->packed.empty()) {

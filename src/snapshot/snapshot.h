@@ -150,11 +150,18 @@ struct SnapshotShape {
   std::string_view model;
 };
 
+// Which of a sequence's tokens a snapshot holds (run.h): the blocks from `first` to `end`, and with `rest` all that follows as
+// well.
+struct RunRange {
+  uint32_t first = 0, end = 0;
+  bool rest = false;
+};
+
 // REQUIRES: the sequence's lock is held. `plans` has one entry per layer. data_loss: a block in memory does not match its own
-// checksum. `deep`: what is left out of the streams and put behind them, or null.
+// checksum. `deep`: what is left out of the streams and put behind them, or null. `run`: which tokens; null: all.
 [[nodiscard]] Result<std::vector<std::byte>> write_snapshot(const StreamEnv& env, const Sequence& sequence,
                                                             std::span<const LayerPlan> plans, const SnapshotShape& shape,
-                                                            const DeepPart* deep = nullptr);
+                                                            const DeepPart* deep = nullptr, const RunRange* run = nullptr);
 
 // A file's size is all that bounds it.
 inline constexpr uint64_t kMaxFileBytes = std::numeric_limits<int64_t>::max();

@@ -73,6 +73,7 @@ struct Job {
   std::span<const LayerPlan> plans;
   const SnapshotShape& shape;
   const DeepPart* deep;
+  const RunRange* run;
   CodecTable codecs;
   bool bare = false;  // some block is
 
@@ -88,8 +89,15 @@ struct Job {
     return calibrated() ? kTablesVersion : kPlainVersion;
   }
   bool kept(const HeadStream& s, const BlockRef& ref) const {
-    return ref.block.resident() && !(deep && deep->covers(s.layer, ref));
+    return ref.block.resident() && !(deep && deep->covers(s.layer, ref)) && in_run(s, ref);
   }
+  // Layers with a window go with the rest, whole: what they hold is the newest tokens.
+  bool in_run(const HeadStream& s, const BlockRef& ref) const {
+    if (!run) return true;
+    if (plans[s.layer].window != 0) return run->rest;
+    return ref.first_position >= run->first && (run->rest || ref.first_position < run->end);
+  }
+  bool has_tails() const { return !run || run->rest; }
 };
 
 void write_spec(Writer& w, const quant::CodecSpec& spec) {
@@ -127,9 +135,9 @@ void write_header(Writer& w, const Job& job, uint64_t file_bytes) {
   }
   for (uint32_t l = 0; l < job.sequence.num_layers(); ++l) {
     const LayerState& state = job.sequence.layer(l);
-    w.u32(state.length);
-    w.u32(state.unobserved);
-    w.u32(state.window_queries);
+    w.u32(job.has_tails() ? state.length : job.run->end);
+    w.u32(job.has_tails() ? state.unobserved : 0);
+    w.u32(job.has_tails() ? state.window_queries : 0);
     w.u32(job.plans[l].window);
     w.u32(job.sequence.heads(l)[0].tail.ring() ? kLayerRing : 0);
     w.u32(0);
@@ -178,20 +186,20 @@ void write_tail(Writer& w, const Job& job, const Tail& tail, uint32_t window, bo
 void write_stream(Writer& w, const Job& job, const HeadStream& s, uint32_t window) {
   Tail::Run runs[2];
   s.tail.runs(runs);
-  const uint32_t rows = s.tail.rows();
-  const bool sparse = runs[0].positions != nullptr;
+  const uint32_t rows = job.has_tails() ? s.tail.rows() : 0;
+  const bool sparse = rows != 0 && runs[0].positions != nullptr;
   uint32_t blocks = 0;
   for (const BlockRef& ref : s.blocks) blocks += job.kept(s, ref);
   w.u32(blocks);
   w.u32(rows);
   w.u32(rows ? s.tail.position(0) : 0);
   w.u32(sparse ? kTailSparse : 0);
-  w.u32(s.tail.ring() ? s.tail.capacity() : 0);
+  w.u32(s.tail.ring() && job.has_tails() ? s.tail.capacity() : 0);
   w.u32(0);
   for (const BlockRef& ref : s.blocks) {
     if (job.kept(s, ref)) write_block(w, job, ref);
   }
-  write_tail(w, job, s.tail, window, sparse);
+  if (job.has_tails()) write_tail(w, job, s.tail, window, sparse);
 }
 
 // Everything but the checksum.
@@ -213,13 +221,13 @@ size_t write_all(const Job& job, std::byte* to, uint64_t file_bytes) {
 }  // namespace
 
 Result<std::vector<std::byte>> write_snapshot(const StreamEnv& env, const Sequence& sequence, std::span<const LayerPlan> plans,
-                                              const SnapshotShape& shape, const DeepPart* deep) {
-  Job job{env, sequence, plans, shape, deep, {}, false};
+                                              const SnapshotShape& shape, const DeepPart* deep, const RunRange* run) {
+  Job job{env, sequence, plans, shape, deep, run, {}, false};
   for (uint32_t l = 0; l < sequence.num_layers(); ++l) {
     for (const HeadStream& s : sequence.heads(l)) {
       for (const BlockRef& ref : s.blocks) {
         // A file that no reader accepts would replace one that is good: better to say so now.
-        if (ref.block.resident() && !env.store->intact(ref.block)) {
+        if (ref.block.resident() && job.in_run(s, ref) && !env.store->intact(ref.block)) {
           return error(StatusCode::data_loss, "layer ", l, ", KV head ", s.head, ": the ", tier_name(ref.block.tier()),
                        " block at position ", ref.first_position, " changed in memory since it was made; nothing is saved");
         }

@@ -44,7 +44,6 @@ void add_ours(std::string& out, const Counts& counts, const Gauges& gauges) {
   counter("requests_timed_out_total", "Answers that took too long", counts.timed_out);
   counter("requests_failed_total", "Answers that failed", counts.failed);
   counter("requests_suspended_total", "Answers that waited for memory", counts.suspended);
-  counter("prefix_hits_total", "Prompts whose beginning was in memory", counts.prefix_hits);
   counter("prefix_misses_total", "Prompts that were read from their beginning", counts.prefix_misses);
   counter("conversations_forked_total", "Conversations that began as a copy of another", counts.forked);
   counter("conversations_parked_total", "Idle conversations that were packed", counts.parked);

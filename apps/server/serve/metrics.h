@@ -41,7 +41,8 @@ struct Counts {
   uint64_t steps = 0, busy_slots = 0;  // summed over steps
   uint64_t longest = 0;                // tokens of a sequence
   // What became of idle conversations.
-  uint64_t prefix_hits = 0, prefix_misses = 0;
+  uint64_t prefix_hits = 0, prefix_misses = 0;  // hits: in memory
+  uint64_t disk_hits = 0, disk_tokens = 0, memory_tokens = 0;
   uint64_t forked = 0, parked = 0, woken = 0, dropped = 0;
   uint64_t suspended = 0;  // answers that waited for memory
   Histogram first_token, between_tokens;

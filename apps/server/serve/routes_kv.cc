@@ -5,6 +5,7 @@
 #include "engine/error.h"
 #include "serve/json_input.h"
 #include "serve/service.h"
+#include "serve/store_text.h"
 
 namespace tierkv::serve {
 
@@ -125,12 +126,15 @@ void add_kv_routes(HttpServer& server, Service& service) {
   get("/v1/kv/conversations", conversations_json);
   get("/v1/kv/quality", quality_json);
   get("/v1/kv/thresholds", thresholds_json);
+  get("/v1/kv/store", [](Service& s) { return store_json(s.scheduler().store()); });
   server.route("PUT", "/v1/kv/quality", [&service](const HttpRequest& request, HttpReply& reply) {
     reply.body = to_text(adapt(service, parse_object(request.body())));
   });
   server.route("GET", "/metrics", [&service](const HttpRequest&, HttpReply& reply) {
     reply.type = "text/plain; version=0.0.4";
-    reply.body = prometheus_text(service.metrics().counts(), gauges(service));
+    const Counts counts = service.metrics().counts();
+    PrefixStore* const store = service.scheduler().store();
+    reply.body = prometheus_text(counts, gauges(service)) + store_metrics(counts, store ? store->counts() : StoreCounts());
   });
 }
 

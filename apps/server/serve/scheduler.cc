@@ -15,6 +15,15 @@ using engine::now;
 namespace {
 
 constexpr size_t kMostClients = 4096;  // whose turns are remembered
+constexpr double kPatience = 2.0;      // seconds that a disk may take for the beginning of a prompt
+constexpr auto kLook =
+    std::chrono::milliseconds(20);  // how long the thread sleeps while something that does not wake it may change
+constexpr double kLastWords = 3.0;  // seconds for what is to be stored when the server ends
+
+std::unique_ptr<Keeper> make_keeper(engine::TieredContext& context, const SchedulerOptions& options, std::function<void()> loaded) {
+  if (!options.store) return nullptr;
+  return std::make_unique<Keeper>(context, options.piece, *options.store, std::move(loaded));
+}
 
 }  // namespace
 
@@ -25,7 +34,8 @@ Scheduler::Scheduler(engine::Engine& engine, engine::TieredContext& context, con
       options_(options),
       abort_(abort),
       metrics_(metrics),
-      shelf_(context, options.conversations, metrics),
+      keeper_(make_keeper(context, options, [this] { wake_.notify_all(); })),
+      shelf_(context, options.conversations, metrics, keeper_.get()),
       pace_(options.piece, context.host().micro_batch()),
       slots_(options.slots) {
   engine::check(context_.cache().set_pressure_handler([this](const MemoryPressure&) { return shelf_.make_room(); }));
@@ -35,6 +45,7 @@ Scheduler::Scheduler(engine::Engine& engine, engine::TieredContext& context, con
 Scheduler::~Scheduler() {
   stop();
   (void)context_.cache().set_pressure_handler({}).ok();
+  keeper_.reset();  // its threads wake ours
 }
 
 void Scheduler::stop() {
@@ -97,15 +108,24 @@ void Scheduler::run() {
     drop_ended();
     admit();
     step();
+    (void)shelf_.store_some();
   }
   end_all();
 }
 
 bool Scheduler::wait_for_work() {
+  const bool ready = busy_ > 0 || can_begin(), store = shelf_.store_due();
+  const bool changes = !waiting_.empty() || store;  // by time, or because the disk got on
   std::unique_lock lock(mutex_);
-  wake_.wait(lock, [this] { return stopping_ || !inbox_.empty() || !errands_.empty() || busy_ > 0 || !waiting_.empty(); });
+  const auto called = [this] { return stopping_ || !inbox_.empty() || !errands_.empty(); };
+  if (ready || called()) return !stopping_;
+  if (store && keeper_->store().has_room()) return !stopping_;
+  if (changes) wake_.wait_for(lock, kLook);
+  else wake_.wait(lock, called);
   return !stopping_;
 }
+
+bool Scheduler::can_begin() const { return !memory_short_ && next_in_line() != waiting_.size(); }
 
 void Scheduler::run_tasks() {
   for (;;) {
@@ -126,7 +146,11 @@ void Scheduler::take_inbox() {
     const std::lock_guard lock(mutex_);
     jobs.swap(inbox_);
   }
-  for (JobPtr& job : jobs) waiting_.push_back(std::make_unique<Work>(std::move(job)));
+  for (JobPtr& job : jobs) {
+    waiting_.push_back(std::make_unique<Work>(std::move(job)));
+    Work& work = *waiting_.back();
+    if (work.job->ask.reuse && !work.job->after) work.loading = shelf_.look(work.tokens);
+  }
 }
 
 // Those whose client left, and those that took too long.
@@ -162,6 +186,8 @@ size_t Scheduler::next_in_line() const {
   for (size_t i = 0; i < waiting_.size(); ++i) {
     const Job& job = *waiting_[i]->job;
     if (job.after && !job.after->prompt_read) continue;  // it will find its prompt read
+    const LoadingPtr& loading = waiting_[i]->loading;
+    if (loading && !loading->done && now() < loading->began + kPatience) continue;
     const auto running = std::count_if(slots_.begin(), slots_.end(),
                                        [&](const Slot& slot) { return slot.work && slot.work->job->client == job.client; });
     const auto turn = last_turns_.find(job.client);
@@ -191,7 +217,9 @@ void Scheduler::admit() {
 bool Scheduler::start(Slot& slot, std::unique_ptr<Work> work) {
   slot.work = std::move(work);
   Work& mine = *slot.work;
-  const Shelf::Taken taken = shelf_.take(mine.tokens, mine.job->ask.reuse);
+  const Shelf::Taken taken = shelf_.take(mine.tokens, mine.job->ask.reuse, mine.loading.get());
+  if (mine.loading && !mine.loading->done) keeper_->store().late();
+  mine.loading.reset();
   if (taken.at < 0) {
     fail(slot, ApiError(500, "there is no place for another sequence"));
     return false;
@@ -275,6 +303,10 @@ void Scheduler::end_all() {
   }
   waiting_.clear();
   queued_ = 0;
+  for (const double until = now() + kLastWords; shelf_.store_due() && now() < until;) {
+    if (!shelf_.store_some() && keeper_->store().has_room()) break;
+    if (!keeper_->store().has_room()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
   const std::lock_guard lock(mutex_);
   ended_ = true;
   errands_.clear();  // whoever waits for one hears that it was never run

@@ -20,6 +20,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -34,11 +35,12 @@
 namespace tierkv::serve {
 
 struct SchedulerOptions {
-  uint32_t slots = 4;           // answers at a time
-  uint32_t queue = 64;          // answers that may wait
-  uint32_t conversations = 64;  // in memory, idle ones and copies of prompts included
-  uint32_t context = 0;         // tokens of a sequence
-  uint32_t piece = 4;           // rows of a prompt that are served at a time: the chunk of the context's host
+  uint32_t slots = 4;                 // answers at a time
+  uint32_t queue = 64;                // answers that may wait
+  uint32_t conversations = 64;        // in memory, idle ones and copies of prompts included
+  uint32_t context = 0;               // tokens of a sequence
+  uint32_t piece = 4;                 // rows of a prompt that are served at a time: the chunk of the context's host
+  std::optional<StoreOptions> store;  // a prefix store on disk; none: there is none
 };
 
 // A slot as /slots shows it.
@@ -77,6 +79,8 @@ class Scheduler {
   // For tasks on the scheduler's thread.
   std::vector<SlotView> slots() const;
   Shelf& shelf() { return shelf_; }
+  // Null: there is none. From any thread.
+  PrefixStore* store() { return keeper_ ? &keeper_->store() : nullptr; }
   // The place of a slot's conversation; ApiError 400 while it is being written.
   int32_t idle_place(uint32_t slot) const;
   // The slot shows this place from here on.
@@ -97,6 +101,7 @@ class Scheduler {
   void take_inbox();
   void drop_ended();
   void admit();
+  bool can_begin() const;
   size_t next_in_line() const;
   bool start(Slot& slot, std::unique_ptr<Work> work);
   void step();
@@ -119,6 +124,7 @@ class Scheduler {
   Metrics& metrics_;
 
   // The scheduler's thread's.
+  std::unique_ptr<Keeper> keeper_;  // or null
   Shelf shelf_;
   Pace pace_;
   std::vector<Slot> slots_;

@@ -128,6 +128,7 @@ void Scheduler::lacks_memory(Slot& slot, const Status& status) {
   shelf_.give_back(work.place);
   work.place = -1;
   work.fed = 0;
+  if (work.job->ask.reuse) work.loading = shelf_.look(work.tokens);
   waiting_.push_front(std::move(slot.work));
   memory_short_ = true;
   --busy_;

@@ -19,6 +19,7 @@ struct Scheduler::Work {
   Tokens tokens;       // the prompt, and what was written
   uint32_t fed = 0;    // of them are in the cache
   int32_t place = -1;  // on the shelf
+  LoadingPtr loading;  // what the disk has of it; or null
   uint32_t cached = 0, written = 0;
   double began = 0.0, first_token = 0.0, last_token = 0.0;
 

@@ -39,6 +39,11 @@ Service::Service(engine::Engine& engine, const Settings& settings)
   scheduling.conversations = settings.conversations;
   scheduling.context = engine.check_context(settings.context);
   scheduling.piece = settings.piece;
+  if (!settings.store_folder.empty()) {
+    scheduling.store.emplace();
+    scheduling.store->folder = settings.store_folder;
+    scheduling.store->most_bytes = settings.store_bytes;
+  }
   scheduler_ = std::make_unique<Scheduler>(engine, *context_, scheduling, abort_, metrics_);
 }
 

@@ -29,6 +29,8 @@ struct Settings {
   double timeout_s = 600.0;  // of a request; 0: none
   double drain_s = 30.0;     // that answers under way have when the server is stopped
   std::string slot_folder;   // where slots are saved; empty: nowhere
+  std::string store_folder;  // the prefix store's; empty: there is none
+  uint64_t store_bytes = uint64_t{4} << 30;
 };
 
 class Service {

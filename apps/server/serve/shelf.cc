@@ -11,11 +11,13 @@ namespace {
 constexpr uint32_t kLeastReuse = 16;  // fewer tokens are read again
 constexpr uint32_t kGoesOn = 32;      // a prompt that leaves out no more than this of a conversation's end goes on from it
 constexpr size_t kLeastPrompt = 64;   // shorter prompts are not worth a copy
+constexpr uint32_t kLeastGain = 64;   // tokens that a stored chain must have beyond what is in memory
+constexpr size_t kShortAnswer = 64;   // a conversation that is so little longer than its stored prompt is not stored by itself
 
 }  // namespace
 
-Shelf::Shelf(engine::TieredContext& context, uint32_t most, Metrics& metrics)
-    : context_(context), most_(std::max(most, context.slots() + 1)), metrics_(metrics) {
+Shelf::Shelf(engine::TieredContext& context, uint32_t most, Metrics& metrics, Keeper* keeper)
+    : context_(context), most_(std::max(most, context.slots() + 1)), metrics_(metrics), keeper_(keeper) {
   const CacheConfig& config = context_.cache().config();
   for (uint32_t i = config.num_layers; i-- > 0;) {
     if (config.layer(i).window == 0) layer_ = i;
@@ -92,9 +94,15 @@ int32_t Shelf::free_place() {
   if (const int32_t packed = longest_idle(true); oldest < 0 || (packed >= 0 && at(packed).last_used < at(oldest).last_used))
     oldest = packed;
   if (oldest < 0) return -1;
-  remove(oldest);
-  metrics_.update([](Counts& counts) { ++counts.dropped; });
+  forget(oldest);
   return oldest;
+}
+
+// From memory; what the store has of it stays.
+void Shelf::forget(int32_t at) {
+  store_all(at);
+  remove(at);
+  metrics_.update([](Counts& counts) { ++counts.dropped; });
 }
 
 void Shelf::remove(int32_t at) {
@@ -109,6 +117,7 @@ bool Shelf::cut(int32_t at, uint32_t length) {
   // A layer with a window may have forgotten what it would need.
   if (!context_.host().truncate(at, length).ok()) return false;
   one.tokens.resize(length);
+  one.stored.cut(length);
   return true;
 }
 
@@ -120,9 +129,45 @@ bool Shelf::wake(int32_t at) {
   return true;
 }
 
-Shelf::Taken Shelf::take(const Tokens& tokens, bool reuse) {
+LoadingPtr Shelf::look(const Tokens& tokens) { return keeper_ ? keeper_->look(tokens, find(tokens).reused) : nullptr; }
+
+Shelf::Taken Shelf::take_loaded(const Tokens& tokens, const Loading& loading) {
+  Taken taken;
+  const int32_t place = free_place();
+  if (place < 0) return taken;
+  of(place).busy = true;  // nobody else's
+  const auto id = keeper_->wake(loading);
+  const uint32_t length = loading.prefix.tokens;
+  if (!id.ok() || !put(place, *id, Tokens(tokens.begin(), tokens.begin() + length)).ok()) {
+    if (id.ok()) (void)context_.cache().remove(*id).ok();
+    of(place) = {};
+    return taken;
+  }
+  of(place).busy = true;
+  of(place).stored = keeper_->chain_of(loading);
+  // The logits of the last token are not stored: it is decoded again.
+  const uint32_t match = std::min(length, static_cast<uint32_t>(tokens.size()) - 1);
+  const uint32_t keep = match == length ? length : reusable(match, length, bounds(place));
+  if (!cut(place, keep)) {
+    remove(place);
+    return taken;
+  }
+  of(place).last_used = engine::now();
+  taken = {place, keep};
+  metrics_.update([&](Counts& counts) {
+    ++counts.disk_hits;
+    counts.disk_tokens += keep;
+  });
+  return taken;
+}
+
+Shelf::Taken Shelf::take(const Tokens& tokens, bool reuse, const Loading* loading) {
   const Found found = reuse ? find(tokens) : Found();
   Taken taken;
+  if (reuse && keeper_ && loading && loading->done && loading->prefix.tokens >= found.reused + kLeastGain) {
+    taken = take_loaded(tokens, *loading);
+    if (taken.at >= 0) return taken;
+  }
   if (found.at >= 0) {
     Conversation& source = of(found.at);
     source.last_used = engine::now();
@@ -136,6 +181,8 @@ Shelf::Taken Shelf::take(const Tokens& tokens, bool reuse) {
       if (taken.at >= 0 && context_.host().fork(found.at, taken.at).ok()) {
         of(taken.at).tokens = of(found.at).tokens;
         of(taken.at).logits = of(found.at).logits;
+        of(taken.at).stored = of(found.at).stored;
+        of(taken.at).stored.rest.reset();
         metrics_.update([](Counts& counts) { ++counts.forked; });
       }
       if (idle) of(found.at).busy = false;
@@ -150,7 +197,12 @@ Shelf::Taken Shelf::take(const Tokens& tokens, bool reuse) {
   mine.busy = true;
   mine.last_used = engine::now();
   taken.reused = static_cast<uint32_t>(mine.tokens.size());
-  metrics_.update([&](Counts& counts) { ++(taken.reused > 0 ? counts.prefix_hits : counts.prefix_misses); });
+  if (taken.reused == 0) mine.stored = {};
+  if (taken.reused == 0 && keeper_) mine.stored.root = keeper_->root();
+  metrics_.update([&](Counts& counts) {
+    ++(taken.reused > 0 ? counts.prefix_hits : counts.prefix_misses);
+    counts.memory_tokens += taken.reused;
+  });
   return taken;
 }
 
@@ -167,7 +219,11 @@ void Shelf::keep_prompt(int32_t at, std::span<const float> logits) {
   }
   // One copy a conversation: that of the turn before is of no use any more.
   const int32_t before = of(at).prompt_at;
-  if (before >= 0 && this->at(before).prompt && !this->at(before).busy) remove(before);
+  std::optional<ChunkKey> stored_before;
+  if (before >= 0 && this->at(before).prompt && !this->at(before).busy) {
+    stored_before = this->at(before).stored.rest;
+    remove(before);
+  }
   const int32_t place = free_place();
   if (place < 0 || place == at) return;
   if (!context_.host().fork(at, place).ok()) return;
@@ -175,6 +231,9 @@ void Shelf::keep_prompt(int32_t at, std::span<const float> logits) {
   copy.tokens = of(at).tokens;
   copy.logits.assign(logits.begin(), logits.end());
   copy.prompt = true;
+  copy.stored = of(at).stored;
+  copy.stored.rest = stored_before;
+  copy.stored.due = true;
   copy.last_used = engine::now();
   of(at).prompt_at = place;
 }
@@ -182,6 +241,7 @@ void Shelf::keep_prompt(int32_t at, std::span<const float> logits) {
 void Shelf::give_back(int32_t at) {
   Conversation& one = of(at);
   one.busy = false;
+  one.stored.due = true;
   one.last_used = engine::now();
   if (one.tokens.empty()) remove(at);
 }
@@ -196,24 +256,58 @@ Status Shelf::put(int32_t at, SeqId id, Tokens tokens) {
   return {};
 }
 
+// A conversation is hardly longer than its prompt, and that is stored: reading the answer again takes less than another rest.
+bool Shelf::wants_rest(const Conversation& one) const {
+  if (one.prompt || one.prompt_at < 0) return true;
+  const Conversation& copy = at(one.prompt_at);
+  const bool is_its_prompt = copy.prompt && common_prefix(copy.tokens, one.tokens) == copy.tokens.size();
+  return !is_its_prompt || one.tokens.size() >= copy.tokens.size() + kShortAnswer;
+}
+
+bool Shelf::store_next(int32_t at) {
+  Conversation& one = of(at);
+  if (!one.stored.due) return false;
+  if (one.parked || one.tokens.empty()) one.stored.due = false;
+  const auto id = context_.host().sequence(at);
+  if (!one.stored.due || !id.ok()) return false;
+  return keeper_->store_next(one.stored, one.tokens, *id, wants_rest(one));
+}
+
+void Shelf::store_all(int32_t at) {
+  while (keeper_ && store_next(at)) {
+  }
+}
+
+bool Shelf::store_due() const {
+  return keeper_ && std::any_of(conversations_.begin(), conversations_.end(),
+                                [](const Conversation& one) { return one.stored.due && !one.busy; });
+}
+
+bool Shelf::store_some() {
+  if (!keeper_) return false;
+  for (size_t i = 0; i < conversations_.size(); ++i) {
+    if (conversations_[i].stored.due && !conversations_[i].busy && store_next(static_cast<int32_t>(i))) return true;
+  }
+  return false;
+}
+
 bool Shelf::make_room() {
   const std::lock_guard lock(pressure_);
   if (making_room_) return false;  // what makes room lacks it itself
   making_room_ = true;
   bool made = false;
   if (const int32_t idle = longest_idle(false); idle >= 0) {
+    store_all(idle);  // before it is packed: what is packed is no longer what it was
     if (!of(idle).prompt && context_.host().park(idle).ok()) {
       of(idle).parked = true;
       of(idle).logits.clear();
       metrics_.update([](Counts& counts) { ++counts.parked; });
     } else {
-      remove(idle);
-      metrics_.update([](Counts& counts) { ++counts.dropped; });
+      forget(idle);
     }
     made = true;
   } else if (const int32_t packed = longest_idle(true); packed >= 0) {
-    remove(packed);
-    metrics_.update([](Counts& counts) { ++counts.dropped; });
+    forget(packed);
     made = true;
   }
   making_room_ = false;
