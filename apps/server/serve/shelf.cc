@@ -150,7 +150,10 @@ Shelf::Taken Shelf::take(const Tokens& tokens, bool reuse) {
   mine.busy = true;
   mine.last_used = engine::now();
   taken.reused = static_cast<uint32_t>(mine.tokens.size());
-  metrics_.update([&](Counts& counts) { ++(taken.reused > 0 ? counts.prefix_hits : counts.prefix_misses); });
+  metrics_.update([&](Counts& counts) {
+    ++(taken.reused > 0 ? counts.prefix_hits : counts.prefix_misses);
+    counts.prefix_tokens += taken.reused;
+  });
   return taken;
 }
 
