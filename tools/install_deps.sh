@@ -4,6 +4,7 @@
 #   tools/install_deps.sh --fuzz   clang and libFuzzer as well
 #   tools/install_deps.sh --neon   the cross compiler for AArch64, and qemu to run what it makes
 #   tools/install_deps.sh --lint   clang-format, in the version that tools/format.sh asks for
+#   tools/install_deps.sh --serve  Prometheus and Chromium, which some tests of `tierkv serve` use when they are there
 #   tools/install_deps.sh --ccache ccache, which every build uses when it is there
 set -euo pipefail
 
@@ -29,6 +30,10 @@ elif [[ ${1:-} == --neon ]]; then
   [[ -e /usr/src/googletest/CMakeLists.txt ]] || missing+=(googletest)
 elif [[ ${1:-} == --lint ]]; then
   need_program clang-format-14 clang-format-14
+elif [[ ${1:-} == --serve ]]; then
+  need_program prometheus prometheus
+  need_program chromium chromium
+  need_program chromedriver chromium-driver
 elif [[ ${1:-} == --ccache ]]; then
   need_program ccache ccache
 elif [[ -n ${1:-} ]]; then
@@ -41,6 +46,8 @@ else
   need_program pkg-config pkg-config
   need_program python3 python3
   need_program column bsdextrautils
+  need_program protoc protobuf-compiler
+  need_program grpc_cpp_plugin protobuf-compiler-grpc
   if command -v g++ >/dev/null 2>&1; then
     need_header gtest/gtest.h libgtest-dev
     need_header toml++/toml.h libtomlplusplus-dev
@@ -50,9 +57,10 @@ else
     need_header CLI/CLI.hpp libcli11-dev
     need_header histedit.h libedit-dev
     need_header httplib.h libcpp-httplib-dev
+    need_header grpcpp/grpcpp.h libgrpc++-dev
   else
     missing+=(libgtest-dev libtomlplusplus-dev nlohmann-json3-dev libxxhash-dev libeigen3-dev libcli11-dev libedit-dev
-      libcpp-httplib-dev)
+      libcpp-httplib-dev libgrpc++-dev)
   fi
 fi
 

@@ -32,7 +32,7 @@ std::pair<CLI::App*, std::shared_ptr<Request>> add_command(CLI::App& app, Action
 void add_generate(CLI::App& app, Action& action);
 void add_chat(CLI::App& app, Action& action);
 void add_demo(CLI::App& app, Action& action);
-void add_serve(CLI::App& app, Action& action);
+void add_serve(CLI::App& app, Action& action, const ConfigOrigins& origins);
 void add_plan(CLI::App& app, Action& action);
 void add_ppl(CLI::App& app, Action& action);
 void add_recall(CLI::App& app, Action& action);

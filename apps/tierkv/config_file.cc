@@ -1,20 +1,33 @@
 #include "config_file.h"
 
 #include <toml++/toml.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <set>
 #include <sstream>
 
 #include "files.h"
 
 namespace tierkv::cli {
+
+CLI::Option* find_option(const CLI::App& app, const std::string& name) {
+  static const std::set<std::string> asks = {"help", "version", "config", "no-config", "json", "check", "print-config"};
+  if (asks.contains(name)) return nullptr;
+  for (const CLI::Option* option : app.get_options()) {
+    if (option->check_lname(name)) return const_cast<CLI::Option*>(option);
+  }
+  return nullptr;
+}
+
 namespace {
 
 // Options of the top of the file. kv is for the commands that work with one setting: the others compare several.
 constexpr const char* kEverywhere[] = {"model", "threads", "kv"};
+const std::string kVariables = "TIERKV_SERVE_";
 constexpr const char* kOneSetting[] = {"chat", "generate", "serve", "snapshot save"};
 
 std::string home_path(const char* variable, const char* below_home, const char* file) {
@@ -39,15 +52,6 @@ std::string text_of(const toml::node& node, const std::string& path) {
   else if (const auto* real = node.as_floating_point()) out << real->get();
   else refuse(path, node.source().begin.line, "an option takes a text, a number, true, false, or a list of those");
   return out.str();
-}
-
-// An option that a file may set: by its long name, and not what asks for help or for another file.
-CLI::Option* find_option(const CLI::App& app, const std::string& name) {
-  if (name == "help" || name == "version" || name == "config" || name == "no-config" || name == "json") return nullptr;
-  for (const CLI::Option* option : app.get_options()) {
-    if (option->check_lname(name)) return const_cast<CLI::Option*>(option);
-  }
-  return nullptr;
 }
 
 std::string known_options(const CLI::App& app) {
@@ -106,14 +110,15 @@ class Reader {
   ConfigFile& config_;
 };
 
-void set(const ConfigFile& config, const ConfigEntry& entry, CLI::Option& option) {
+// `from` says where the values stand.
+void set(const std::string& from, const std::vector<std::string>& values, CLI::Option& option) {
   try {
-    for (const std::string& value : entry.values) option.add_result(value);
-    if (!entry.values.empty()) option.run_callback();
+    for (const std::string& value : values) option.add_result(value);
+    if (!values.empty()) option.run_callback();
   } catch (const CLI::ParseError& problem) {
     std::string sentence = problem.what();
     std::replace(sentence.begin(), sentence.end(), '\n', ' ');
-    refuse(config.path, entry.line, sentence);
+    bad_input(from + ": " + sentence);
   }
   option.clear();  // the value stays; the option counts as not given
 }
@@ -123,13 +128,16 @@ bool concerns(const ConfigEntry& entry, const std::string& command) {
   return entry.name != "kv" || std::find(std::begin(kOneSetting), std::end(kOneSetting), command) != std::end(kOneSetting);
 }
 
-void apply_to(const ConfigFile& config, CLI::App& app, const std::string& command) {
+void apply_to(const ConfigFile& config, CLI::App& app, const std::string& command, ConfigOrigins& origins) {
   // The top of the file first: a command's own table is more to the point.
   for (const bool own : {false, true}) {
     for (const ConfigEntry& entry : config.entries) {
       if (entry.command.empty() == own || !concerns(entry, command)) continue;
       CLI::Option* option = find_option(app, entry.name);
-      if (option != nullptr && option->count() == 0) set(config, entry, *option);
+      if (option == nullptr || option->count() > 0) continue;
+      const std::string from = config.path + ":" + std::to_string(entry.line);
+      set(from, entry.values, *option);
+      origins[entry.name] = {entry.values, from};
     }
   }
 }
@@ -137,7 +145,8 @@ void apply_to(const ConfigFile& config, CLI::App& app, const std::string& comman
 void check_below(const ConfigFile& config, CLI::App& app, const std::string& path) {
   for (CLI::App* command : app.get_subcommands([](CLI::App*) { return true; })) {
     const std::string full = path.empty() ? command->get_name() : path + " " + command->get_name();
-    apply_to(config, *command, full);
+    ConfigOrigins ignored;
+    apply_to(config, *command, full, ignored);
     check_below(config, *command, full);
   }
 }
@@ -169,14 +178,41 @@ ConfigFile read_config(const ConfigOptions& options, const CLI::App& app) {
   return config;
 }
 
-void apply_config(const ConfigFile& config, CLI::App& app) {
+void apply_config(const ConfigFile& config, CLI::App& app, ConfigOrigins& origins) {
   CLI::App* at = &app;
   std::string command;
   while (!at->get_subcommands().empty()) {
     at = at->get_subcommands().front();
     command += (command.empty() ? "" : " ") + at->get_name();
   }
-  apply_to(config, *at, command);
+  apply_to(config, *at, command, origins);
+}
+
+std::string variable_of(const std::string& option) {
+  std::string name = kVariables + option;
+  for (char& c : name) c = c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  return name;
+}
+
+void apply_environment(CLI::App& app, ConfigOrigins& origins) {
+  if (!app.got_subcommand("serve")) return;
+  const CLI::App& command = *app.get_subcommand("serve");
+  for (char** at = environ; *at != nullptr; ++at) {
+    const std::string entry = *at;
+    const size_t equals = entry.find('=');
+    if (!entry.starts_with(kVariables) || equals == std::string::npos) continue;
+    const std::string variable = entry.substr(0, equals), value = entry.substr(equals + 1);
+    std::string name = variable.substr(kVariables.size());
+    for (char& c : name) c = c == '_' ? '-' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    CLI::Option* option = find_option(command, name);
+    if (option == nullptr) bad_input(variable + ": tierkv serve has no option " + name + ": " + known_options(command));
+    if (option->count() > 0 || value.empty()) continue;
+    std::vector<std::string> values = {value};
+    if (option->get_multi_option_policy() == CLI::MultiOptionPolicy::TakeAll && name != "kv")
+      values = CLI::detail::split(value, ',');
+    set(variable, values, *option);
+    origins[name] = {values, variable};
+  }
 }
 
 void check_config(const ConfigFile& config, CLI::App& app) { check_below(config, app, ""); }

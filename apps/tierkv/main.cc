@@ -42,7 +42,8 @@ int run(int argc, char** argv) {
   add_demo(app, action);
   add_chat(app, action);
   add_generate(app, action);
-  add_serve(app, action);
+  ConfigOrigins origins;
+  add_serve(app, action, origins);
   add_plan(app, action);
   add_ppl(app, action);
   add_recall(app, action);
@@ -84,7 +85,10 @@ int run(int argc, char** argv) {
     sentence += " (see " + command + " --help)";
     bad_input(sentence);
   }
-  if (!app.got_subcommand("config")) apply_config(read_config(config, app), app);
+  if (!app.got_subcommand("config")) {
+    apply_config(read_config(config, app), app, origins);
+    apply_environment(app, origins);
+  }
   install_interrupt_handler();
   const int code = action ? action() : kBadInput;
   if (code != 0) emit_failure(code, code == kInterrupted ? "interrupted" : "failed: stderr says why");

@@ -16,6 +16,7 @@ pieces, usage = [], None
 for chunk in client.chat.completions.create(messages=messages, stream=True, stream_options={"include_usage": True}, **settings):
     pieces += [choice.delta.content or "" for choice in chunk.choices]
     usage = chunk.usage or usage
+likely = client.chat.completions.create(messages=messages, logprobs=True, top_logprobs=2, **settings).choices[0].logprobs.content
 text = client.completions.create(prompt="that river", n=2, **settings)
 
 
@@ -36,6 +37,8 @@ print(json.dumps({
     "streamed_usage": usage.completion_tokens,
     "cached": usage.prompt_tokens_details.cached_tokens,
     "texts": len(text.choices),
+    "logprobs": len(likely),
+    "likely": len(likely[0].top_logprobs),
     "bad_request": refused(lambda: client.completions.create(prompt="x", **{**settings, "temperature": -3})),
     "bad_key": refused(lambda: client.with_options(api_key="no").models.list()),
 }))  # fmt: skip

@@ -24,9 +24,10 @@ class Reply:
 class Server:
     """The process, from its first line on stdout, which says the port, to stop()."""
 
-    def __init__(self, model, *arguments, environment=None, kv="balanced,calibrate=off"):
+    def __init__(self, model, *arguments, environment=None, kv="balanced,calibrate=off", **options):
         command = [BIN, "serve", "-m", str(model), "--port", "0", "--kv", kv, "-q", *map(str, arguments)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+                                        **options)
         line = self.process.stdout.readline()
         if "listening on" not in line:
             self.process.kill()

@@ -20,6 +20,9 @@ std::string host_name(const std::string& header);
 // programs send no origin.
 bool is_foreign_origin(const std::string& origin, const std::string& host);
 
+// "*", or a scheme and a host as browsers send them: https://example.com, http://localhost:3000.
+bool is_origin(const std::string& text);
+
 // A name that means this machine.
 bool is_local_name(const std::string& name);
 

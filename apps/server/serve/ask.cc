@@ -2,9 +2,12 @@
 #include "serve/ask.h"
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "engine/error.h"
+#include "engine/grammar_check.h"
 #include "serve/api_error.h"
 #include "serve/json_input.h"
 
@@ -13,7 +16,8 @@ namespace {
 
 using nlohmann::json;
 
-constexpr size_t kMostStops = 16, kMostMessages = 4096;
+constexpr size_t kMostStops = 16, kMostMessages = 4096, kMostBiases = 1024;
+constexpr int64_t kMostLikely = 20;
 
 // As llama-server has them where a request says nothing.
 engine::SamplerOptions parse_sampling(const Fields& fields) {
@@ -44,22 +48,63 @@ uint32_t parse_most_tokens(const Fields& fields) {
 }
 
 void refuse_what_is_not_there(const Fields& fields) {
-  for (const char* name : {"tools", "functions", "grammar", "json_schema", "logprobs", "top_logprobs", "logit_bias", "suffix",
-                           "echo", "audio", "n_probs", "lora"}) {
-    fields.not_supported(name);
-  }
-  if (const json* format = fields.find("response_format")) {
-    if (!format->is_object() || Fields(*format).text("type", "text") != "text") {
-      throw ApiError(400, "response_format other than text is not supported by this server", "response_format");
-    }
-  }
+  for (const char* name : {"tools", "functions", "json_schema", "suffix", "audio", "n_probs", "lora"}) fields.not_supported(name);
   if (const auto best = fields.whole("best_of", 1, 1024); best && *best != fields.whole("n", 1, 1024).value_or(1)) {
     throw ApiError(400, "best_of is not supported by this server", "best_of");
   }
 }
 
-// Everything but the prompts.
-Request parse_settings(const Fields& fields, Ask& ask) {
+// {"token": bias} as OpenAI has it, or [[token, bias], …] as llama-server does.
+std::vector<llama_logit_bias> parse_bias(const Fields& fields, const engine::Engine& engine) {
+  const json* given = fields.find("logit_bias");
+  if (given == nullptr) return {};
+  const auto wrong = [] {
+    return ApiError(400, "logit_bias must be {\"token\": from -100 to 100}, of tokens of the model", "logit_bias");
+  };
+  if (!given->is_structured() || given->size() > kMostBiases) throw wrong();
+  std::vector<llama_logit_bias> out;
+  const auto add = [&](int64_t token, const json& bias) {
+    if (token < 0 || token >= engine.tokenizer().size() || !bias.is_number() || std::abs(bias.get<double>()) > 100.0) throw wrong();
+    out.push_back({static_cast<llama_token>(token), bias.get<float>()});
+  };
+  if (given->is_object()) {
+    for (const auto& [name, bias] : given->items()) {
+      if (name.empty() || name.size() > 9 || name.find_first_not_of("0123456789") != std::string::npos) throw wrong();
+      add(std::stol(name), bias);
+    }
+    return out;
+  }
+  for (const json& pair : *given) {
+    if (!pair.is_array() || pair.size() != 2 || !pair[0].is_number_integer()) throw wrong();
+    add(pair[0].get<int64_t>(), pair[1]);
+  }
+  return out;
+}
+
+// `grammar`, or what response_format asks for; null: any text.
+std::shared_ptr<const engine::Grammar> parse_grammar(const Fields& fields, const engine::Engine& engine) {
+  std::string text = fields.text("grammar");
+  const char* blamed = "grammar";
+  if (const json* format = fields.find("response_format")) {
+    const std::string type = format->is_object() ? Fields(*format).text("type", "text") : "";
+    if (type != "text" && type != "json_object") {
+      throw ApiError(400, "response_format other than text and json_object is not supported by this server", "response_format");
+    }
+    if (type == "json_object" && !text.empty()) {
+      throw ApiError(400, "grammar and response_format cannot both say what the text looks like", "grammar");
+    }
+    if (type == "json_object") text = engine::kJsonGrammar, blamed = "response_format";
+  }
+  if (text.empty()) return nullptr;
+  try {
+    return std::make_shared<const engine::Grammar>(text, llama_model_get_vocab(engine.model()));
+  } catch (const engine::Error& error) {
+    throw ApiError(400, error.what(), blamed);
+  }
+}
+
+// Everything but the prompts, and what the two requests say each in their way.
+Request parse_settings(const Fields& fields, const engine::Engine& engine, Ask& ask) {
   refuse_what_is_not_there(fields);
   Request request;
   request.stream = fields.flag("stream", false);
@@ -69,6 +114,8 @@ Request parse_settings(const Fields& fields, Ask& ask) {
   }
   request.choices = static_cast<uint32_t>(fields.whole("n", 1, 1024).value_or(1));
   ask.sampling = parse_sampling(fields);
+  ask.sampling.bias = parse_bias(fields, engine);
+  ask.sampling.grammar = parse_grammar(fields, engine);
   ask.seed = parse_seed(fields);
   ask.most_tokens = parse_most_tokens(fields);
   ask.stop = fields.texts("stop", kMostStops);
@@ -111,6 +158,16 @@ std::vector<Tokens> parse_prompts(const json& prompt, const engine::Engine& engi
     else prompts.push_back(parse_tokens(one, "prompt", engine));
   }
   return prompts;
+}
+
+// A prompt that came as a text is given back as it came.
+void add_echoes(Request& request, const json& prompt, const engine::Engine& engine) {
+  for (size_t i = 0; i < request.asks.size(); ++i) {
+    Ask& ask = request.asks[i];
+    if (ask.probabilities) throw ApiError(400, "logprobs of an echoed prompt are not supported by this server", "echo");
+    const json& one = prompt.is_array() && !prompt.front().is_number() ? prompt[i / request.choices] : prompt;
+    ask.echo = one.is_string() ? one.get<std::string>() : engine.tokenizer().decode(ask.prompt);
+  }
 }
 
 // A text, or parts of which each is one.
@@ -171,10 +228,16 @@ Tokens parse_tokens(const json& list, const char* name, const engine::Engine& en
 Request parse_completion(const json& body, const engine::Engine& engine, const RequestLimits& limits) {
   const Fields fields(body);
   Ask pattern;
-  Request request = parse_settings(fields, pattern);
+  Request request = parse_settings(fields, engine, pattern);
+  fields.not_supported("top_logprobs");
+  if (const auto most = fields.whole("logprobs", 0, kMostLikely)) {
+    pattern.probabilities = true;
+    pattern.most_likely = static_cast<uint32_t>(*most);
+  }
   const json* prompt = fields.find("prompt");
   if (prompt == nullptr) throw ApiError(400, "prompt is missing", "prompt");
   add_asks(request, parse_prompts(*prompt, engine), pattern, limits);
+  if (fields.flag("echo", false)) add_echoes(request, *prompt, engine);
   return request;
 }
 
@@ -186,8 +249,14 @@ std::string apply_template(const json& body, const engine::Engine& engine) {
 Request parse_chat(const json& body, const engine::Engine& engine, const RequestLimits& limits) {
   const Fields fields(body);
   Ask pattern;
-  Request request = parse_settings(fields, pattern);
+  Request request = parse_settings(fields, engine, pattern);
   request.chat = true;
+  pattern.probabilities = fields.flag("logprobs", false);
+  pattern.most_likely = static_cast<uint32_t>(fields.whole("top_logprobs", 0, kMostLikely).value_or(0));
+  if (pattern.most_likely > 0 && !pattern.probabilities) {
+    throw ApiError(400, "top_logprobs is given without logprobs: true", "top_logprobs");
+  }
+  fields.not_supported("echo");
   add_asks(request, {engine.tokenizer().encode(apply_template(body, engine), true, true)}, pattern, limits);
   return request;
 }

@@ -1,6 +1,6 @@
 // ask.h — what a client wants written: OpenAI's two requests as prompts, samplers and limits.
 //
-// Errors:  ApiError, 400. What would change an answer and is not known here (tools, grammars, logprobs) is refused by name; other
+// Errors:  ApiError, 400. What would change an answer and is not known here (tools, schemas, suffix) is refused by name; other
 //          unknown fields are ignored, as clients expect.
 // Threads: any number at a time.
 #pragma once
@@ -25,7 +25,10 @@ struct Ask {
   uint32_t most_tokens = 0;
   std::vector<std::string> stop;
   bool ignore_end = false;
-  bool reuse = true;  // what is known of the prompt need not be read again
+  bool reuse = true;           // what is known of the prompt need not be read again
+  bool probabilities = false;  // of the tokens that are written
+  uint32_t most_likely = 0;    // of the tokens that might have been, how many are named with theirs
+  std::string echo;            // the text that the answer begins with: the prompt, where that is wanted
 };
 
 struct Request {

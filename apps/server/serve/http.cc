@@ -280,20 +280,23 @@ void HttpServer::route(const std::string& method, const std::string& pattern, Ha
   if (method == "GET") server.Get(pattern, call);
   else if (method == "POST") server.Post(pattern, call);
   else if (method == "PUT") server.Put(pattern, call);
+  else if (method == "OPTIONS") server.Options(pattern, call);
   else engine::fail("no route can have the method " + method);
 }
 
 void HttpServer::before(Handler handler) {
   impl_->server.set_pre_routing_handler(
       [handler = std::move(handler)](const httplib::Request& request, httplib::Response& response) {
+        HttpReply reply;
         try {
           if (request.path.size() > kMostPath) throw ApiError(414, "the path is too long");
           // httplib would unpack it, to whatever length.
           if (request.has_header("Content-Encoding")) throw ApiError(415, "packed bodies are not taken");
-          HttpReply reply;
           handler(HttplibRequest(request), reply);
+          for (const auto& [name, value] : reply.headers) response.set_header(name, value);
           return httplib::Server::HandlerResponse::Unhandled;
         } catch (const ApiError& error) {
+          for (const auto& [name, value] : reply.headers) response.set_header(name, value);
           write_error(error, response);
           close_after(response);
           return httplib::Server::HandlerResponse::Handled;

@@ -61,7 +61,7 @@ class HttpServer {
 
   // `pattern` is a regular expression for the whole path.
   void route(const std::string& method, const std::string& pattern, Handler handler);
-  // Called before every route; throws ApiError to refuse.
+  // Called before every route; throws ApiError to refuse. Headers of its reply go with every reply.
   void before(Handler handler);
 
   // Takes the port; its number. engine::Error, bad_input, when it cannot be had.

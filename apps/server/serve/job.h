@@ -13,9 +13,11 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "serve/api_error.h"
 #include "serve/ask.h"
+#include "serve/probabilities.h"
 
 namespace tierkv::serve {
 
@@ -40,6 +42,7 @@ struct Event {
   uint32_t index = 0;  // of the job within its request
   std::string text;    // whole characters
   std::optional<Outcome> outcome;
+  std::vector<TokenProbability> tokens;  // those of the text, where they are asked for
 };
 
 // Events of the jobs of one request. Threads: any.

@@ -41,8 +41,8 @@ struct Counts {
   uint64_t steps = 0, busy_slots = 0;  // summed over steps
   uint64_t longest = 0;                // tokens of a sequence
   // What became of idle conversations.
-  uint64_t prefix_hits = 0, prefix_misses = 0;  // hits: in memory
-  uint64_t disk_hits = 0, disk_tokens = 0, memory_tokens = 0;
+  uint64_t prefix_hits = 0, prefix_hits_disk = 0, prefix_misses = 0;
+  uint64_t prefix_tokens = 0, prefix_tokens_disk = 0;  // of prompts that were found
   uint64_t forked = 0, parked = 0, woken = 0, dropped = 0;
   uint64_t suspended = 0;  // answers that waited for memory
   Histogram first_token, between_tokens;
@@ -53,6 +53,9 @@ struct Gauges {
   uint32_t slots = 0, busy = 0, waiting = 0;
   uint32_t conversations = 0, parked = 0;
   MemoryStats memory;
+  uint32_t streams = 1;  // rows of a token: layers times KV heads
+  QualityMetrics quality;
+  std::string version;
 };
 
 class Metrics {

@@ -33,14 +33,16 @@ class OpenAiReply {
  private:
   struct Choice {
     std::string text;
+    std::vector<TokenProbability> tokens;
     Outcome outcome;
     bool ended = false;
   };
   nlohmann::json frame() const;
-  nlohmann::json chunk(uint32_t index, const std::string& text, const Outcome* outcome) const;
+  nlohmann::json chunk(uint32_t index, const Event& event, const Outcome* outcome) const;
+  nlohmann::json logprobs(const std::vector<TokenProbability>& tokens, size_t offset) const;
   nlohmann::json usage() const;
 
-  const bool chat_, stream_, stream_usage_;
+  const bool chat_, stream_, stream_usage_, probabilities_;
   const uint32_t per_prompt_;
   const uint64_t prompt_tokens_;
   const std::string model_, id_;

@@ -73,7 +73,8 @@ void stream(const std::shared_ptr<Exchange>& exchange, Event first, HttpReply& r
       piece = error_event(*event.outcome->error);
       return false;
     }
-    piece = (opening ? exchange->reply().opening() : "") + exchange->reply().add(event);
+    if (opening) piece = exchange->reply().opening();
+    piece += exchange->reply().add(event);
     if (!exchange->reply().complete()) return true;
     piece += exchange->reply().closing();
     return false;

@@ -246,7 +246,8 @@ bool Scheduler::start(Slot& slot, std::unique_ptr<Work> work) {
 void Scheduler::finish(Slot& slot, Finish finish) {
   Work& work = *slot.work;
   const std::string rest = work.stops.add(work.joiner.rest()) + work.stops.rest();
-  if (!rest.empty()) work.job->mailbox->put({work.job->index, rest, std::nullopt});
+  auto tokens = work.stops.hit() ? work.trace.shown(rest.size()) : work.trace.rest();
+  if (!rest.empty() || !tokens.empty()) work.job->mailbox->put({work.job->index, rest, std::nullopt, std::move(tokens)});
   Outcome outcome;
   outcome.finish = finish;
   end(slot, std::move(outcome));
@@ -287,7 +288,7 @@ void Scheduler::report(Work& work, Outcome outcome) {
     ++(status == 499 ? counts.abandoned : status == 504 ? counts.timed_out : status == 429 ? counts.refused : counts.failed);
   });
   job.prompt_read = true;
-  job.mailbox->put({job.index, "", std::move(outcome)});
+  job.mailbox->put({job.index, "", std::move(outcome), {}});
 }
 
 void Scheduler::end_all() {

@@ -3,6 +3,7 @@
 
 #include "engine/batch.h"
 #include "engine/clock.h"
+#include "engine/error.h"
 #include "serve/scheduler_work.h"
 
 namespace tierkv::serve {
@@ -96,7 +97,13 @@ void Scheduler::pick(Slot& slot, std::span<const float> logits) {
   Work& work = *slot.work;
   const Ask& ask = work.job->ask;
   if (work.written >= ask.most_tokens) return finish(slot, Finish::length);  // none was asked for
-  const llama_token token = work.sampler.pick(logits);
+  llama_token token = LLAMA_TOKEN_NULL;
+  try {
+    token = work.sampler.pick(logits);
+  } catch (const engine::Error& error) {
+    return fail(slot, ApiError(error.kind() == engine::ErrorKind::bad_input ? 400 : 500, error.what(), "grammar"));
+  }
+  if (token == LLAMA_TOKEN_NULL) return finish(slot, Finish::stop);  // nothing fits the grammar
   const double time = now();
   metrics_.update([&](Counts& counts) {
     if (work.written == 0) counts.first_token.add(time - work.job->arrived);
@@ -107,10 +114,13 @@ void Scheduler::pick(Slot& slot, std::span<const float> logits) {
   if (work.written == 0) work.first_token = time;
   work.last_token = time;
   ++work.written;
-  if (!ask.ignore_end && engine_.tokenizer().is_end(token)) return finish(slot, Finish::stop);
+  // A text that its grammar lets end has nothing else to say.
+  const bool may_end = !ask.ignore_end || ask.sampling.grammar != nullptr;
+  if (may_end && engine_.tokenizer().is_end(token)) return finish(slot, Finish::stop);
   work.tokens.push_back(token);
+  if (ask.probabilities) work.trace.add(probability(token, logits, ask.most_likely, engine_.tokenizer()));
   const std::string text = work.stops.add(work.joiner.add(engine_.tokenizer().piece(token)));
-  if (!text.empty()) work.job->mailbox->put({work.job->index, text, std::nullopt});
+  if (!text.empty()) work.job->mailbox->put({work.job->index, text, std::nullopt, work.trace.shown(text.size())});
   if (work.stops.hit()) finish(slot, Finish::stop);
   else if (work.written >= ask.most_tokens || work.tokens.size() >= options_.context) finish(slot, Finish::length);
 }

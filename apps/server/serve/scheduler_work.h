@@ -16,6 +16,7 @@ struct Scheduler::Work {
   engine::Sampler sampler;
   engine::StopStrings stops;
   engine::Utf8Joiner joiner;
+  TokenTrace trace;    // where probabilities are asked for
   Tokens tokens;       // the prompt, and what was written
   uint32_t fed = 0;    // of them are in the cache
   int32_t place = -1;  // on the shelf

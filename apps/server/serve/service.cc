@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "engine/error.h"
+#include "serve/access.h"
 
 namespace tierkv::serve {
 namespace {
@@ -55,6 +56,11 @@ RequestLimits Service::limits() const {
 }
 
 void check_address(const Settings& settings) {
+  for (const std::string& origin : settings.cors) {
+    if (!is_origin(origin)) engine::bad_input("--cors " + origin + ": an origin is expected, such as https://example.com, or *");
+    if (origin == "*" && settings.keys.empty())
+      engine::bad_input("--cors '*' lets every page use the server: give it an --api-key");
+  }
   if (is_loopback(settings.http.host) || !settings.keys.empty() || settings.any_address) return;
   engine::bad_input("--host " + settings.http.host +
                     " lets others reach the server: give it an --api-key, or say --no-api-key if that is what you want");

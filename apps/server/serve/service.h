@@ -14,8 +14,10 @@ namespace tierkv::serve {
 
 struct Settings {
   HttpOptions http;
+  int grpc_port = -1;             // of gRPC; 0: any that is free, -1: none
   std::vector<std::string> keys;  // none: everybody may ask
   bool any_address = false;       // other addresses than this machine's own without a key
+  std::vector<std::string> cors;  // origins whose pages may ask; "*": any, which needs a key
   std::string alias;              // what the model is called; empty: by its file
   std::string kv = "balanced";
   uint32_t slots = 4;

@@ -1,12 +1,13 @@
-// sha256.h — SHA-256 (FIPS 180-4), for names that nobody can make two different texts share: the prefix store is everybody's who
-// may ask.
+// sha256.h — SHA-256, for names that nobody can make two different texts share: the prefix store is everybody's who may ask.
 //
-// Threads: pure.
+// OpenSSL computes it, which cpp-httplib brings along; it is in sha256.cc alone.
+// Threads: one thread's own.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 
 namespace tierkv::serve {
@@ -15,16 +16,19 @@ class Sha256 {
  public:
   using Digest = std::array<uint8_t, 32>;
 
+  // Throws std::bad_alloc.
+  Sha256();
+  ~Sha256();
+  Sha256(const Sha256&) = delete;
+  Sha256& operator=(const Sha256&) = delete;
+
   void add(std::span<const std::byte> bytes);
   // Of all that was added; nothing may be added afterwards.
   Digest finish();
 
  private:
-  void block(const uint8_t* at);
-
-  std::array<uint32_t, 8> state_ = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-  std::array<uint8_t, 64> pending_{};
-  uint64_t length_ = 0;
+  struct State;
+  std::unique_ptr<State> state_;
 };
 
 }  // namespace tierkv::serve

@@ -155,8 +155,8 @@ Shelf::Taken Shelf::take_loaded(const Tokens& tokens, const Loading& loading) {
   of(place).last_used = engine::now();
   taken = {place, keep};
   metrics_.update([&](Counts& counts) {
-    ++counts.disk_hits;
-    counts.disk_tokens += keep;
+    ++counts.prefix_hits_disk;
+    counts.prefix_tokens_disk += keep;
   });
   return taken;
 }
@@ -201,7 +201,7 @@ Shelf::Taken Shelf::take(const Tokens& tokens, bool reuse, const Loading* loadin
   if (taken.reused == 0 && keeper_) mine.stored.root = keeper_->root();
   metrics_.update([&](Counts& counts) {
     ++(taken.reused > 0 ? counts.prefix_hits : counts.prefix_misses);
-    counts.memory_tokens += taken.reused;
+    counts.prefix_tokens += taken.reused;
   });
   return taken;
 }

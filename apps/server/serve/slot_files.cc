@@ -25,6 +25,18 @@ std::string path_of(const Service& service, const std::string& file) {
   return (std::filesystem::path(folder) / file).string();
 }
 
+// A disk that is full or gone is no fault of whoever asked. The folder's own path is nobody's business.
+uint64_t write(const std::string& path, const std::string& file, const engine::SessionFile& saved) {
+  try {
+    return engine::write_session(path, saved);
+  } catch (const engine::Error& error) {
+    std::string reason = error.what();
+    const size_t at = reason.find(path);
+    if (at != std::string::npos) reason.replace(at, path.size(), file);
+    throw ApiError(500, reason, "filename");
+  }
+}
+
 double since(double start) { return 1e3 * (now() - start); }
 
 }  // namespace
@@ -49,7 +61,7 @@ json save_slot(Service& service, uint32_t slot, const std::string& file) {
     saved.tokens = service.scheduler().shelf().at(place).tokens;
     saved.snapshot = engine::take(cache.freeze(engine::take(service.context().host().sequence(place))));
   });
-  const uint64_t bytes = engine::write_session(path, saved);
+  const uint64_t bytes = write(path, file, saved);
   return {{"id_slot", slot},
           {"filename", file},
           {"n_saved", saved.tokens.size()},

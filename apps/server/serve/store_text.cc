@@ -21,12 +21,8 @@ std::string label(const char* key, const char* value) { return std::string("{") 
 
 }  // namespace
 
-std::string store_metrics(const Counts& counts, const StoreCounts& store) {
+std::string store_metrics(const StoreCounts& store) {
   std::string out;
-  add(out, "counter", "tierkv_prefix_hits_total", "Prompts whose beginning was known, by where it was",
-      {{label("source", "memory"), counts.prefix_hits}, {label("source", "disk"), counts.disk_hits}});
-  add(out, "counter", "tierkv_prefix_tokens_total", "Tokens of prompts that were not read again, by where they were",
-      {{label("source", "memory"), counts.memory_tokens}, {label("source", "disk"), counts.disk_tokens}});
   add(out, "gauge", "tierkv_store_bytes", "Bytes of the prefix store on disk", {{"", store.bytes}});
   add(out, "gauge", "tierkv_store_limit_bytes", "Bytes that it may have", {{"", store.most_bytes}});
   add(out, "gauge", "tierkv_store_chunks", "Files of the prefix store", {{"", store.files}});

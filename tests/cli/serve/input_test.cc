@@ -99,6 +99,13 @@ TEST(Access, APageOfAnotherOriginIsForeign) {
   EXPECT_TRUE(is_foreign_origin("null", "localhost:8080"));
 }
 
+TEST(Access, OriginsAreSchemesAndHosts) {
+  for (const char* text : {"*", "https://example.com", "http://localhost:3000", "app://x"}) EXPECT_TRUE(is_origin(text)) << text;
+  for (const char* text :
+       {"", "example.com", "https://", "://x", "https://a/b", "https://a b", "https://a\r\nX: y", "https://*.a", "ht\ntp://a"})
+    EXPECT_FALSE(is_origin(text)) << text;
+}
+
 TEST(Access, HostsHaveNamesAndPorts) {
   EXPECT_EQ(host_name("localhost:8080"), "localhost");
   EXPECT_EQ(host_name("localhost"), "localhost");
