@@ -124,6 +124,14 @@ inline Walked walk(const AdaptiveKVCache& cache) {
         for (const tiers::BlockRef& ref : s.blocks) {
           if (ref.positions) out.bookkeeping += Arena::rounded(ref.tokens() * sizeof(uint32_t));
           if (ref.stats) out.bookkeeping += Arena::rounded(size_t{ref.tokens()} * impl.env.signals * sizeof(float));
+          for (const tiers::BlockHandle block : {ref.block, ref.base}) {
+            const store::ColdCopy* copy = block ? impl.store->copy_record(block) : nullptr;
+            if (copy && seen.insert(copy).second) out.bookkeeping += Arena::rounded(sizeof(store::ColdCopy));
+          }
+          if (ref.promoted() && seen.insert(ref.base.identity()).second) {
+            ++out.blocks;
+            out.tier[static_cast<int>(Tier::archive)] += impl.store->held_bytes(*ref.base.codec());
+          }
           if (!seen.insert(ref.block.identity()).second) continue;
           ++out.blocks;
           if (ref.block.resident()) {

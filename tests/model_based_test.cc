@@ -8,6 +8,7 @@
 #include <cstdlib>
 
 #include "model_checks.h"
+#include "model_cold.h"
 #include "model_machine.h"
 #include "model_operations.h"
 #include "model_parking.h"
@@ -82,6 +83,23 @@ std::vector<MachineSetup> setups() {
              "hot=16,warm=32,warm_codec=kivi8-g16,archive=klt1.875,sinks=4,protect_recent=8,evict_batch=8,observation=8,"
              "max_seq_len=90,evict=h2o",
              3.0, 200);
+  // With a cold file: they promote and demote.
+  const auto cold = [&](const char* name, const std::string& settings, double row_tolerance, bool tables, bool faults = false) {
+    all.push_back({name, small + settings, row_tolerance, 400});
+    all.back().calibrated = tables;
+    all.back().cold = true;
+    all.back().cold_faults = faults;
+  };
+  cold("cold", "hot=16,warm=48,warm_codec=fp16,archive=kivi4-g16,sinks=4,cold_codec=fp16,threads=2", 0.45, false);
+  cold("cold_int8", "hot=16,warm=0,archive=kivi3-g16,sinks=4,cold_codec=int8", 1.0, false);
+  cold("cold_budget", "hot=16,warm=32,warm_codec=fp16,archive=kivi4-g16,sinks=4,cold_codec=fp16,budget=160KiB", 0.45, false);
+  cold("cold_limit", "hot=16,warm=32,warm_codec=fp16,archive=kivi4-g16,sinks=4,cold_codec=fp16,cold_budget=64KiB", 0.45, false);
+  cold("cold_klt", "hot=16,warm=32,warm_codec=fp16,archive=klt1.875,sinks=4,cold_codec=fp16", 3.0, true);
+  cold("cold_faults", "hot=16,warm=32,warm_codec=fp16,archive=klt1.875,sinks=4,cold_codec=fp16", 3.0, true, true);
+  cold("cold_h2o",
+       "hot=16,warm=32,warm_codec=fp16,archive=kivi8-g16,sinks=4,protect_recent=8,evict_batch=8,observation=8,max_seq_len=120,"
+       "evict=h2o,cold_codec=fp16",
+       0.2, false);
   // Past splits of attention, in shapes that are cheap.
   const auto grows_long = [&](const char* name, const std::string& settings, double row_tolerance, bool tables) {
     all.push_back({name, settings, row_tolerance, 3200});
@@ -128,6 +146,12 @@ TEST_P(ModelBased, BehavesLikeTheReference) {
   if (operations < 500) return;  // too few to count on chance, as under sanitizers
   if (GetParam().grows_long) {
     EXPECT_GT(machine.times("over splits"), 10u) << machine.report();
+  }
+  if (GetParam().cold) {
+    EXPECT_GT(machine.times("promoted"), 5u) << machine.report();
+  }
+  if (GetParam().cold_faults) {
+    EXPECT_GT(machine.times("damaged copy"), 0u) << machine.report();
   }
   if (!GetParam().calibrated) return;
   EXPECT_GT(machine.times("calibrated"), 0u) << machine.report();

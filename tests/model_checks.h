@@ -57,6 +57,12 @@ inline void Machine::check_rows(SeqId id, uint32_t layer, uint32_t head, uint32_
     bool exact = setup_.row_tolerance == 0.0;
     for (uint32_t r = 0; r < s.tail.rows() && !exact; ++r) exact = s.tail.position(r) == p;
     if (!s.blocks.empty() && s.blocks[0].block.tier() == Tier::sink) exact |= p < s.blocks[0].rows;
+    // With 16 bits in the warm tier and in the copies, what is promoted is what came in.
+    for (const tiers::BlockRef& ref : s.blocks) {
+      if (!setup_.cold || !ref.promoted() || model_.at(id).packed_once || ref.block.codec() != impl_of(*cache_).env.cold_raw)
+        continue;
+      for (uint32_t r = 0; r < ref.rows && !exact; ++r) exact = ref.position(r) == p && setup_.warm_is_exact();
+    }
     for (int side = 0; side < 2; ++side) {
       const float* original = (side ? ref.values[p] : ref.keys[p]).data() + static_cast<size_t>(head) * d;
       for (uint32_t c = 0; c < d; ++c) {

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/folder_testing.h"
 #include "inspect.h"
 #include "reference_cache.h"
 #include "tierkv/cache.h"
@@ -27,7 +28,11 @@ struct MachineSetup {
   bool adapts = false;                               // feeds quality scores, so that thresholds move
   std::function<void(CacheConfig&)> more = nullptr;  // what the inline form cannot say
   bool calibrated = false;                           // with tables (model_tables.h): it parks, wakes and changes its calibration
+  bool cold = false;                                 // with a cold file: it promotes and demotes
+  bool cold_faults = false;                          // which is damaged now and then
   bool grows_long = false;                           // new sequences start past a split of attention (1,024 tokens)
+
+  bool warm_is_exact() const { return settings.find("warm_codec=fp16") != std::string::npos; }
 };
 
 inline std::ostream& operator<<(std::ostream& out, const MachineSetup& setup) { return out << setup.name; }
@@ -38,7 +43,8 @@ class Machine {
   // True when `operations` operations found nothing.
   bool run(uint64_t operations);
   std::string report() const;
-  // How often an operation ran, or got to where it matters: "parked", "woken", "over splits", "deep snapshot", "calibrated".
+  // How often an operation ran, or got to where it matters: "parked", "woken", "over splits", "deep snapshot", "calibrated",
+  // "promoted".
   uint64_t times(const std::string& what) const { return done_.count(what) ? done_.at(what) : 0; }
 
  private:
@@ -64,10 +70,15 @@ class Machine {
   void wake();
   void deep_freeze();
   void calibrate();
+  void promote();
+  void demote();
+  void damage_cold();
 
   // checks
   void check_layer(SeqId id, uint32_t layer);
   void check_parked(SeqId id);
+  void check_promoted(SeqId id, uint32_t first, uint32_t end, bool complete);
+  std::vector<uint64_t> bases(SeqId id) const;
   void fork_parked(SeqId id);
   void check_parts(const MemoryStats& m);
   void check_rows(SeqId id, uint32_t layer, uint32_t head, uint32_t most);
@@ -101,6 +112,8 @@ class Machine {
   const uint64_t seed_;
   std::mt19937_64 rng_;
   CacheConfig config_;
+  const TestFolder folder_;  // of the cold file
+  bool faulted_ = false;     // it was damaged
   std::unique_ptr<AdaptiveKVCache> cache_;
   std::map<SeqId, ReferenceSequence> model_;
   std::map<SeqId, std::vector<uint32_t>> promised_;  // by layer: the oldest position a windowed layer must still hold

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "model_append.h"
+#include "model_cold.h"
 #include "model_machine.h"
 #include "model_rows.h"
 #include "model_tables.h"
@@ -21,6 +22,7 @@ inline Machine::Machine(const MachineSetup& setup, uint64_t seed) : setup_(setup
     return;
   }
   if (setup.more) setup.more(config_);
+  if (setup.cold) config_.cold.path = folder_.file("cold");
   // A cache whose configuration names no codec with tables gets them when sequences are there already.
   CalibrationPtr tables;
   const bool named = setup.settings.find("klt") != std::string::npos || setup.settings.find("kvquant") != std::string::npos;
@@ -58,6 +60,7 @@ inline bool Machine::run(uint64_t operations) {
       {"adapt", &Machine::adapt, 3},       {"freeze", &Machine::freeze, 1},     {"memory", &Machine::memory, 6},
       {"verify", &Machine::verify, 2},     {"bad call", &Machine::bad_call, 6}, {"park", &Machine::park, 4},
       {"wake", &Machine::wake, 4},         {"deep", &Machine::deep_freeze, 1},  {"calibrate", &Machine::calibrate, 1},
+      {"promote", &Machine::promote, 4},   {"demote", &Machine::demote, 2},     {"damage", &Machine::damage_cold, 1},
   };
   uint32_t total = 0;
   for (const Choice& c : choices) total += c.weight;
@@ -288,6 +291,7 @@ inline void Machine::adapt() {
 }
 
 inline void Machine::memory() {
+  if (impl_of(*cache_).cold) impl_of(*cache_).cold->drain();  // what nobody wants any more is freed behind us
   const MemoryStats all = cache_->memory_usage();
   if (setup_.calibrated) check_parts(all);
   else if (const std::string problem = books_problem(*cache_); !problem.empty()) return fail(problem);

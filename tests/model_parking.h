@@ -52,6 +52,7 @@ inline void Machine::park() {
   if (report.tokens == 0 || report.bytes == 0) return fail("parked nothing");
   ++done_["parked"];
   parked_.insert(id);
+  model_.at(id).packed_once = true;
   check_parked(id);
 }
 
@@ -166,6 +167,7 @@ inline void Machine::deep_freeze() {
   if (cache_->is_parked(*copy).value()) return fail("loaded, and parked");
   model_.emplace(*copy, model_.at(id));
   model_.at(*copy).plain = false;
+  model_.at(*copy).packed_once = true;
   promised_[*copy] = promised_.at(id);
   for (uint32_t l = 0; l < config_.num_layers; ++l) {
     check_layer(*copy, l);

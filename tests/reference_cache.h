@@ -94,6 +94,8 @@ struct ReferenceSequence {
   std::vector<ReferenceLayer> layers;
   // False once rows may have left the tail early or come back to it: truncated, evicted from, or under moving thresholds.
   bool plain = true;
+  // Once it was packed, or came out of a deep archive: its blocks, and copies made of them later, are not what was appended.
+  bool packed_once = false;
 
   ReferenceSequence(uint32_t num_layers, uint32_t kv_heads) : layers(num_layers) {
     for (ReferenceLayer& layer : layers) layer.live.resize(kv_heads);

@@ -128,6 +128,22 @@ tierkv_status tierkv_seq_wake(tierkv_cache* cache, tierkv_seq seq);
 /* 1 or 0. */
 tierkv_status tierkv_seq_is_parked(const tierkv_cache* cache, tierkv_seq seq, int* out);
 
+/* The cold store (the key `cold` of the configuration): archived tokens brought back bit for bit as they were copied, and dropped
+ * again; see AdaptiveKVCache::promote(). */
+typedef struct tierkv_promotion_report {
+  size_t size;           /* sizeof(tierkv_promotion_report) of the caller, set before the call */
+  uint64_t blocks;       /* that came back, over all layers and KV heads */
+  uint64_t tokens;       /* live rows in them */
+  uint64_t without_copy; /* archive blocks in the range that have none, and stay as they are */
+} tierkv_promotion_report;
+
+/* Positions first..first+count-1; UINT32_MAX: to the end. `report` may be null. TIERKV_FAILED_PRECONDITION: no cold file, or
+ * parked. TIERKV_RESOURCE_EXHAUSTED: the budget has no room. TIERKV_DATA_LOSS: a copy is damaged and given up; call again for the
+ * others. A failed call changes nothing. */
+tierkv_status tierkv_seq_promote(tierkv_cache* cache, tierkv_seq seq, uint32_t first, uint32_t count,
+                                 tierkv_promotion_report* report);
+tierkv_status tierkv_seq_demote(tierkv_cache* cache, tierkv_seq seq, uint32_t first, uint32_t count);
+
 /* A call lacks memory under byte_budget. */
 typedef struct tierkv_pressure {
   size_t size;           /* of this struct in the library: newer ones are longer */
@@ -259,12 +275,15 @@ typedef struct tierkv_memory {
   uint64_t free_bytes;
   uint64_t total_bytes; /* the tiers, bookkeeping_bytes, free_bytes and parked_bytes: never more than a budget */
   uint64_t peak_bytes;
-  uint64_t budget_bytes;  /* 0: no budget */
-  uint64_t fp16_bytes;    /* what the same live and parked tokens would take as plain FP16 */
-  uint64_t parked_tokens; /* rows of parked sequences, in no tier */
-  uint64_t parked_bytes;  /* what they take, counted in total_bytes */
-  uint64_t table_bytes;   /* calibrated tables, beside total_bytes: they do not grow, and a budget does not count them */
-  uint64_t scratch_bytes; /* rows that calls under way decode from deep archives, beside total_bytes */
+  uint64_t budget_bytes;    /* 0: no budget */
+  uint64_t fp16_bytes;      /* what the same live and parked tokens would take as plain FP16 */
+  uint64_t parked_tokens;   /* rows of parked sequences, in no tier */
+  uint64_t parked_bytes;    /* what they take, counted in total_bytes */
+  uint64_t table_bytes;     /* calibrated tables, beside total_bytes: they do not grow, and a budget does not count them */
+  uint64_t scratch_bytes;   /* rows that calls under way decode from deep archives, beside total_bytes */
+  uint64_t promoted_tokens; /* rows that tierkv_seq_promote() brought back; they are in their tier */
+  uint64_t promoted_bytes;  /* what they take beside their archive blocks, in the overhead of their tier */
+  uint64_t cold_bytes;      /* of the cold file on disk, in no sum here */
 } tierkv_memory;
 
 typedef struct tierkv_quality {

@@ -112,6 +112,13 @@ struct DeepReport {
   std::string note;  // what kept tokens out of the deep archive, if anything did
 };
 
+// What promote() did, over all layers and KV heads.
+struct PromotionReport {
+  uint64_t blocks = 0;        // that came back
+  uint64_t tokens = 0;        // live rows in them
+  uint64_t without_copy = 0;  // archive blocks in the range that have none, and stay as they are
+};
+
 // A call lacks memory under byte_budget.
 struct MemoryPressure {
   SeqId seq = 0;              // the call's; 0: it makes a new one (add_sequence, load, unfreeze). For fork() the one to copy
@@ -174,8 +181,8 @@ class AdaptiveKVCache {
   // chosen for all layers before any token goes. resource_exhausted with a byte_budget that has no room for eviction's own lists:
   // the KV heads before have given up their tokens, that one and the others none.
   Status evict(SeqId seq, uint32_t tokens);
-  // Graduates every full block that is due and gives free memory back to the system. resource_exhausted: what came before has
-  // graduated, the rest stays in its better tier and is due again.
+  // Graduates every full block that is due, gives free memory back to the system, and waits for the cold file's queue.
+  // resource_exhausted: what came before has graduated, the rest stays in its better tier and is due again.
   Status flush();
 
   // Positions appended so far (evicted ones included). Without a layer: the smallest over layers.
@@ -240,6 +247,20 @@ class AdaptiveKVCache {
   // reads some tokens before it again (truncate() and append()) to have recent ones in recent tiers. A model with sliding windows
   // needs a rest. data_loss: damaged, cut, or not consecutive.
   Result<SeqId> unfreeze_runs(std::span<const std::span<const std::byte>> runs);
+
+  // --- the cold store (CacheConfig::cold)
+  // Every archive block of the sequence with tokens at first..first+count-1 gets its copy from the cold file laid over it, bit for
+  // bit: attention and get() read that one, at the copy's precision. The archive block stays below it, so this costs memory, which
+  // counts against byte_budget (MemoryStats::promoted_bytes), and no copy is ever encoded again. Forks share what is promoted; a
+  // snapshot holds what attention reads. Blocks that have no copy stay as they are, and the report counts them: those that were
+  // loaded, merged by eviction, or made while the file had no room.
+  // A failed call changes nothing. failed_precondition: no cold file, or parked. resource_exhausted: byte_budget. data_loss: a copy
+  // was cut or damaged in the file; it is given up, so that the next call promotes the others. io_error: the system said no.
+  Status promote(SeqId seq, uint32_t first = 0, uint32_t count = kAll, PromotionReport* report = nullptr);
+  // Drops what lies over archive blocks with tokens in the range: their own bytes are read again, as they were. Needs no memory.
+  Status demote(SeqId seq, uint32_t first = 0, uint32_t count = kAll);
+  // The file and its queue; all zero without one. flush() waits until everything is written.
+  ColdStats cold_usage() const;
 
   // --- idle sequences
   // Packs the older tokens of a sequence as freeze(seq, options) does and gives their blocks back (those that a fork shares stay

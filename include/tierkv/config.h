@@ -76,6 +76,18 @@ struct DeepConfig {
   bool operator==(const DeepConfig&) const = default;
 };
 
+// The cold store: what leaves the warm tier for the archive is copied into a file first, behind the caller. park() and deep
+// snapshots take the rows from there, and promote() brings blocks back. The file is the cache's scratch: nothing in it outlives
+// the cache. The keys are `cold`, `cold_codec` and `cold_budget`.
+struct ColdConfig {
+  std::string path = "off";    // "off", a file, or a folder in which a file without a name is made
+  std::string codec = "int8";  // any codec without tables: fp16, int8, rot4, ...
+  uint64_t budget = 0;         // bytes of the file at most; 0: no limit
+
+  bool off() const { return path.empty() || path == "off"; }
+  bool operator==(const ColdConfig&) const = default;
+};
+
 struct CacheConfig {
   // The model.
   std::string model;  // a name for thresholds and snapshots; may be empty
@@ -98,6 +110,7 @@ struct CacheConfig {
   uint32_t window_slack = 32;  // tokens a windowed layer keeps beyond its window so that truncate() can roll back
 
   DeepConfig deep;
+  ColdConfig cold;
   // Tables of the model's keys and values (tierkv/calibration.h), which "auto" archives and some codecs work with:
   //   "auto"  those that are there, and where there are none the model is learned in passing (tierkv/learning.h),
   //   "off"   none: nothing is looked for and nothing learned,

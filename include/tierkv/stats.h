@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace tierkv {
@@ -31,6 +32,8 @@ struct MemoryStats {
   uint64_t bookkeeping_bytes = 0;  // block headers and lists, positions, eviction statistics, sequence records
   uint64_t parked_tokens = 0;      // rows that park() packed, summed over layers and KV heads; in no tier until wake()
   uint64_t parked_bytes = 0;       // what they take
+  uint64_t promoted_tokens = 0;    // rows that promote() brought back, summed over layers and KV heads; they are in their tier
+  uint64_t promoted_bytes = 0;     // what they take beside their archive blocks; in their tier's overhead
   uint64_t free_bytes = 0;         // held from the operating system, ready for reuse (whole-cache figure only)
   uint64_t total_bytes = 0;        // everything above: what the tokens take
   uint64_t peak_bytes = 0;         // highest total so far (whole-cache figure only)
@@ -38,12 +41,26 @@ struct MemoryStats {
   uint64_t fp16_bytes = 0;         // what the same live and parked tokens would take as plain FP16
   uint64_t table_bytes = 0;        // calibrated tables (whole-cache figure only); not in total_bytes
   uint64_t scratch_bytes = 0;  // rows of deep archives that calls under way decode (whole-cache figure only); not in total_bytes
+  uint64_t cold_bytes = 0;     // of the cold file on disk (whole-cache figure only); not in memory, and in no sum here
   // What the cache has in memory.
   uint64_t resident_bytes() const { return total_bytes + table_bytes; }
   const TierMemory& operator[](Tier t) const { return tier[static_cast<int>(t)]; }
   TierMemory& operator[](Tier t) { return tier[static_cast<int>(t)]; }
   // Tables counted.
   double compression() const { return total_bytes ? static_cast<double>(fp16_bytes) / static_cast<double>(resident_bytes()) : 0.0; }
+};
+
+// The cold store (CacheConfig::cold): copies of archived blocks in a file.
+struct ColdStats {
+  uint64_t copies = 0;       // there are, written or waiting
+  uint64_t used_bytes = 0;   // what they take of the file
+  uint64_t file_bytes = 0;   // its length; free places in it are used again
+  uint64_t queue_bytes = 0;  // in memory until they are written; in no figure of MemoryStats
+  uint64_t written = 0;      // copies ever written
+  uint64_t skipped = 0;      // never made: the queue, the file or byte_budget had no room
+  uint64_t failed = 0;       // not written: the disk is full or gone
+  uint64_t damaged = 0;      // read back other than they were written, or cut off, and given up
+  std::string problem;       // what the system said last; empty: nothing went wrong
 };
 
 // One measurement of how good the compressed cache is: 1 is as good as FP16 (say, exp(-KL) or top-1 agreement).

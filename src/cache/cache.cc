@@ -74,7 +74,8 @@ Result<std::unique_ptr<AdaptiveKVCache>> AdaptiveKVCache::create(const CacheConf
   }
   impl->arena = std::make_unique<Arena>(config.byte_budget, headroom);
   impl->env.arena = impl->arena.get();
-  impl->store = std::make_unique<store::BlockStore>(*impl->arena, tiers::payload_sizes);
+  TIERKV_RETURN_IF_ERROR(impl->open_cold());
+  impl->store = std::make_unique<store::BlockStore>(*impl->arena, tiers::payload_sizes, impl->cold.get());
   impl->env.store = impl->store.get();
   return std::unique_ptr<AdaptiveKVCache>(new AdaptiveKVCache(std::move(impl)));
 }
@@ -283,7 +284,8 @@ Status AdaptiveKVCache::verify(SeqId seq) const try {
   for (uint32_t l = 0; l < sequence->num_layers(); ++l) {
     for (const HeadStream& s : sequence->heads(l)) {
       for (const tiers::BlockRef& ref : s.blocks) {
-        if (!ref.block.resident() || impl_->store->intact(ref.block)) continue;
+        const bool intact = !ref.block.resident() || impl_->store->intact(ref.block);
+        if (intact && (!ref.promoted() || impl_->store->intact(ref.base))) continue;
         return error(StatusCode::data_loss, "sequence ", seq, ", layer ", l, ", KV head ", s.head, ": the ",
                      tier_name(ref.block.tier()), " block at position ", ref.first_position, " does not match its checksum");
       }
@@ -352,6 +354,7 @@ Status AdaptiveKVCache::flush() try {
     }
   }
   impl_->arena->trim();
+  if (impl_->cold) impl_->cold->drain();
   return {};
 }
 TIERKV_NO_MEMORY("flush")

@@ -8,11 +8,13 @@
 //   memory.cc     resident bytes
 //   save.cc       save, load, freeze, unfreeze; runs.cc: the same in pieces
 //   park.cc       park, wake
+//   promote.cc    promote, demote, the cold file
 //   pressure.h    calls that lack memory, tried again
 //
 // Locks, outermost first: a sequence's mutex, or that of tables being replaced and then the planner's writers' (never both); the
-// map's mutex, the planner's leaf, the codec set's, the handler's, learning's, the store's and the arena's are leaves and never
-// held while another is taken or a file is read (the sequence map is read, a shared_ptr copied out, and the map let go).
+// map's mutex, the planner's leaf, the codec set's, the handler's, learning's, the store's, the cold file's and the arena's are
+// leaves and never held while another is taken or a file is read (the sequence map is read, a shared_ptr copied out, and the map
+// let go).
 #pragma once
 
 #include <map>
@@ -38,7 +40,8 @@ struct AdaptiveKVCache::Impl {
   CacheConfig config;
   quant::CodecSet codecs;
   std::unique_ptr<plan::Planner> planner;  // set by create()
-  std::unique_ptr<Arena> arena;            // outlives the store, and that the sequences below
+  std::unique_ptr<Arena> arena;            // outlives the cold file, that the store, and that the sequences below
+  std::unique_ptr<store::ColdFile> cold;   // or null
   std::unique_ptr<store::BlockStore> store;
   tiers::StreamEnv env;
   ThreadPool pool;
@@ -80,6 +83,10 @@ struct AdaptiveKVCache::Impl {
   // park.cc
   // These options, or the configuration's where they name no target.
   DeepOptions deep_options(DeepOptions options) const;
+
+  // promote.cc
+  // The cold file and its codecs, as the configuration says; REQUIRES: the arena is there, the store not yet.
+  Status open_cold();
 
   // append.cc
   // `needed`: as with_pressure() (pressure.h) wants it.

@@ -24,6 +24,8 @@ void add_stream(const tiers::StreamEnv& env, const HeadStream& s, Count count, M
     const uint32_t tokens = ref.tokens();
     stats.fp16_bytes += ref.live * row_bytes;
     stats.bookkeeping_bytes += sizeof(store::BlockHeader);
+    if (env.store->copy_record(ref.promoted() ? ref.base : ref.block))
+      stats.bookkeeping_bytes += Arena::rounded(sizeof(store::ColdCopy));
     if (ref.positions) stats.bookkeeping_bytes += Arena::rounded(tokens * sizeof(uint32_t));
     if (ref.stats) stats.bookkeeping_bytes += Arena::rounded(static_cast<size_t>(tokens) * env.signals * sizeof(float));
     if (!ref.block.resident()) {
@@ -37,6 +39,11 @@ void add_stream(const tiers::StreamEnv& env, const HeadStream& s, Count count, M
     tier.tokens += ref.live;
     tier.payload_bytes += payload;
     tier.overhead_bytes += Arena::rounded(sizes.total()) - payload;
+    if (!ref.promoted()) continue;
+    tier.overhead_bytes += env.store->held_bytes(*ref.base.codec());
+    stats.bookkeeping_bytes += sizeof(store::BlockHeader);
+    stats.promoted_tokens += ref.live;
+    stats.promoted_bytes += Arena::rounded(sizes.total()) / holders;
   }
   TierMemory& hot = stats[Tier::hot];
   hot.tokens += s.tail.rows();
@@ -79,6 +86,7 @@ MemoryStats AdaptiveKVCache::memory_usage() const {
   stats.peak_bytes = books.peak;
   stats.table_bytes = impl_->codecs.table_bytes();
   stats.scratch_bytes = impl_->store->scratch_bytes();
+  if (impl_->cold) stats.cold_bytes = impl_->cold->file_bytes();
   stats.budget_bytes = impl_->config.byte_budget;
   return stats;
 }

@@ -111,6 +111,25 @@ tierkv_status tierkv_seq_is_parked(const tierkv_cache* cache, tierkv_seq seq, in
   });
 }
 
+tierkv_status tierkv_seq_promote(tierkv_cache* cache, tierkv_seq seq, uint32_t first, uint32_t count,
+                                 tierkv_promotion_report* report) {
+  return guarded([&]() -> Status {
+    TIERKV_NOT_NULL(cache);
+    if (report && report->size < sizeof(size_t)) return wrong_size("report", report->size);
+    tierkv::PromotionReport made;
+    TIERKV_RETURN_IF_ERROR(cache->value->promote(seq, first, count, &made));
+    if (!report) return {};
+    return sized_out(tierkv_promotion_report{0, made.blocks, made.tokens, made.without_copy}, report, "report");
+  });
+}
+
+tierkv_status tierkv_seq_demote(tierkv_cache* cache, tierkv_seq seq, uint32_t first, uint32_t count) {
+  return guarded([&]() -> Status {
+    TIERKV_NOT_NULL(cache);
+    return cache->value->demote(seq, first, count);
+  });
+}
+
 tierkv_status tierkv_cache_set_pressure_handler(tierkv_cache* cache, tierkv_pressure_handler handler, void* user) {
   return guarded([&]() -> Status {
     TIERKV_NOT_NULL(cache);

@@ -113,6 +113,41 @@ TEST(Park, PacksWakesAndReports) {
   tierkv_config_destroy(config);
 }
 
+TEST(ColdStore, PromotesAndDemotesAndReports) {
+  const TestFolder folder;
+  tierkv_config* config = nullptr;
+  ASSERT_EQ(tierkv_config_create(&config), TIERKV_OK);
+  ASSERT_EQ(tierkv_config_set_model(config, "", 1, 2, 1, 64), TIERKV_OK);
+  ASSERT_EQ(tierkv_config_apply_inline(config, ("hot=32,warm=64,archive=rot2,cold=" + folder.path()).c_str()), TIERKV_OK);
+  tierkv_cache* cache = nullptr;
+  ASSERT_EQ(tierkv_cache_create(config, &cache), TIERKV_OK) << tierkv_last_error();
+  tierkv_seq seq = 0;
+  ASSERT_EQ(tierkv_seq_add(cache, &seq), TIERKV_OK);
+  std::vector<float> rows(500 * 64);
+  for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<float>(i * 37 % 101) / 101.0f;
+  ASSERT_EQ(tierkv_append_f32(cache, seq, 0, rows.data(), rows.data(), 500), TIERKV_OK);
+  tierkv_promotion_report report{};
+  EXPECT_EQ(tierkv_seq_promote(cache, seq, 0, UINT32_MAX, &report), TIERKV_INVALID_ARGUMENT) << "size is not set";
+  EXPECT_EQ(tierkv_seq_promote(nullptr, seq, 0, 1, nullptr), TIERKV_INVALID_ARGUMENT);
+  EXPECT_EQ(tierkv_seq_demote(cache, seq + 1, 0, 1), TIERKV_NOT_FOUND);
+  report.size = sizeof report;
+  ASSERT_EQ(tierkv_seq_promote(cache, seq, 0, UINT32_MAX, &report), TIERKV_OK) << tierkv_last_error();
+  EXPECT_EQ(report.blocks, 3u);
+  EXPECT_EQ(report.tokens, 3 * 128u);
+  EXPECT_EQ(report.without_copy, 0u);
+  tierkv_memory memory{};
+  memory.size = sizeof memory;
+  ASSERT_EQ(tierkv_memory_usage(cache, &memory), TIERKV_OK);
+  EXPECT_EQ(memory.promoted_tokens, report.tokens);
+  EXPECT_GT(memory.promoted_bytes, 0u);
+  EXPECT_GT(memory.cold_bytes, 0u);
+  ASSERT_EQ(tierkv_seq_demote(cache, seq, 0, UINT32_MAX), TIERKV_OK);
+  ASSERT_EQ(tierkv_memory_usage(cache, &memory), TIERKV_OK);
+  EXPECT_EQ(memory.promoted_bytes, 0u);
+  tierkv_cache_destroy(cache);
+  tierkv_config_destroy(config);
+}
+
 TEST(Learning, BeginsOnceAndReports) {
   tierkv_config* config = nullptr;
   ASSERT_EQ(tierkv_config_create(&config), TIERKV_OK);

@@ -28,6 +28,9 @@ tierkv_memory plain(const MemoryStats& m) {
   out.parked_bytes = m.parked_bytes;
   out.table_bytes = m.table_bytes;
   out.scratch_bytes = m.scratch_bytes;
+  out.promoted_tokens = m.promoted_tokens;
+  out.promoted_bytes = m.promoted_bytes;
+  out.cold_bytes = m.cold_bytes;
   return out;
 }
 

@@ -111,6 +111,7 @@ using L = LayerConfig;
 using O = LayerOverride;
 using E = EvictionConfig;
 using D = DeepConfig;
+using Z = ColdConfig;
 
 }  // namespace
 
@@ -137,6 +138,12 @@ std::span<const Field<CacheConfig>> config_fields() {
       row<C, &C::calibration>("", "calibration", "", text(4096), "the same for a file"),
       row<C, &C::max_seq_len>("", "max_seq_len", "max_len", count(0, kMaxTokens), "tokens kept per sequence; 0: no limit"),
       row<C, &C::byte_budget>("", "byte_budget", "budget", bytes(), "bytes of all sequences together; 0: no limit"),
+      row<C, &C::cold, &Z::path>(
+          "", "cold", "", text(4096),
+          "copies of what is archived go to this file, or to one in this folder: for `park()`, deep snapshots and "
+          "`promote()`; `off`: none are made"),
+      row<C, &C::cold, &Z::codec>("", "cold_codec", "", codec(), "codec of these copies, one that needs no tables"),
+      row<C, &C::cold, &Z::budget>("", "cold_budget", "", bytes(), "bytes of that file at most; 0: no limit"),
       row<C, &C::window_slack>("", "window_slack", "", count(0, 65536),
                                "tokens a windowed layer keeps past its window, for truncate()"),
       row<C, &C::quality_target>("", "quality_target", "", real(0.0, 1.0, false), "score that adaptation holds"),

@@ -33,6 +33,7 @@ class Checker {
     check_overrides();
     for (const uint32_t layer : distinct_layers()) check_layer(layer);
     check_budget();
+    check_cold();
     if (!c_.calibration.empty() && c_.calibrate == "off") {
       add({"calibrate", "calibration"}, text("'calibrate' is off and 'calibration' names a file: one of them is enough"));
     } else if (!c_.calibration.empty() && c_.calibration_file() != c_.calibration) {
@@ -187,6 +188,15 @@ class Checker {
       add({"byte_budget", "warm_block", "num_layers", "num_kv_heads", "head_dim"},
           text("'byte_budget' (", c_.byte_budget, ") is too small for one block in every layer; at least ", need,
                " bytes are needed"));
+    }
+  }
+
+  void check_cold() {
+    const auto pair = quant::parse_codec_pair(c_.cold.codec);
+    if (pair.ok() && quant::needs_tables(*pair)) {
+      add({"cold_codec"}, text("'cold_codec' must be a codec without tables (fp16, int8, rot4, ...), not '", c_.cold.codec, "'"));
+    } else if (c_.head_dim != 0 && !c_.cold.off()) {
+      check_codec(c_.cold.codec, c_.archive_block, {"cold_codec", "archive_block", "head_dim"});
     }
   }
 

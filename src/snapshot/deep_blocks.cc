@@ -226,6 +226,7 @@ Status insert_deep(const StreamEnv& env, const Snapshot& snapshot, std::span<con
     const Target target = target_of(plans[block.layer], block.head);
     auto ref =
         tiers::seal(env, rows, *target.codec, *target.raw, target.tier, nullptr, block.layer, block.head, Arena::Use::normal);
+    if (ref && target.tier == Tier::archive) tiers::copy_behind(env, rows, *ref);
     if (ref) coming.streams[block.index].push_back(*ref);
     return ref.has_value();
   }));

@@ -1,6 +1,7 @@
 #include "snapshot/deep_part.h"
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
 
 #include "base/mapped_memory.h"
@@ -43,12 +44,39 @@ void each_stream(const Sequence& sequence, const calib::DeepTables& tables, Body
   }
 }
 
+// A block's bytes at their best: what lies over it, else its copy in the cold file, else its own.
+class BestBytes {
+ public:
+  BestBytes(const StreamEnv& env, const BlockRef& ref, std::vector<std::byte>& image, std::atomic<uint64_t>& unread)
+      : pin_(*env.store, ref.block), codec_(ref.block.codec()), keys_(pin_.keys()), values_(pin_.values()) {
+    store::ColdCopy* copy = ref.promoted() ? nullptr : env.store->copy(ref.block);
+    if (!copy) return;
+    image.resize(copy->sizes.total());
+    if (!env.store->cold()->read(*copy, image).ok()) {
+      ++unread;
+      return;
+    }
+    codec_ = copy->codec;
+    keys_ = std::span<const std::byte>(image).first(copy->sizes.keys);
+    values_ = std::span<const std::byte>(image).subspan(copy->sizes.value_offset());
+  }
+  const CodecEntry& codec() const { return *codec_; }
+  std::span<const std::byte> keys() const { return keys_; }
+  std::span<const std::byte> values() const { return values_; }
+
+ private:
+  const tiers::Pin pin_;
+  const CodecEntry* codec_;
+  std::span<const std::byte> keys_, values_;
+};
+
 // Rows [first, first + count) of one head, decoded.
-void read_rows(const StreamEnv& env, const HeadStream& s, uint32_t first, uint32_t count, size_t stride, float* keys,
-               float* values) {
+void read_rows(const StreamEnv& env, const HeadStream& s, uint32_t first, uint32_t count, size_t stride, float* keys, float* values,
+               std::atomic<uint64_t>& unread) {
   const uint32_t head_dim = env.head_dim;
   struct Rows {
     std::vector<float> decoded;
+    std::vector<std::byte> image;
   };
   std::vector<float>& rows = per_thread<Rows>().decoded;
   size_t b = 0;
@@ -63,10 +91,10 @@ void read_rows(const StreamEnv& env, const HeadStream& s, uint32_t first, uint32
     const quant::BlockContext ctx{s.layer, s.head, ref.first_position, nullptr};
     rows.resize(2 * static_cast<size_t>(n) * head_dim);
     float* value_rows = rows.data() + static_cast<size_t>(n) * head_dim;
-    const tiers::Pin pin(*env.store, ref.block);
+    const BestBytes best(env, ref, per_thread<Rows>().image, unread);
     const attn::DecodeWork sides[] = {
-        {ref.block.codec()->key.get(), pin.keys(), ctx, from, n, rows.data()},
-        {ref.block.codec()->value.get(), pin.values(), ctx, from, n, value_rows},
+        {best.codec().key.get(), best.keys(), ctx, from, n, rows.data()},
+        {best.codec().value.get(), best.values(), ctx, from, n, value_rows},
     };
     env.backend->decode(sides);
     for (uint32_t i = 0; i < n; ++i) {
@@ -75,6 +103,27 @@ void read_rows(const StreamEnv& env, const HeadStream& s, uint32_t first, uint32
     }
     done += n;
   }
+}
+
+// What a report says of archive blocks whose rows came from the archive though there is a cold file; empty: none did.
+std::string note_of_missing(const StreamEnv& env, const Sequence& sequence, const calib::DeepTables& tables, const DeepRun& run,
+                            uint64_t unread) {
+  if (!env.store->cold()) return {};
+  uint64_t blocks = 0, without = 0;
+  each_stream(sequence, tables, [&](const HeadStream& s, uint32_t) {
+    for (const BlockRef& ref : s.blocks) {
+      if (ref.block.tier() != Tier::archive || ref.first_position < run.first || ref.first_position >= run.end) continue;
+      ++blocks;
+      without += !ref.promoted() && !env.store->copy(ref.block);
+    }
+  });
+  std::string note;
+  if (without) {
+    note = std::to_string(without) + " of " + std::to_string(blocks) + " archive blocks have no cold copy";
+  } else if (unread) {
+    note = "the cold file could not be read " + std::to_string(unread) + " times";
+  }
+  return note.empty() ? note : note + ": these rows have the archive's errors as well";
 }
 
 DeepRun find_run(const StreamEnv& env, const Sequence& sequence, std::span<const LayerPlan> plans, const calib::DeepTables& tables,
@@ -180,9 +229,10 @@ Result<DeepPart> encode_deep(const StreamEnv& env, const Sequence& sequence, con
   encode.quality = options.quality;
   encode.threads = threads;
   const size_t stride = static_cast<size_t>(sequence.kv_heads()) * env.head_dim;
+  std::atomic<uint64_t> unread = 0;
   const deep::ReadRows read = [&](uint32_t layer, uint32_t first, uint32_t count, float* keys, float* values) {
     for (const HeadStream& s : sequence.heads(layer)) {
-      read_rows(env, s, run.first + first, count, stride, keys + s.head * env.head_dim, values + s.head * env.head_dim);
+      read_rows(env, s, run.first + first, count, stride, keys + s.head * env.head_dim, values + s.head * env.head_dim, unread);
     }
   };
   deep::EncodeReport made;
@@ -194,6 +244,8 @@ Result<DeepPart> encode_deep(const StreamEnv& env, const Sequence& sequence, con
     report->bytes = made.bytes;
     report->ratio = made.ratio;
     report->quality = made.quality;
+    const std::string missing = note_of_missing(env, sequence, tables, run, unread);
+    if (!missing.empty()) report->note += (report->note.empty() ? "" : "; ") + missing;
   }
   return part;
 }

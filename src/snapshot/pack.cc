@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <utility>
 
 #include "base/mapped_memory.h"
 #include "base/status_macros.h"
@@ -22,12 +23,34 @@ Status no_room(const Arena& arena, const char* what, uint64_t needed) {
                arena.mapped() - arena.free_bytes(), " are in use");
 }
 
-std::vector<BlockHandle*> blocks_of_run(Sequence& sequence, const calib::DeepTables& tables, const DeepRun& run) {
-  std::vector<BlockHandle*> out;
+// What becomes packed: of promoted blocks those below, and the ones that lie over them go.
+struct RunBlocks {
+  std::vector<BlockHandle*> handles;
+  std::vector<BlockRef*> promoted;
+
+  BlockStore::Price price(const BlockStore& store) const {
+    BlockStore::Price out = store.price(handles);
+    for (const BlockRef* ref : promoted) {
+      if (ref->block.references() == 1) out.frees += store.held_bytes(*ref->block.codec());
+    }
+    return out;
+  }
+  void drop_promoted(BlockStore& store) const noexcept {
+    for (BlockRef* ref : promoted) {
+      store.release(ref->block);
+      ref->block = std::exchange(ref->base, {});
+    }
+  }
+};
+
+RunBlocks blocks_of_run(Sequence& sequence, const calib::DeepTables& tables, const DeepRun& run) {
+  RunBlocks out;
   for (const calib::DeepLayer& layer : tables.coded) {
     for (HeadStream& s : sequence.heads(layer.layer)) {
       for (BlockRef& ref : s.blocks) {
-        if (ref.first_position >= run.first && ref.first_position < run.end) out.push_back(&ref.block);
+        if (ref.first_position < run.first || ref.first_position >= run.end) continue;
+        out.handles.push_back(ref.promoted() ? &ref.base : &ref.block);
+        if (ref.promoted()) out.promoted.push_back(&ref);
       }
     }
   }
@@ -86,8 +109,8 @@ Status pack(const StreamEnv& env, Sequence& sequence, std::span<const LayerPlan>
   report = DeepReport();
   report.note = run.note;
   if (run.first == run.end) return error(StatusCode::failed_precondition, run.note);
-  const std::vector<BlockHandle*> blocks = blocks_of_run(sequence, *calibration.tables, run);
-  if (env.store->price(blocks).frees == 0) {  // seen without encoding anything
+  const RunBlocks blocks = blocks_of_run(sequence, *calibration.tables, run);
+  if (blocks.price(*env.store).frees == 0) {  // seen without encoding anything
     return error(
         StatusCode::failed_precondition,
         "it would not shrink: its blocks give back 0 bytes (other sequences hold all of them as well), and packed its tokens "
@@ -95,7 +118,7 @@ Status pack(const StreamEnv& env, Sequence& sequence, std::span<const LayerPlan>
   }
   auto group = std::make_unique<PackedGroup>();
   TIERKV_ASSIGN_OR_RETURN(const DeepPart part, encode_deep(env, sequence, calibration, run, options, threads, &report));
-  const BlockStore::Price price = env.store->price(blocks);
+  const BlockStore::Price price = blocks.price(*env.store);
   const uint64_t takes = Arena::rounded(part.bytes.size()) + price.headers;
   if (takes >= price.frees) return would_not_shrink(takes, price.frees);
   group->first = run.first;
@@ -104,7 +127,9 @@ Status pack(const StreamEnv& env, Sequence& sequence, std::span<const LayerPlan>
   group->report = report;
   sequence.packed.reserve(sequence.packed.size() + 1);
   const PackedGroup* const made = group.get();
-  if (!env.store->pack(blocks, std::move(group), part.bytes)) return no_room(*env.arena, "park the sequence", part.bytes.size());
+  if (!env.store->pack(blocks.handles, std::move(group), part.bytes))
+    return no_room(*env.arena, "park the sequence", part.bytes.size());
+  blocks.drop_promoted(*env.store);
   const auto behind =
       std::find_if(sequence.packed.begin(), sequence.packed.end(), [&](const PackedGroup* g) { return g->first > run.first; });
   sequence.packed.insert(behind, made);

@@ -7,17 +7,19 @@
 #include <vector>
 
 #include "base/checksum.h"
+#include "base/status_macros.h"
 #include "store/packed_group.h"
 
 namespace tierkv::store {
-namespace {
 
-uint64_t checksum_of(std::span<const std::byte> keys, std::span<const std::byte> values) {
+uint64_t payload_checksum(std::span<const std::byte> keys, std::span<const std::byte> values) {
   const uint64_t parts[2] = {checksum(keys), checksum(values)};
   return checksum(std::as_bytes(std::span(parts)));
 }
 
-}  // namespace
+uint64_t payload_checksum(const PayloadSizes& sizes, std::span<const std::byte> payload) {
+  return payload_checksum(payload.first(sizes.keys), payload.subspan(sizes.value_offset(), sizes.values));
+}
 
 // --- payloads
 
@@ -32,7 +34,7 @@ void Payload::swap(Payload& other) noexcept {
   std::swap(tag_, other.tag_);
 }
 
-uint64_t Payload::compute_checksum() const { return checksum_of({at_, sizes_.keys}, {at_ + sizes_.value_offset(), sizes_.values}); }
+uint64_t Payload::compute_checksum() const { return payload_checksum(sizes_, {at_, sizes_.total()}); }
 
 Payload BlockStore::allocate(const quant::CodecEntry& codec, Tier tier, Arena::Use use) {
   Payload out;
@@ -117,12 +119,13 @@ void BlockStore::release(BlockHandle block) noexcept {
   // acq_rel: the last owner must see every read of the others finished before the bytes are reused.
   if (header->refs.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   drop_place(header);
+  if (header->copy) cold_->release(header->copy);
   give_header(header);
 }
 
 bool BlockStore::intact(BlockHandle block) const {
   const BlockBytes b = bytes(block);
-  return checksum_of(b.keys, b.values) == block.checksum();
+  return payload_checksum(b.keys, b.values) == block.checksum();
 }
 
 // --- states
@@ -154,6 +157,25 @@ void BlockStore::become_resident(BlockHeader* header, Payload payload, const qua
   header->codec = &codec;
   header->checksum = sum;
   header->place = std::exchange(payload.at_, nullptr);
+}
+
+// Another header stands for the same rows.
+void BlockStore::share_copy(const BlockHeader* from, BlockHeader* to) noexcept {
+  to->copy = from->copy;
+  if (to->copy) cold_->retain(to->copy);
+}
+
+Result<BlockHandle> BlockStore::restore(BlockHandle block) {
+  ColdCopy& copy = *block.header_->copy;
+  const auto no_room = [&] {
+    return error(StatusCode::resource_exhausted, "no room for ", copy.sizes.total(), " bytes of a cold copy");
+  };
+  Payload payload = allocate(*copy.codec, block.tier(), Arena::Use::normal);
+  if (!payload) return no_room();
+  TIERKV_RETURN_IF_ERROR(cold_->read(copy, {payload.at_, copy.sizes.total()}));
+  const BlockHandle made = seal(std::move(payload), copy.checksum, *copy.codec, block.tier(), block.source(), Arena::Use::normal);
+  if (!made) return no_room();
+  return made;
 }
 
 BlockStore::Price BlockStore::price(std::span<BlockHandle* const> blocks) const {
@@ -201,6 +223,7 @@ bool BlockStore::pack(std::span<BlockHandle* const> blocks, std::unique_ptr<Pack
     fresh[i]->codec = blocks[i]->codec();
     fresh[i]->source = blocks[i]->source();
     fresh[i]->checksum = blocks[i]->checksum();
+    share_copy(blocks[i]->header_, fresh[i]);
     become_packed(fresh[i], members);
     release(*blocks[i]);
     *blocks[i] = BlockHandle(fresh[i]);

@@ -4,12 +4,13 @@
 // references; the bytes never change after sealing, so forks share them and a checksum over them means something. What differs
 // between sequences (rows in use, evicted rows) is in tiers::BlockRef.
 //
-// Headers:  40 bytes, in slabs of the arena (bookkeeping). They never move. A slot is used again; an empty slab is given back.
+// Headers:  48 bytes, in slabs of the arena (bookkeeping). They never move. A slot is used again; an empty slab is given back.
 // Payloads: [key bytes, padded to 64][value bytes] in the arena under the tier's tag. The store knows no codec: SizesOf says how
 //           long the two parts are.
 // States:   resident: header.place is the payload. packed: it is the PackedGroup that holds the tokens as a deep archive.
 //           A file or a device is another state: an enumerator, what `place` means for it, a case in drop_place(), and a call like
 //           pack() or Unpacking that changes it. Nothing else looks at `place`.
+// Copies:   a block may have a copy of its rows in the cold file (store/cold_file.h). It goes with the block, whatever its state.
 // Pins:     whoever reads bytes keeps them from changing state. Only the holder of the *only* reference may change a block's state,
 //           so one more reference is a pin: Pin takes one. A reader that holds the lock of a sequence has that sequence's own
 //           references for as long, and the lock keeps everybody else from changing them: attention reads its whole list of views
@@ -26,11 +27,9 @@
 #include <span>
 
 #include "base/arena.h"
+#include "store/cold_file.h"
+#include "store/payload_sizes.h"
 #include "tierkv/stats.h"
-
-namespace tierkv::quant {
-struct CodecEntry;  // opaque here
-}
 
 namespace tierkv::store {
 
@@ -38,13 +37,6 @@ class PackedGroup;
 class Unpacking;
 
 enum class BlockState : uint8_t { resident = 0, packed = 1 };
-
-struct PayloadSizes {
-  size_t keys = 0, values = 0;
-  size_t value_offset() const { return Arena::rounded(keys); }
-  size_t total() const { return value_offset() + values; }
-};
-using SizesOf = PayloadSizes (*)(const quant::CodecEntry& codec);
 
 struct BlockBytes {
   std::span<const std::byte> keys, values;
@@ -60,8 +52,9 @@ struct BlockHeader {
   const quant::CodecEntry* source = nullptr;
   uint64_t checksum = 0;
   void* place = nullptr;
+  ColdCopy* copy = nullptr;  // of the rows before they became this block; null: there is none
 };
-static_assert(sizeof(BlockHeader) == 40);
+static_assert(sizeof(BlockHeader) == 48);
 
 // What a sequence holds. A plain value: copying it takes no reference. REQUIRES, for all but bool and ==: it is not null.
 class BlockHandle {
@@ -119,7 +112,8 @@ class Payload {
 
 class BlockStore {
  public:
-  BlockStore(Arena& arena, SizesOf sizes) : arena_(arena), sizes_(sizes) {}
+  // `cold`: where copies are, or null. It outlives the store.
+  BlockStore(Arena& arena, SizesOf sizes, ColdFile* cold = nullptr) : arena_(arena), sizes_(sizes), cold_(cold) {}
   // REQUIRES: every block was released.
   ~BlockStore() = default;
   BlockStore(const BlockStore&) = delete;
@@ -144,6 +138,18 @@ class BlockStore {
   }
   // The bytes are those that were sealed. REQUIRES: as bytes().
   bool intact(BlockHandle block) const;
+
+  // --- copies in the cold file
+  // The block's copy from here on, by the caller's reference to it. REQUIRES: resident, one reference, and it has none.
+  void attach(BlockHandle block, ColdCopy* copy) noexcept { block.header_->copy = copy; }
+  // Its copy, if that can be read; else null.
+  ColdCopy* copy(BlockHandle block) const { return ColdFile::usable(block.header_->copy) ? block.header_->copy : nullptr; }
+  // Readable or lost; null: it never had one.
+  const ColdCopy* copy_record(BlockHandle block) const { return block.header_->copy; }
+  // A new block, resident, that is the copy bit for bit, with one reference, which the caller has. resource_exhausted: no room.
+  // Otherwise as ColdFile::read(). REQUIRES: copy(block) is not null, and the caller has a reference to the block.
+  [[nodiscard]] Result<BlockHandle> restore(BlockHandle block);
+  ColdFile* cold() const { return cold_; }
 
   // What a payload takes from the arena.
   size_t held_bytes(const quant::CodecEntry& codec) const { return Arena::rounded(sizes_(codec).total()); }
@@ -170,7 +176,7 @@ class BlockStore {
  private:
   friend class Unpacking;
   friend class CountedScratch;
-  static constexpr uint32_t kSlots = 24;
+  static constexpr uint32_t kSlots = 20;
   struct Slab {
     Slab* previous = nullptr;  // among those with a free slot
     Slab* next = nullptr;
@@ -190,11 +196,13 @@ class BlockStore {
   void unlink(Slab* slab);
   Payload take_payload(BlockHeader* header) noexcept;
   void drop_place(BlockHeader* header) noexcept;
+  void share_copy(const BlockHeader* from, BlockHeader* to) noexcept;
   void become_packed(BlockHeader* header, PackedGroup* group) noexcept;
   void become_resident(BlockHeader* header, Payload payload, const quant::CodecEntry& codec, uint64_t checksum) noexcept;
 
   Arena& arena_;
   const SizesOf sizes_;
+  ColdFile* const cold_;
   mutable std::mutex mutex_;
   Slab* open_ = nullptr;  // slabs with a free slot
   size_t free_slots_ = 0;

@@ -49,10 +49,10 @@ class FullStoreTest : public BlockStoreTest {
 TEST_F(BlockStoreTest, HeadersAreUsedAgainAndEmptySlabsGoBack) {
   std::vector<BlockHandle> blocks;
   for (int i = 0; i < 100; ++i) blocks.push_back(make(small_codec, 1));
-  EXPECT_EQ(arena.allocated(MemoryTag::bookkeeping), 5 * BlockStore::kSlabBytes) << "24 headers a slab";
+  EXPECT_EQ(arena.allocated(MemoryTag::bookkeeping), 5 * BlockStore::kSlabBytes) << "20 headers a slab";
   for (int i = 0; i < 100; i += 2) store.release(blocks[static_cast<size_t>(i)]);
-  EXPECT_EQ(store.header_bytes_for(70), 0u);
-  EXPECT_EQ(store.header_bytes_for(71), BlockStore::kSlabBytes);
+  EXPECT_EQ(store.header_bytes_for(50), 0u);
+  EXPECT_EQ(store.header_bytes_for(51), BlockStore::kSlabBytes);
   for (int i = 0; i < 100; i += 2) blocks[static_cast<size_t>(i)] = make(small_codec, 2);
   EXPECT_EQ(arena.allocated(MemoryTag::bookkeeping), 5 * BlockStore::kSlabBytes);
   for (const BlockHandle block : blocks) store.release(block);

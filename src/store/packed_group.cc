@@ -135,6 +135,7 @@ void Unpacking::commit() noexcept {
       // The fork keeps the packed one.
       BlockHeader* fresh = std::exchange(slot.fresh, nullptr);
       fresh->tier = old.tier();
+      store_.share_copy(old.header_, fresh);
       store_.become_resident(fresh, std::move(slot.payload), *slot.codec, slot.checksum);
       *slot.block = BlockHandle(fresh);
       store_.release(old);

@@ -27,12 +27,14 @@ inline store::PayloadSizes payload_sizes(const CodecEntry& codec) { return {code
 // Plain data: stream.h's functions own the references and arrays.
 struct BlockRef {
   BlockHandle block;
+  BlockHandle base;               // promoted: `block` lies over this archive block, and is what everybody reads; null: it does not
   uint32_t* positions = nullptr;  // [block tokens], kDeadPosition where evicted; null: first_position + row, all alive
   float* stats = nullptr;         // [block tokens][signals]; null where none are kept
   uint32_t first_position = 0;
   uint16_t rows = 0;  // rows in use: 0..block tokens
   uint16_t live = 0;  // of those, not evicted
 
+  bool promoted() const { return static_cast<bool>(base); }
   uint32_t tokens() const { return block.codec()->tokens; }
   uint32_t position(uint32_t row) const { return positions ? positions[row] : first_position + row; }
   bool alive(uint32_t row) const { return !positions || positions[row] != kDeadPosition; }

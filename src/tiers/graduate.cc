@@ -36,7 +36,9 @@ bool graduate(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, Arena:
     batch.add_tail(env, s.tail, block);
     const CodecEntry& raw = plan.warm ? *plan.raw_warm : *plan.raw_archive;
     auto ref = seal(env, batch, *plan.first_codec(s.head), raw, tier, nullptr, s.layer, s.head, use, plan.guide(s.head));
-    if (!ref || !push_block(env, s, *ref, use)) return false;
+    if (!ref) return false;
+    if (tier == Tier::archive && plan.window == 0) copy_behind(env, batch, *ref);
+    if (!push_block(env, s, *ref, use)) return false;
     s.tail.drop_front(block);
   }
   return true;
@@ -63,6 +65,7 @@ bool demote(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, uint32_t
       auto ref = seal(env, batch, *plan.archive(s.head), *plan.raw_archive, Tier::archive, s.blocks[first].block.codec(), s.layer,
                       s.head, use);
       if (!ref) return false;
+      if (plan.window == 0) copy_behind(env, batch, *ref);
       release_ref(env, s.blocks[first]);
       s.blocks[first++] = *ref;
     }

@@ -185,4 +185,29 @@ std::optional<BlockRef> seal(const StreamEnv& env, RowBatch& batch, const CodecE
   return std::nullopt;
 }
 
+void copy_behind(const StreamEnv& env, const RowBatch& batch, const BlockRef& ref) noexcept {
+  store::ColdFile* cold = env.store->cold();
+  if (!cold || !env.cold_codec || ref.tokens() != env.cold_codec->tokens) return;
+  struct Image {
+    std::vector<std::byte> bytes;
+  };
+  (void)with_memory([&] {
+    std::vector<std::byte>& image = per_thread<Image>().bytes;
+    const quant::BlockContext ctx{0, 0, ref.first_position, ref.positions};
+    for (const CodecEntry* codec : {env.cold_codec, env.cold_raw}) {
+      const store::PayloadSizes sizes = payload_sizes(*codec);
+      image.assign(sizes.total(), std::byte{0});
+      const attn::EncodeWork sides[] = {
+          {codec->key.get(), batch.keys.data(), ctx, std::span(image).first(sizes.keys)},
+          {codec->value.get(), batch.values.data(), ctx, std::span(image).subspan(sizes.value_offset())},
+      };
+      if (!env.backend->encode(sides).ok()) continue;
+      if (store::ColdCopy* copy = cold->add(*codec, sizes, store::payload_checksum(sizes, image), image))
+        env.store->attach(ref.block, copy);
+      break;
+    }
+    return true;
+  });
+}
+
 }  // namespace tierkv::tiers

@@ -43,4 +43,8 @@ std::optional<BlockRef> seal(const StreamEnv& env, RowBatch& batch, const CodecE
                              const CodecEntry* source, uint32_t layer, uint32_t head, Arena::Use use,
                              const quant::Codec* guide = nullptr);
 
+// A copy of the rows that a new archive block was just made of goes to the cold file, in its codec. Without room there is none.
+// REQUIRES: the block was sealed from this batch, and nobody else has a reference to it.
+void copy_behind(const StreamEnv& env, const RowBatch& batch, const BlockRef& ref) noexcept;
+
 }  // namespace tierkv::tiers

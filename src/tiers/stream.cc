@@ -20,6 +20,7 @@ bool clone(const StreamEnv& env, const HeadStream& from, HeadStream& to) {
     if (ref.positions) std::copy_n(source.positions, tokens, ref.positions);
     if (ref.stats) std::copy_n(source.stats, static_cast<size_t>(tokens) * env.signals, ref.stats);
     env.store->retain(ref.block);
+    if (ref.base) env.store->retain(ref.base);
     to.blocks.push_reserved(ref);
   }
   if (!ok) destroy(env, to);
@@ -61,7 +62,8 @@ void release_ref_arrays(const StreamEnv& env, BlockRef& ref, uint32_t tokens) {
 void release_ref(const StreamEnv& env, BlockRef& ref) {
   release_ref_arrays(env, ref, ref.tokens());
   env.store->release(ref.block);
-  ref.block = {};
+  if (ref.base) env.store->release(ref.base);
+  ref.block = ref.base = {};
 }
 
 }  // namespace tierkv::tiers

@@ -30,8 +30,10 @@ struct StreamEnv {
   bool hot_bf16 = false;  // the tail's rows are bf16, not fp16
   const attn::Backend* backend = &attn::cpu_backend();
   BlockStore* store = nullptr;
-  int mass = -1;              // which of them is the mass that a token received; -1: it is not kept
-  bool archive_stats = true;  // archived tokens keep theirs; false: they only said which rows are kept better there
+  const CodecEntry* cold_codec = nullptr;  // of copies in the cold file, in blocks of the archive's size; null: none are made
+  const CodecEntry* cold_raw = nullptr;    // 16-bit rows, for rows that it refuses
+  int mass = -1;                           // which of them is the mass that a token received; -1: it is not kept
+  bool archive_stats = true;               // archived tokens keep theirs; false: they only said which rows are kept better there
 
   bool keeps_stats(Tier tier) const { return signals != 0 && (archive_stats || tier != Tier::archive); }
 };
@@ -79,6 +81,37 @@ struct StreamViews {
   std::vector<Tier> tiers;
 };
 void collect_views(const StreamEnv& env, HeadStream& s, const CodecEntry& hot_codec, StreamViews& out);
+
+// Over each archive block with rows at first..end-1 lies a better one from here on, its copy from the cold file bit for bit. The
+// fresh blocks are made first, and lie where they belong once commit() is called, which needs no memory.
+class Promotion {
+ public:
+  explicit Promotion(const StreamEnv& env) : env_(env) {}
+  ~Promotion();
+  Promotion(const Promotion&) = delete;
+  Promotion& operator=(const Promotion&) = delete;
+
+  // resource_exhausted, data_loss, io_error: as BlockStore::restore(). Throws bad_alloc.
+  [[nodiscard]] Status add(HeadStream& s, uint32_t first, uint32_t end);
+  void commit() noexcept;
+
+  uint64_t blocks() const { return made_.size(); }
+  uint64_t rows() const { return rows_; }
+  uint64_t without_copy() const { return without_; }  // archive blocks in the range that stay as they are
+
+ private:
+  struct Made {
+    BlockRef* ref;
+    BlockHandle fresh;
+  };
+  const StreamEnv& env_;
+  std::vector<Made> made_;
+  uint64_t rows_ = 0, without_ = 0;
+};
+// What the payloads of all copies in the range take.
+uint64_t promotion_bytes(const StreamEnv& env, const HeadStream& s, uint32_t first, uint32_t end);
+// The blocks that were promoted give way to those they lie over. How many. Needs no memory.
+uint64_t drop_promoted(const StreamEnv& env, HeadStream& s, uint32_t first, uint32_t end) noexcept;
 
 // A copy that shares blocks and tail. False: no memory, `to` is empty.
 [[nodiscard]] bool clone(const StreamEnv& env, const HeadStream& from, HeadStream& to);
