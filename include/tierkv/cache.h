@@ -28,6 +28,10 @@
 
 namespace tierkv {
 
+namespace attn {
+class Backend;  // src/attn/backend.h
+}
+
 using SeqId = uint64_t;
 
 enum class DType : uint8_t { f32 = 0, f16 = 1, bf16 = 2 };
@@ -279,6 +283,9 @@ class AdaptiveKVCache {
   // most, or one) and a block: MemoryStats::scratch_bytes.
   Status wake(SeqId seq);
   Result<bool> is_parked(SeqId seq) const;
+
+  // Who attends: the processor, or the device of tierkv/cuda.h; null: the processor again. REQUIRES: no other call is under way.
+  void attend_with(std::shared_ptr<const attn::Backend> backend);
 
   struct Impl;  // src/cache/impl.h
 

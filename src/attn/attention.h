@@ -35,6 +35,8 @@ struct BlockView {
   std::span<const std::byte> values;
   quant::BlockContext ctx;  // positions are ctx.first_position + row, or ctx.positions[row] (ascending but for dead rows)
   uint32_t rows = 0;        // <= kMaxViewRows
+  // A checksum of all bytes of a sealed block, for whoever keeps a copy of them elsewhere; 0: the bytes may change after this call.
+  uint64_t sealed = 0;
 
   uint32_t position(uint32_t row) const { return ctx.positions ? ctx.positions[row] : ctx.first_position + row; }
 };

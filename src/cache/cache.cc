@@ -142,6 +142,11 @@ bool AdaptiveKVCache::Impl::make_others_room(SeqId seq, uint64_t needed, uint32_
   return (*handler)({seq, needed, books.mapped - books.free_bytes, config.byte_budget, attempt});
 }
 
+void AdaptiveKVCache::attend_with(std::shared_ptr<const attn::Backend> backend) {
+  impl_->env.backend = backend ? backend.get() : &attn::cpu_backend();
+  impl_->backend = std::move(backend);
+}
+
 Status AdaptiveKVCache::set_pressure_handler(PressureHandler handler) try {
   auto shared = handler ? std::make_shared<const PressureHandler>(std::move(handler)) : nullptr;
   std::lock_guard lock(impl_->pressure_mutex);

@@ -10,6 +10,10 @@ Turner::Turner(const Rope& rope, uint32_t head_dim) : rope_(rope), dim_(head_dim
   const size_t n = rope_.size();
   halves_ = n > 0;
   for (size_t p = 0; p < n; ++p) halves_ &= rope_[p].a == p && rope_[p].b == p + n;
+  for (const auto& pair : rope_) {
+    channels_.push_back(static_cast<uint16_t>(pair.a));
+    channels_.push_back(static_cast<uint16_t>(pair.b));
+  }
   tables_.resize(kDigits * kBase * 2 * n);
   for (int digit = 0; digit < kDigits; ++digit) {
     for (uint32_t value = 0; value < kBase; ++value) {

@@ -22,7 +22,11 @@ class Turner {
   // out = rows turned by `by` positions (forward when positive). in == out is allowed. |by| < 2^21.
   void turn(const float* rows, uint32_t count, int64_t by, float* out) const;
   const Rope& rope() const { return rope_; }
-  size_t bytes() const { return tables_.size() * sizeof(float); }
+  size_t bytes() const { return tables_.size() * sizeof(float) + channels_.size() * sizeof(uint16_t); }
+  // For whoever turns rows elsewhere: [digit][value][cosines of the pairs, sines of the pairs], kDigits digits of kBase values, and
+  // the two channels of each pair.
+  const float* tables() const { return tables_.data(); }
+  const uint16_t* channels() const { return channels_.data(); }
 
  private:
   static constexpr int kDigits = 3;
@@ -32,6 +36,7 @@ class Turner {
   Rope rope_;
   uint32_t dim_;
   bool halves_ = false;        // pair p is (p, p + pairs): one run of channels with another
+  std::vector<uint16_t> channels_;
   std::vector<float> tables_;  // [digit][value][cos of every pair, sin of every pair]
 };
 

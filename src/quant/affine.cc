@@ -8,6 +8,7 @@
 #include "quant/block_grid.h"
 #include "quant/checks.h"
 #include "quant/isa.h"
+#include "quant/layout.h"
 #include "quant/vec.h"
 
 namespace tierkv::quant {
@@ -116,6 +117,24 @@ class AffineCodec final : public Codec {
         for (uint32_t l = 0; l < kTileLanes; ++l) a[l] += bias[i] + sum[l];
       });
     }
+  }
+
+  bool layout(SideLayout& out) const override {
+    if (recipe_.table != nullptr && meta_.levels > kMostLevels) return false;
+    out = SideLayout();
+    out.kind = LayoutKind::packed;
+    out.by_channel = recipe_.axis == Axis::channel;
+    out.meta = recipe_.meta;
+    out.bits = static_cast<uint8_t>(recipe_.bits);
+    out.tokens = shape().tokens, out.head_dim = shape().head_dim;
+    out.bytes = static_cast<uint32_t>(bytes());
+    out.group = recipe_.group, out.groups = groups_;
+    lanes_.layout(out.planes);
+    out.meta_at = static_cast<uint32_t>(lanes_.bytes());
+    out.zero = recipe_.zero;
+    out.has_levels = recipe_.table != nullptr;
+    for (uint32_t i = 0; recipe_.table != nullptr && i < meta_.levels; ++i) out.levels[i] = recipe_.table[i];
+    return true;
   }
 
   Status validate(std::span<const std::byte> in) const override {

@@ -7,6 +7,7 @@
 #include "base/status_macros.h"
 #include "quant/checks.h"
 #include "quant/isa.h"
+#include "quant/layout.h"
 #include "quant/row_sums.h"
 #include "quant/scratch.h"
 
@@ -78,6 +79,13 @@ class CenteredCodec final : public Codec {
       for (uint32_t t = 0; t < rows; ++t) total += weights[i * stride + t];
       for (uint32_t c = 0; c < d; ++c) acc[static_cast<size_t>(i) * d + c] += static_cast<float>(total) * mean[c];
     }
+  }
+
+  bool layout(SideLayout& out) const override {
+    if (!inner_->layout(out) || out.kind != LayoutKind::packed || out.mean_at != 0) return false;
+    out.mean_at = static_cast<uint32_t>(inner_->bytes());
+    out.bytes = static_cast<uint32_t>(bytes());
+    return true;
   }
 
   Status validate(std::span<const std::byte> in) const override {

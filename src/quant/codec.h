@@ -39,6 +39,7 @@ struct BlockShape {
 
 class Codec;
 class ErrorFeedback;
+struct SideLayout;
 
 // What a codec may need to know about a block beside its rows.
 struct BlockContext {
@@ -145,6 +146,13 @@ class Codec {
 
   // Memory of its own, calibrated tables of one head included.
   virtual size_t table_bytes() const { return 0; }
+
+  // Says how its bytes are to be read without it (layout.h). False: only the codec itself can read them. Pointers in `out` are the
+  // codec's own.
+  virtual bool layout(SideLayout& out) const {
+    (void)out;
+    return false;
+  }
 
   // For bytes from outside: every scale and mean finite, every code in range.
   virtual Status validate(std::span<const std::byte> in) const = 0;

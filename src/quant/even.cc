@@ -11,6 +11,7 @@
 #include "quant/error_feedback.h"
 #include "quant/frame.h"
 #include "quant/isa.h"
+#include "quant/layout.h"
 #include "quant/rot.h"
 #include "quant/row_sums.h"
 #include "quant/scratch.h"
@@ -107,6 +108,14 @@ class EvenCodec final : public Codec {
     float* decoded = at_least(ws.a, static_cast<size_t>(rows) * d);
     decode(in, ctx, 0, rows, decoded);
     add_weighted(decoded, rows, d, weights, stride, count, acc);
+  }
+
+  bool layout(SideLayout& out) const override {
+    if (!grid_->layout(out)) return false;
+    out.even = 1;
+    out.mean_at = static_cast<uint32_t>(grid_->bytes());
+    out.bytes = static_cast<uint32_t>(bytes());
+    return true;
   }
 
   Status validate(std::span<const std::byte> in) const override {

@@ -8,6 +8,7 @@
 #include "base/status_macros.h"
 #include "quant/checks.h"
 #include "quant/isa.h"
+#include "quant/layout.h"
 #include "quant/vec.h"
 
 namespace tierkv::quant {
@@ -103,6 +104,15 @@ class HalfCodec final : public Codec {
         for (uint32_t c = 0; c < d; ++c) a[c] += w * row[c];
       }
     }
+  }
+
+  bool layout(SideLayout& out) const override {
+    out = SideLayout();
+    out.kind = LayoutKind::rows16;
+    out.bf16 = Format::kBf16;
+    out.tokens = shape().tokens, out.head_dim = shape().head_dim;
+    out.bytes = static_cast<uint32_t>(bytes());
+    return true;
   }
 
   Status validate(std::span<const std::byte> in) const override {

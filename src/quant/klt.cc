@@ -11,6 +11,7 @@
 #include "quant/frame.h"
 #include "quant/isa.h"
 #include "quant/lanes.h"
+#include "quant/layout.h"
 #include "quant/rot.h"
 #include "quant/row_sums.h"
 #include "quant/scratch.h"
@@ -178,6 +179,21 @@ class KltCodec final : public Codec {
     return sizeof *this +
            (mean_.size() + step_.size() + shift_.size() + middle_.size() + weights_.size() + spread_.size()) * sizeof(float) +
            (analysis_.size() + rows_.size()) * sizeof(uint16_t);
+  }
+
+  bool layout(SideLayout& out) const override {
+    out = SideLayout();
+    out.kind = LayoutKind::words;
+    out.tokens = shape().tokens, out.head_dim = shape().head_dim;
+    out.bytes = static_cast<uint32_t>(bytes());
+    for (int w = 0; w < kKltWidths; ++w) out.words[w] = words_.words[w];
+    out.components = components_;
+    out.rows = rows_.data();
+    out.mean = mean_.data();
+    out.pairs = static_cast<uint32_t>(turner_.rope().size());
+    out.turns = turner_.tables();
+    out.turned = turner_.channels();
+    return true;
   }
 
   // Every pattern of bits is a code; the tables are what was checked, when they were loaded.

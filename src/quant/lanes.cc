@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstring>
 
+#include "quant/layout.h"
 #include "quant/vec.h"
 
 namespace tierkv::quant {
@@ -56,6 +57,15 @@ Lanes::Lanes(uint32_t lanes, uint32_t depth, uint32_t bits)
     plane.chunks = (depth + positions - 1) / positions;
     plane.offset = bytes_;
     bytes_ += static_cast<size_t>(tiles_) * plane.chunks * kTileLanes * sizeof(uint32_t);
+  }
+}
+
+void Lanes::layout(LayoutPlane (&planes)[4]) const {
+  static_assert(kMostPlanes == 4);
+  for (uint32_t p = 0; p < kMostPlanes; ++p) {
+    planes[p] = LayoutPlane();
+    if (p < plane_count_)
+      planes[p] = {planes_[p].bits, planes_[p].shift, planes_[p].chunks, static_cast<uint32_t>(planes_[p].offset)};
   }
 }
 

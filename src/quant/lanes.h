@@ -18,6 +18,8 @@
 
 namespace tierkv::quant {
 
+struct LayoutPlane;
+
 inline constexpr uint32_t kTileLanes = 16;
 
 class Lanes {
@@ -30,6 +32,9 @@ class Lanes {
 
   // The codes as the kernels want them described; groups and levels are the codec's to fill in. REQUIRES: bits <= 8.
   PackedSide packed_side() const;
+
+  // The planes as layout.h has them.
+  void layout(LayoutPlane (&planes)[4]) const;
 
   // Floats a buffer for unpack_tile() needs: the depth rounded up to whole words of the narrowest plane, 16 lanes each.
   size_t tile_floats() const { return static_cast<size_t>((depth_ + 31u) / 32u) * 32u * kTileLanes; }

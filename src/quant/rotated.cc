@@ -3,6 +3,7 @@
 #include "base/status_macros.h"
 #include "quant/checks.h"
 #include "quant/frame.h"
+#include "quant/layout.h"
 #include "quant/scratch.h"
 
 namespace tierkv::quant {
@@ -37,6 +38,12 @@ class RotatedCodec final : public Codec {
   void accumulate(std::span<const std::byte> in, const BlockContext& ctx, const float* weights, size_t stride, uint32_t count,
                   uint32_t rows, float* acc, Workspace& ws) const override {
     inner_->accumulate(in, ctx, weights, stride, count, rows, acc, ws);
+  }
+
+  bool layout(SideLayout& out) const override {
+    if (!inner_->layout(out)) return false;
+    out.hadamard = 1;
+    return true;
   }
 
   Status validate(std::span<const std::byte> in) const override { return inner_->validate(in); }

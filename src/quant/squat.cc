@@ -50,6 +50,8 @@ class SquatCodec final : public Codec {
 
   size_t table_bytes() const override { return 2 * sizeof(float) * feedback_.rank() * shape().head_dim; }
 
+  bool layout(SideLayout& out) const override { return inner_->layout(out); }
+
   Status validate(std::span<const std::byte> in) const override { return inner_->validate(in); }
 
  private:

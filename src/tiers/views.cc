@@ -100,7 +100,8 @@ void collect_views(const StreamEnv& env, HeadStream& s, const CodecEntry& hot_co
                          bytes.keys,
                          bytes.values,
                          {s.layer, s.head, ref.first_position, ref.positions},
-                         ref.rows});
+                         ref.rows,
+                         ref.block.checksum()});
     out.stats.push_back(ref.stats);
     out.tiers.push_back(ref.block.tier());
   }

@@ -1,0 +1,58 @@
+#include "cuda/codec_tables.h"
+
+#include "base/status_macros.h"
+#include "cuda/fragments.h"
+
+namespace tierkv::cuda {
+
+Result<uint32_t> CodecTables::find(const quant::Codec& key, const quant::Codec& value) {
+  const std::pair name(&key, &value);
+  if (const auto found = known_.find(name); found != known_.end()) return found->second;
+  CodecDesc desc;
+  if (!readable(key, value, desc)) return error(StatusCode::unsupported, "a device has no reader for this codec");
+  CodecDesc there = desc;
+  TIERKV_RETURN_IF_ERROR(copy_tables(there));
+  desc.key_fragments = there.key_fragments;  // a plan only asks whether there are some
+  host_.push_back(desc);
+  device_.push_back(there);
+  const auto index = static_cast<uint32_t>(host_.size() - 1);
+  known_.emplace(name, index);
+  return index;
+}
+
+Status CodecTables::copy_tables(CodecDesc& desc) {
+  quant::SideLayout& key = desc.key;
+  if (key.kind != quant::LayoutKind::words) return {};
+  if (fast_path(desc, 1) == Path::klt) {
+    // One block of memory: the operands, then the table of steps. A copy of its own, since this vector's memory is soon another's.
+    std::vector<uint32_t> fragments = klt_fragments(key);
+    const bool fits = !fragments.empty();
+    for (const StepEntry& entry : klt_step_table(key)) fragments.insert(fragments.end(), {entry.offset, entry.mask});
+    TIERKV_ASSIGN_OR_RETURN(const uint8_t* const there, copied(fragments.data(), fragments.size() * sizeof(uint32_t)));
+    copies_.erase(fragments.data());
+    if (fits) desc.key_fragments = there;
+  }
+  TIERKV_ASSIGN_OR_RETURN(const uint8_t* const rows, copied(key.rows, size_t{2} * key.components * key.head_dim));
+  TIERKV_ASSIGN_OR_RETURN(const uint8_t* const mean, copied(key.mean, size_t{4} * key.head_dim));
+  TIERKV_ASSIGN_OR_RETURN(const uint8_t* const turns,
+                          copied(key.turns, size_t{8} * quant::kTurnDigits * quant::kTurnBase * key.pairs));
+  TIERKV_ASSIGN_OR_RETURN(const uint8_t* const turned, copied(key.turned, size_t{4} * key.pairs));
+  key.rows = reinterpret_cast<const uint16_t*>(rows);
+  key.mean = reinterpret_cast<const float*>(mean);
+  key.turns = reinterpret_cast<const float*>(turns);
+  key.turned = reinterpret_cast<const uint16_t*>(turned);
+  return {};
+}
+
+Result<const uint8_t*> CodecTables::copied(const void* from, size_t bytes) {
+  if (bytes == 0) return static_cast<const uint8_t*>(nullptr);
+  if (const auto found = copies_.find(from); found != copies_.end()) return found->second;
+  Buffer& buffer = buffers_.emplace_back();
+  TIERKV_RETURN_IF_ERROR(buffer.reserve(bytes));
+  TIERKV_RETURN_IF_ERROR(status_of(cudaMemcpy(buffer.data(), from, bytes, cudaMemcpyHostToDevice), "copying tables"));
+  bytes_ += bytes;
+  copies_.emplace(from, buffer.data());
+  return static_cast<const uint8_t*>(buffer.data());
+}
+
+}  // namespace tierkv::cuda

@@ -1,0 +1,35 @@
+// codec_tables.h — the codecs of a cache as a device reads them: their layouts with pointers of the device, each codec's tables
+// copied once.
+#pragma once
+
+#include <list>
+#include <map>
+#include <vector>
+
+#include "cuda/plan.h"
+#include "cuda/runtime.h"
+
+namespace tierkv::cuda {
+
+class CodecTables {
+ public:
+  // The index of a pair of codecs; unsupported: a device cannot read them. REQUIRES: the codecs outlive this.
+  Result<uint32_t> find(const quant::Codec& key, const quant::Codec& value);
+
+  const std::vector<CodecDesc>& on_host() const { return host_; }      // pointers of the host: for plans
+  const std::vector<CodecDesc>& on_device() const { return device_; }  // to be copied to the device
+  uint64_t bytes() const { return bytes_; }
+
+ private:
+  Status copy_tables(CodecDesc& desc);
+  // The device's copy of host memory that never changes.
+  Result<const uint8_t*> copied(const void* from, size_t bytes);
+
+  std::map<std::pair<const quant::Codec*, const quant::Codec*>, uint32_t> known_;
+  std::vector<CodecDesc> host_, device_;
+  std::map<const void*, const uint8_t*> copies_;
+  std::list<Buffer> buffers_;
+  uint64_t bytes_ = 0;
+};
+
+}  // namespace tierkv::cuda

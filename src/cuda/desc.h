@@ -1,0 +1,84 @@
+// desc.h — what one launch reads beside block bytes and queries: plain arrays that the host builds (plan.h) and a device or the
+// scalar twin (twin.h) works through.
+//
+// task:     one query of one KV head: `group` rows of queries, one softmax each.
+// view:     a run of rows of one block, as far as the task's query sees them.
+// segment:  consecutive views of one task that one thread block attends to in one way; its result is one partial state.
+// cta:      consecutive segments. All ctas have about the same cost, whatever the lengths of the sequences are: the views of all
+//           tasks are one line, cut into equal pieces.
+#pragma once
+
+#include <cstdint>
+
+#include "quant/layout.h"
+
+namespace tierkv::cuda {
+
+inline constexpr uint32_t kMostGroup = 16;
+inline constexpr uint32_t kNoMask = 0xFFFFFFFFu;
+inline constexpr uint32_t kMaskWords = 8;   // of a view's 256 rows
+inline constexpr uint32_t kTileRows = 128;  // rows of a block, and channels, that the tensor-core paths take
+
+// How a segment is attended to. One launch has at most one of the fast ones (plan.h).
+enum class Path : uint8_t { general = 0, packed22, packed44, packed42, klt };
+
+// What the fast path of klt has room for: words of a token, and steps of 16 components (fragments.h).
+inline constexpr uint32_t kMostKltWords = 8, kMostKltSteps = 8;
+
+struct CodecDesc {
+  quant::SideLayout key, value;         // pointers of the memory that the reader reads
+  const void* key_fragments = nullptr;  // klt: its rows in the order of tensor-core operands (fragments.h)
+};
+
+struct ViewDesc {
+  const uint8_t* keys = nullptr;
+  const uint8_t* values = nullptr;
+  uint32_t first_position = 0;  // of row 0
+  uint16_t begin = 0, end = 0;  // rows that the query may see
+  uint32_t mask = kNoMask;      // index into masks: kMaskWords words, bit r: row r is seen; kNoMask: all of begin..end-1
+  uint32_t codec = 0;
+};
+static_assert(sizeof(ViewDesc) == 32);
+
+struct SegmentDesc {
+  uint32_t task = 0;
+  uint32_t first_view = 0, views = 0;
+  uint32_t partial = 0;  // where its state goes
+  Path path = Path::general;
+  uint8_t hadamard = 0;  // the frame of all its values
+  uint16_t unused = 0;
+};
+
+struct TaskDesc {
+  uint32_t first_row = 0;  // of queries, out and lse: `group` rows
+  uint32_t first_head = 0;  // of the sink logits
+  uint32_t first_partial = 0, partials = 0;
+};
+
+// Everything of one launch, as pointers of the reader's memory.
+struct Launch {
+  const CodecDesc* codecs = nullptr;
+  const ViewDesc* views = nullptr;
+  const uint32_t* masks = nullptr;
+  const SegmentDesc* segments = nullptr;
+  const TaskDesc* tasks = nullptr;
+  const uint32_t* cta_begin = nullptr;  // [ctas + 1]: segments of each
+
+  const float* queries = nullptr;      // [rows][head_dim]
+  const float* sink_logits = nullptr;  // [query heads], or null
+  float* out = nullptr;                // [rows][head_dim]
+  float* lse = nullptr;                // [rows], or null
+  uint32_t* failed = nullptr;          // [tasks]: set to 1 where a row is not finite; the row is zeros then
+
+  // Partial states: maximum (of score·log2 e) and sum of each row, and the weighted values, not divided, in the plain frame.
+  float* partial_out = nullptr;   // [partials][group][head_dim]
+  float* partial_top = nullptr;   // [partials][group]
+  float* partial_sum = nullptr;   // [partials][group]
+  uint32_t* arrived = nullptr;    // [tasks]: 0 before and after a launch
+
+  uint32_t head_dim = 0, group = 0;
+  float scale = 1.0f, softcap = 0.0f;
+  uint32_t ctas = 0;
+};
+
+}  // namespace tierkv::cuda

@@ -1,0 +1,93 @@
+#include "cuda/fragments.h"
+
+#include <cmath>
+
+#include "base/f16.h"
+#include "cuda/reading.h"
+
+namespace tierkv::cuda {
+namespace {
+
+// Factors of a field at bits p carry 2^(kTop - p): what the code's place in its byte multiplies it by is divided out, and factors
+// stay far from the smallest halves.
+constexpr int kTop = 6;
+constexpr float kMostScaled = 60000.0f;
+
+uint32_t pack(float low, float high) { return f32_to_f16(low) | static_cast<uint32_t>(f32_to_f16(high)) << 16; }
+
+// Row `row` of the operand of tile `tile`, in floats.
+void operand_row(const quant::SideLayout& key, uint32_t steps, uint32_t tile, uint32_t row, const std::vector<float>& high,
+                 const std::vector<float>& low, std::vector<float>& out) {
+  std::fill(out.begin(), out.end(), 0.0f);
+  if (tile == steps) {
+    if (row < 2) out = row == 0 ? high : low;
+    return;
+  }
+  const uint32_t j = component_of(key, tile, row);
+  if (j == UINT32_MAX) return;
+  const StepWord word = step_word(key, tile, row / 2 % 4);
+  const float up = std::ldexp(1.0f, kTop - static_cast<int>(word.field * word.width));
+  for (uint32_t c = 0; c < key.head_dim; ++c) out[c] = up * half_value(key.rows[static_cast<size_t>(j) * key.head_dim + c]);
+}
+
+}  // namespace
+
+StepWord step_word(const quant::SideLayout& key, uint32_t step, uint32_t t) {
+  const uint32_t wide = (key.words[2] + 3) / 4, middle = (key.words[1] + 1) / 2;
+  StepWord out;
+  if (step < wide) {
+    const uint32_t word = 4 * step + t;
+    if (word < key.words[2]) out = {word, 0, 8, 4 * word};
+  } else if (step < wide + middle) {
+    const uint32_t word = 2 * (step - wide) + t / 2, field = t % 2;
+    if (word < key.words[1]) out = {key.words[2] + word, field, 4, 4 * key.words[2] + 8 * word + 4 * field};
+  } else if (step < wide + middle + key.words[0]) {
+    const uint32_t word = step - wide - middle;
+    out = {key.words[2] + key.words[1] + word, t, 2, 4 * key.words[2] + 8 * key.words[1] + 16 * word + 4 * t};
+  }
+  return out;
+}
+
+uint32_t component_of(const quant::SideLayout& key, uint32_t step, uint32_t row) {
+  const StepWord word = step_word(key, step, row / 2 % 4);
+  if (word.width == 0) return UINT32_MAX;
+  return word.first + row % 2 * 2 + row / 8;
+}
+
+std::vector<uint32_t> klt_fragments(const quant::SideLayout& key) {
+  const uint32_t d = key.head_dim, steps = klt_steps(key);
+  std::vector<float> high(d), low(d), row(d);
+  for (uint32_t c = 0; c < d; ++c) {
+    double base = key.mean[c];
+    for (uint32_t j = 0; j < key.components; ++j)
+      base -= static_cast<double>(middle_of(key, j)) * half_value(key.rows[static_cast<size_t>(j) * d + c]);
+    high[c] = half_value(f32_to_f16(static_cast<float>(base)));
+    low[c] = static_cast<float>(base - high[c]);
+  }
+  std::vector<uint32_t> out(static_cast<size_t>(kMostKltSteps + 1) * 8 * 32 * 4, 0);
+  for (uint32_t tile = 0; tile <= steps; ++tile) {
+    for (uint32_t r = 0; r < 16; ++r) {
+      operand_row(key, steps, tile, r, high, low, row);
+      for (uint32_t c = 0; c < d; c += 2) {
+        if (!(std::fabs(row[c]) < kMostScaled && std::fabs(row[c + 1]) < kMostScaled)) return {};
+        const uint32_t step = c / 16, in = c % 16, lane = r % 8 * 4 + in % 8 / 2, part = r / 8 + in / 8 * 2;
+        out[((static_cast<size_t>(tile) * 8 + step) * 32 + lane) * 4 + part] = pack(row[c], row[c + 1]);
+      }
+    }
+  }
+  return out;
+}
+
+std::vector<StepEntry> klt_step_table(const quant::SideLayout& key) {
+  std::vector<StepEntry> out(kMostKltSteps * 4);
+  for (uint32_t step = 0; step < kMostKltSteps; ++step) {
+    for (uint32_t t = 0; t < 4; ++t) {
+      const StepWord word = step_word(key, step, t);
+      const uint32_t one = word.width == 0 ? 0 : (1u << word.width) - 1u;
+      out[step * 4 + t] = {word.word * kTile * 4, one * 0x10001u << (word.field * word.width)};
+    }
+  }
+  return out;
+}
+
+}  // namespace tierkv::cuda

@@ -1,0 +1,368 @@
+// general.cuh — attention of one thread block over one segment, for every codec that has a layout and every shape: plain arithmetic
+// in 32-bit floats, no tensor cores.
+//
+// View by view: the query in the codec's terms; scores, a token a thread and the channels shared among threads; softmax; values, a
+// channel a thread and the tokens shared among threads. What a thread has summed of its channel stays in registers for the whole
+// segment. Queries and weights lie [channel or token][row of the group], so that a thread reads all rows' with one wide load.
+#pragma once
+
+#include "cuda/desc.h"
+#include "cuda/reading.h"
+
+namespace tierkv::cuda {
+
+inline constexpr uint32_t kThreads = 512;
+inline constexpr float kLog2E = 1.4426950408889634f;
+inline constexpr uint32_t kMostDim = 256, kMostRows = 256;
+
+// R: rows of a group, rounded up to 4, 8 or 16.
+template <uint32_t R>
+struct GeneralShared {
+  static constexpr uint32_t kParts = R > 8 ? 2 : 4;  // threads that share a token's channels
+  float plain[kMostDim * R], rotated[kMostDim * R];  // queries, scaled, in both frames
+  float query[kMostDim * R];                         // in the codec's terms
+  float sums[kMostDim / 16 * R];                     // of `query` over every 16 channels
+  float weights[kMostRows * R];
+  float shared[kParts * kMostRows * R];              // scores of the parts; in the end the values of the parts
+  float value_scale[kMostDim / 16 * kMostRows], value_offset[kMostDim / 16 * kMostRows];
+  float base[R], top[R], sum[R], shrink[R];
+};
+
+// Signs, then a Walsh–Hadamard transform of each run of channels (forward), or the transform and then the signs.
+template <uint32_t R>
+__device__ void rotate(float* rows, uint32_t dim, bool forward) {
+  const uint32_t run = dim & (~dim + 1u);
+  const float norm = rsqrtf(static_cast<float>(run));
+  for (uint32_t i = threadIdx.x; forward && i < dim * R; i += blockDim.x) rows[i] *= frame_sign(dim, i / R) * norm;
+  __syncthreads();
+  for (uint32_t half = 1; half < run; half *= 2) {
+    for (uint32_t i = threadIdx.x; i < dim / 2 * R; i += blockDim.x) {
+      const uint32_t pair = i / R, row = i % R;
+      const uint32_t low = ((pair / half * 2 * half) + pair % half) * R + row, high = low + half * R;
+      const float a = rows[low], b = rows[high];
+      rows[low] = a + b, rows[high] = a - b;
+    }
+    __syncthreads();
+  }
+  for (uint32_t i = threadIdx.x; !forward && i < dim * R; i += blockDim.x) rows[i] *= frame_sign(dim, i / R) * norm;
+  __syncthreads();
+}
+
+// Adds the sum over channels c < dim of a(c)·b(c, row) to base[row], a warp a row.
+template <uint32_t R, class A, class B>
+__device__ void add_to_base(float* base, uint32_t group, uint32_t dim, const A& a, const B& b) {
+  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  for (uint32_t row = warp; row < group; row += blockDim.x / 32) {
+    float sum = 0.0f;
+    for (uint32_t c = lane; c < dim; c += 32) sum += a(c) * b(c, row);
+    for (uint32_t d = 16; d != 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
+    if (lane == 0) base[row] += sum;
+  }
+}
+
+// klt: the query turned by -s0, then its products with the rows; what the middles of the codes and the mean add to every score.
+template <uint32_t R>
+__device__ void query_of_words(const quant::SideLayout& key, uint32_t position, uint32_t group, GeneralShared<R>& s) {
+  const uint32_t dim = key.head_dim;
+  float* turned = s.shared;  // free until scores are written
+  for (uint32_t i = threadIdx.x; i < dim * R; i += blockDim.x) turned[i] = s.plain[i];
+  __syncthreads();
+  for (uint32_t i = threadIdx.x; i < key.pairs * R; i += blockDim.x) {
+    const uint32_t p = i / R, row = i % R, a = key.turned[2 * p], b = key.turned[2 * p + 1];
+    float cosine, sine;
+    turn_of(key, position, p, cosine, sine);
+    const float x = s.plain[a * R + row], y = s.plain[b * R + row];
+    turned[a * R + row] = x * cosine + y * sine;
+    turned[b * R + row] = y * cosine - x * sine;
+  }
+  __syncthreads();
+  for (uint32_t i = threadIdx.x; i < key.components * R; i += blockDim.x) {
+    const uint32_t j = i / R, row = i % R;
+    float sum = 0.0f;
+    for (uint32_t c = 0; c < dim; ++c) sum += half_value(key.rows[j * dim + c]) * turned[c * R + row];
+    s.query[i] = sum;
+  }
+  __syncthreads();
+  add_to_base<R>(s.base, group, dim, [&](uint32_t c) { return key.mean[c]; }, [&](uint32_t c, uint32_t r) { return turned[c * R + r]; });
+  __syncthreads();
+  add_to_base<R>(
+      s.base, group, key.components, [&](uint32_t j) { return -middle_of(key, j); },
+      [&](uint32_t j, uint32_t r) { return s.query[j * R + r]; });
+  __syncthreads();
+}
+
+// The query in the terms of a packed side's codes, for one run of tokens where scales belong to channels.
+template <uint32_t R>
+__device__ void query_of_packed(const quant::SideLayout& key, const uint8_t* bytes, uint32_t token_group, uint32_t group,
+                                GeneralShared<R>& s) {
+  const uint32_t dim = key.head_dim;
+  const float* from = key.hadamard && !key.even ? s.rotated : s.plain;
+  for (uint32_t i = threadIdx.x; i < dim * R; i += blockDim.x) {
+    s.query[i] = key.even ? s.plain[i] * channel_terms(key, bytes, i / R).factor : from[i];
+  }
+  if (threadIdx.x < R) s.base[threadIdx.x] = 0.0f;
+  __syncthreads();
+  if (key.even && key.hadamard) rotate<R>(s.query, dim, true);
+  if (key.mean_at != 0) {
+    add_to_base<R>(
+        s.base, group, dim, [&](uint32_t c) { return channel_terms(key, bytes, c).mean; },
+        [&](uint32_t c, uint32_t r) { return from[c * R + r]; });
+  }
+  __syncthreads();
+  if (key.by_channel) {
+    const uint32_t entries = key.groups * dim;
+    add_to_base<R>(
+        s.base, group, dim,
+        [&](uint32_t c) { return meta_entry(key, bytes + key.meta_at, token_group * dim + c, entries).offset; },
+        [&](uint32_t c, uint32_t r) { return from[c * R + r]; });
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < dim * R; i += blockDim.x) {
+      s.query[i] *= meta_entry(key, bytes + key.meta_at, token_group * dim + i / R, entries).scale;
+    }
+    __syncthreads();
+    return;
+  }
+  for (uint32_t i = threadIdx.x; i < dim / 16 * R; i += blockDim.x) {
+    float sum = 0.0f;
+    for (uint32_t c = 0; c < 16; ++c) sum += s.query[(i / R * 16 + c) * R + i % R];
+    s.sums[i] = sum;
+  }
+  __syncthreads();
+}
+
+template <uint32_t R>
+__device__ __forceinline__ void multiply_row(float x, const float* row, float (&acc)[R]) {
+#pragma unroll
+  for (uint32_t i = 0; i < R; i += 4) {
+    const float4 q = *reinterpret_cast<const float4*>(row + i);
+    acc[i] += x * q.x, acc[i + 1] += x * q.y, acc[i + 2] += x * q.z, acc[i + 3] += x * q.w;
+  }
+}
+
+// What `part` of `parts` threads adds to the scores of one token, without the base.
+template <uint32_t R>
+__device__ void part_of_scores(const quant::SideLayout& key, const uint8_t* bytes, uint32_t token, uint32_t part, uint32_t parts,
+                               const GeneralShared<R>& s, float (&acc)[R]) {
+  const uint32_t dim = key.head_dim;
+  if (key.kind == quant::LayoutKind::rows16) {
+    const uint16_t* row = reinterpret_cast<const uint16_t*>(bytes) + token * dim;
+    for (uint32_t c = part * 16; c < dim; c += parts * 16) {
+#pragma unroll
+      for (uint32_t k = 0; k < 16; ++k) multiply_row<R>(short_value(row[c + k], key.bf16), s.query + (c + k) * R, acc);
+    }
+    return;
+  }
+  if (key.kind == quant::LayoutKind::words) {
+    const uint32_t words = key.words[0] + key.words[1] + key.words[2];
+    for (uint32_t w = part; w < words; w += parts) {
+      float codes[kTile];
+      uint32_t count;
+      const uint32_t first = unpack_word(key, bytes, token, w, count, codes);
+#pragma unroll
+      for (uint32_t k = 0; k < kTile; ++k) {
+        if (k < count) multiply_row<R>(codes[k], s.query + (first + k) * R, acc);
+      }
+    }
+    return;
+  }
+  const uint32_t entries = key.groups * key.tokens;
+  for (uint32_t unit = part; unit * kUnit < dim; unit += parts) {
+    float levels[kUnit];
+    unpack_unit(key, bytes, token, unit, levels);
+#pragma unroll
+    for (uint32_t half = 0; half < 2; ++half) {
+      const uint32_t first = unit * kUnit + half * 16;
+      if (first >= dim) break;
+      float sums[R] = {};
+#pragma unroll
+      for (uint32_t k = 0; k < 16; ++k) multiply_row<R>(levels[half * 16 + k], s.query + (first + k) * R, sums);
+      ScaleOffset grid{1.0f, 0.0f};
+      if (!key.by_channel) grid = meta_entry(key, bytes + key.meta_at, first / key.group * key.tokens + token, entries);
+#pragma unroll
+      for (uint32_t i = 0; i < R; ++i) acc[i] += grid.scale * sums[i];
+      if (!key.by_channel) multiply_row<R>(grid.offset, s.sums + first / 16 * R, acc);
+    }
+  }
+}
+
+// Scores of rows from..to-1 into weights, [token][row], the base included.
+template <uint32_t R>
+__device__ void score_rows(const quant::SideLayout& key, const uint8_t* bytes, uint32_t from, uint32_t to, GeneralShared<R>& s) {
+  const uint32_t width = (to - from + 15) / 16 * 16;
+  uint32_t parts = kThreads / width;
+  if (parts > GeneralShared<R>::kParts) parts = GeneralShared<R>::kParts;
+  const uint32_t token = from + threadIdx.x % width, part = threadIdx.x / width;
+  if (part < parts && token < to) {
+    float acc[R] = {};
+    part_of_scores<R>(key, bytes, token, part, parts, s, acc);
+#pragma unroll
+    for (uint32_t i = 0; i < R; ++i) s.shared[(part * kMostRows + token) * R + i] = acc[i];
+  }
+  __syncthreads();
+  for (uint32_t i = threadIdx.x; i < (to - from) * R; i += blockDim.x) {
+    float sum = s.base[i % R];
+    for (uint32_t p = 0; p < parts; ++p) sum += s.shared[(p * kMostRows + from) * R + i];
+    s.weights[from * R + i] = sum;
+  }
+  __syncthreads();
+}
+
+template <uint32_t R>
+__device__ void score_view(const Launch& launch, const quant::SideLayout& key, const ViewDesc& view, GeneralShared<R>& s) {
+  if (key.kind == quant::LayoutKind::packed && key.by_channel) {
+    for (uint32_t g = view.begin / key.group; g * key.group < view.end; ++g) {
+      query_of_packed<R>(key, view.keys, g, launch.group, s);
+      const uint32_t from = max(static_cast<uint32_t>(view.begin), g * key.group);
+      score_rows<R>(key, view.keys, from, min(static_cast<uint32_t>(view.end), (g + 1) * key.group), s);
+    }
+    return;
+  }
+  if (key.kind == quant::LayoutKind::packed) {
+    query_of_packed<R>(key, view.keys, 0, launch.group, s);
+  } else {
+    if (threadIdx.x < R) s.base[threadIdx.x] = 0.0f;
+    __syncthreads();
+    if (key.kind == quant::LayoutKind::words) {
+      query_of_words<R>(key, view.first_position, launch.group, s);
+    } else {
+      const float* from = key.hadamard ? s.rotated : s.plain;
+      for (uint32_t i = threadIdx.x; i < key.head_dim * R; i += blockDim.x) s.query[i] = from[i];
+      __syncthreads();
+    }
+  }
+  score_rows<R>(key, view.keys, view.begin, view.end, s);
+}
+
+__device__ __forceinline__ bool seen(const Launch& launch, const ViewDesc& view, uint32_t row) {
+  return view.mask == kNoMask || (launch.masks[view.mask * kMaskWords + row / 32] >> (row % 32) & 1u) != 0;
+}
+
+// Scores become weights against the running maximum, in powers of two; `shrink` is what sums so far are to be multiplied by.
+template <uint32_t R>
+__device__ void weigh(const Launch& launch, const ViewDesc& view, GeneralShared<R>& s) {
+  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  for (uint32_t row = warp; row < R; row += blockDim.x / 32) {
+    float score[kMostRows / 32], top = -INFINITY;
+#pragma unroll
+    for (uint32_t k = 0; k < kMostRows / 32; ++k) {
+      const uint32_t t = k * 32 + lane;
+      score[k] = -INFINITY;
+      if (row >= launch.group || t < view.begin || t >= view.end || !seen(launch, view, t)) continue;
+      float x = s.weights[t * R + row];
+      if (launch.softcap > 0.0f) x = launch.softcap * tanhf(x / launch.softcap);
+      score[k] = x * kLog2E;
+      // A score that is not a number must not vanish in a maximum: it has to reach the sum.
+      top = score[k] <= top ? top : score[k];
+    }
+    for (uint32_t d = 16; d != 0; d /= 2) {
+      const float other = __shfl_xor_sync(~0u, top, d);
+      top = other <= top ? top : other;
+    }
+    const float old = s.top[row];
+    top = top <= old ? old : top;
+    float sum = 0.0f;
+#pragma unroll
+    for (uint32_t k = 0; k < kMostRows / 32; ++k) {
+      const uint32_t t = k * 32 + lane;
+      const float weight = score[k] == -INFINITY ? 0.0f : exp2f(score[k] - top);
+      sum += weight;
+      if (t < kMostRows) s.weights[t * R + row] = weight;
+    }
+    for (uint32_t d = 16; d != 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
+    if (lane == 0) {
+      const float shrink = old == -INFINITY ? 0.0f : exp2f(old - top);
+      s.shrink[row] = shrink;
+      s.sum[row] = s.sum[row] * shrink + sum;
+      s.top[row] = top;
+    }
+  }
+  __syncthreads();
+}
+
+// Adds the weighted values of one view's rows, those of one channel and of every `parts`-th run of tokens.
+template <uint32_t R>
+__device__ void add_values(const quant::SideLayout& value, const ViewDesc& view, uint32_t channel, uint32_t part, uint32_t parts,
+                           const GeneralShared<R>& s, float (&acc)[R]) {
+  if (value.kind == quant::LayoutKind::rows16) {
+    const uint16_t* rows = reinterpret_cast<const uint16_t*>(view.values);
+    for (uint32_t t = view.begin + part; t < view.end; t += parts) {
+      multiply_row<R>(short_value(rows[t * value.head_dim + channel], value.bf16), s.weights + t * R, acc);
+    }
+    return;
+  }
+  const float* scales = s.value_scale + channel / value.group * value.tokens;
+  const float* offsets = s.value_offset + channel / value.group * value.tokens;
+  for (uint32_t unit = view.begin / kUnit + part; unit * kUnit < view.end; unit += parts) {
+    float levels[kUnit];
+    unpack_unit(value, view.values, channel, unit, levels);
+#pragma unroll
+    for (uint32_t k = 0; k < kUnit; ++k) {
+      const uint32_t t = unit * kUnit + k;
+      if (t >= view.end) break;
+      multiply_row<R>(levels[k] * scales[t] + offsets[t], s.weights + t * R, acc);
+    }
+  }
+}
+
+template <uint32_t R>
+__device__ void load_value_grids(const quant::SideLayout& value, const uint8_t* bytes, GeneralShared<R>& s) {
+  if (value.kind != quant::LayoutKind::packed) return;
+  const uint32_t entries = value.groups * value.tokens;
+  for (uint32_t i = threadIdx.x; i < entries; i += blockDim.x) {
+    const ScaleOffset grid = meta_entry(value, bytes + value.meta_at, i, entries);
+    s.value_scale[i] = grid.scale, s.value_offset[i] = grid.offset;
+  }
+}
+
+// The state of a segment goes where the merge will look for it.
+template <uint32_t R>
+__device__ void store_partial(const Launch& launch, const SegmentDesc& segment, const float* values, const float* top,
+                              const float* sum) {
+  const uint32_t dim = launch.head_dim;
+  float* out = launch.partial_out + static_cast<size_t>(segment.partial) * launch.group * dim;
+  for (uint32_t i = threadIdx.x; i < launch.group * dim; i += blockDim.x) out[i] = values[i % dim * R + i / dim];
+  if (threadIdx.x < launch.group) {
+    launch.partial_top[segment.partial * launch.group + threadIdx.x] = top[threadIdx.x];
+    launch.partial_sum[segment.partial * launch.group + threadIdx.x] = sum[threadIdx.x];
+  }
+}
+
+template <uint32_t R>
+__device__ void attend_general(const Launch& launch, const SegmentDesc& segment, uint8_t* memory) {
+  auto& s = *reinterpret_cast<GeneralShared<R>*>(memory);
+  const uint32_t dim = launch.head_dim, group = launch.group;
+  const float* queries = launch.queries + static_cast<size_t>(launch.tasks[segment.task].first_row) * dim;
+  for (uint32_t i = threadIdx.x; i < dim * R; i += blockDim.x) {
+    const uint32_t c = i / R, row = i % R;
+    s.plain[i] = s.rotated[i] = row < group ? queries[row * dim + c] * launch.scale : 0.0f;
+  }
+  if (threadIdx.x < R) s.top[threadIdx.x] = -INFINITY, s.sum[threadIdx.x] = 0.0f;
+  __syncthreads();
+  rotate<R>(s.rotated, dim, true);
+
+  const uint32_t channel = threadIdx.x % dim, part = threadIdx.x / dim, parts = kThreads / dim;
+  float acc[R] = {};
+  for (uint32_t v = 0; v < segment.views; ++v) {
+    const ViewDesc view = launch.views[segment.first_view + v];
+    const CodecDesc& codec = launch.codecs[view.codec];
+    score_view<R>(launch, codec.key, view, s);
+    load_value_grids<R>(codec.value, view.values, s);
+    weigh<R>(launch, view, s);
+#pragma unroll
+    for (uint32_t i = 0; i < R; ++i) acc[i] *= s.shrink[i];
+    if (part < parts) add_values<R>(codec.value, view, channel, part, parts, s, acc);
+    __syncthreads();
+  }
+  // The parts of each channel together.
+  for (uint32_t p = 0; p < parts; ++p) {
+    if (part == p) {
+#pragma unroll
+      for (uint32_t i = 0; i < R; ++i) s.query[channel * R + i] = (p == 0 ? 0.0f : s.query[channel * R + i]) + acc[i];
+    }
+    __syncthreads();
+  }
+  if (segment.hadamard) rotate<R>(s.query, dim, false);
+  store_partial<R>(launch, segment, s.query, s.top, s.sum);
+}
+
+}  // namespace tierkv::cuda

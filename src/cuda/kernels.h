@@ -1,0 +1,17 @@
+// kernels.h — the launch, as host code sees it. Kernels take raw pointers and a stream; nothing here allocates or waits.
+#pragma once
+
+#include "cuda/desc.h"
+
+typedef struct CUstream_st* cudaStream_t;
+
+namespace tierkv::cuda {
+
+// Sets the kernels up on the current device, once; the fast ones where it has what they need. 0, or a cudaError_t.
+int prepare_kernels(bool tensor_cores);
+
+// One launch over all tasks; `fast` is the one fast path that its segments may have beside the general one. 0, or a cudaError_t.
+// REQUIRES: prepare_kernels(); failed and arrived are zeros.
+int launch_attend(const Launch& launch, Path fast, cudaStream_t stream);
+
+}  // namespace tierkv::cuda

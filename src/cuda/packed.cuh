@@ -1,0 +1,184 @@
+// packed.cuh — the tensor-core path of codes on one grid: kivi (a scale and a minimum a channel of keys) and rot (a scale a token and
+// a mean a channel), keys of 2 or 4 bits, values of 2 or 4.
+//
+// kivi:  the channels' scales go into the query, block by block; the minimums' product with the query is one number a head.
+// rot:   the query stays, the tokens' scales meet the finished scores; the middle of the codes is where sums begin.
+#pragma once
+
+#include "cuda/fast.cuh"
+
+namespace tierkv::cuda {
+
+template <int K, int V>
+struct PackedShape {
+  static constexpr int kPerWord = 32 / K, kFields = 8 / K, kWords = 32 / kPerWord, kTop = 8 - K;  // kWords: chunks a lane takes
+  static constexpr uint32_t kKeyCodes = 2048 * K, kValueCodes = 2048 * V, kKeyTile = kKeyCodes / 8;
+  static constexpr uint32_t kKeySlot = kKeyCodes + 512, kValueSlot = kValueCodes + 512;
+  static constexpr uint32_t kWarps = K + V >= 8 ? 8 : K + V > 4 ? 12 : 16;
+  // Of a warp: copies of keys and values, weights, the values' grid, the tokens' scales.
+  static constexpr uint32_t kWarp = kKeySlot + kValueSlot + kWeightBytes + kGridBytes + 512;
+  static constexpr uint32_t kQuery = 2 * 8 * 64 * 4 + 128;  // operands of the query, plain and raised; sums of its heads
+  static constexpr uint32_t kBytes = kWarps * kWarp + kQuery;
+};
+
+// Two neighbouring halves each at `at`, `at + 4`, ...: the pairs (0, 2) and (1, 3) of every four, as operands have them.
+template <int N, bool kAligned>
+TIERKV_DEVICE void load_pairs(uint32_t at, uint32_t (&out)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; i += 4) {
+    uint4 v;
+    if constexpr (kAligned) {
+      v = load4(at + 4 * i);
+    } else {
+      v = {load1(at + 4 * i), load1(at + 4 * i + 4), load1(at + 4 * i + 8), load1(at + 4 * i + 12)};
+    }
+    out[i] = __byte_perm(v.x, v.y, 0x5410), out[i + 1] = __byte_perm(v.x, v.y, 0x7632);
+    out[i + 2] = __byte_perm(v.z, v.w, 0x5410), out[i + 3] = __byte_perm(v.z, v.w, 0x7632);
+  }
+}
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+
+// The query as B operands: [step pair][lane][4], step = chunk half·fields + field; and raised by 2^(top - place of the field).
+template <int K, int V>
+TIERKV_DEVICE void load_packed_query(const Launch& launch, const SegmentDesc& segment, bool hadamard, uint8_t* memory, uint32_t* plain,
+                                     uint32_t* raised, float* sums) {
+  using S = PackedShape<K, V>;
+  auto* rows = reinterpret_cast<float*>(memory);  // [channel][8], before any copy arrives
+  const float* queries = launch.queries + static_cast<size_t>(launch.tasks[segment.task].first_row) * kTileRows;
+  for (uint32_t i = threadIdx.x; i < kTileRows * 8; i += kThreads) {
+    const uint32_t head = i / kTileRows, c = i % kTileRows;
+    rows[c * 8 + head] = head < launch.group ? queries[head * kTileRows + c] * launch.scale * kLog2E : 0.0f;
+  }
+  __syncthreads();
+  if (hadamard) rotate<8>(rows, kTileRows, true);
+  for (uint32_t i = threadIdx.x; i < 512; i += kThreads) {
+    const int step = i / 64, lane = i / 2 % 32, j = i % 2, h = step / S::kFields, f = step % S::kFields, head = lane / 4;
+    const int c = (lane % 4 + 4 * h) * S::kPerWord + 4 * f + j;
+    const float a = rows[c * 8 + head], b = rows[(c + 2) * 8 + head], up = static_cast<float>(1 << (S::kTop - K * f));
+    const int at = (step / 2 * 32 + lane) * 4 + step % 2 * 2 + j;
+    plain[at] = pack_halves(a, b), raised[at] = pack_halves(a * up, b * up);
+  }
+  if (threadIdx.x < 8) {
+    // Of the query as the operands have it, so that the codes' middle is taken out exactly.
+    float sum = 0.0f;
+    for (uint32_t c = 0; c < kTileRows; ++c) sum += __half2float(__float2half(rows[c * 8 + threadIdx.x]));
+    sums[threadIdx.x] = sum;
+  }
+}
+
+// The query against one block's keys: operands with the channels' scales in them, and what every score begins with.
+template <int K, int V, bool kByChannel>
+TIERKV_DEVICE float2 load_block_query(uint32_t meta, uint32_t mean_at, bool has_mean, uint32_t raised, uint32_t plain,
+                                      uint32_t (&b)[8][2]) {
+  using S = PackedShape<K, V>;
+  const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  float base[4] = {};
+#pragma unroll
+  for (int h = 0; h < S::kWords; ++h) {
+    const uint32_t own = (t + 4 * h) * S::kPerWord * 2;
+    uint32_t scale[S::kPerWord / 2] = {}, mean[S::kPerWord / 2] = {};
+    if constexpr (kByChannel) load_pairs<S::kPerWord / 2, true>(meta + own, scale);
+    if (has_mean) load_pairs<S::kPerWord / 2, kByChannel>(mean_at + own, mean);
+#pragma unroll
+    for (int f = 0; f < S::kFields; f += 2) {
+      const int k = h * S::kFields + f;
+      const uint4 q = load4(raised + lane * 16 + k / 2 * 512);
+      b[k][0] = q.x, b[k][1] = q.y, b[k + 1][0] = q.z, b[k + 1][1] = q.w;
+      if constexpr (kByChannel) {
+        b[k][0] = times(q.x, scale[2 * f]), b[k][1] = times(q.y, scale[2 * f + 1]);
+        b[k + 1][0] = times(q.z, scale[2 * f + 2]), b[k + 1][1] = times(q.w, scale[2 * f + 3]);
+      }
+      if (!has_mean) continue;
+      const uint4 z = load4(plain + lane * 16 + k / 2 * 512);
+      multiply(base, g == 0 ? mean[2 * f] : 0u, 0, g == 0 ? mean[2 * f + 1] : 0u, 0, z.x, z.y);
+      multiply(base, g == 0 ? mean[2 * f + 2] : 0u, 0, g == 0 ? mean[2 * f + 3] : 0u, 0, z.z, z.w);
+    }
+  }
+  return {__shfl_sync(~0u, base[0], t), __shfl_sync(~0u, base[1], t)};
+}
+
+template <int K, int V, bool kByChannel>
+TIERKV_DEVICE void attend_packed(const Launch& launch, const SegmentDesc& segment, WarpCopies& copies, uint8_t* memory) {
+  using S = PackedShape<K, V>;
+  using F = ValueFormat<V>;
+  constexpr float kScore = static_cast<float>(1u << (24 - S::kTop));
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+  const CodecDesc& codec = launch.codecs[launch.views[segment.first_view].codec];
+  const MetaTerms key_terms = meta_terms(codec.key), value_terms = meta_terms(codec.value);
+  const uint32_t key_bytes = (codec.key.bytes + 15) / 16 * 16, value_bytes = (codec.value.bytes + 15) / 16 * 16;
+
+  auto* plain = reinterpret_cast<uint32_t*>(memory + S::kWarps * S::kWarp);
+  uint32_t* raised = plain + 8 * 64;
+  auto* query_sums = reinterpret_cast<float*>(raised + 8 * 64);
+  __syncthreads();
+  load_packed_query<K, V>(launch, segment, codec.key.hadamard, memory, plain, raised, query_sums);
+  fence_copies();
+  __syncthreads();
+
+  WarpState state;
+  const uint32_t keys = shared_address(memory + warp * S::kWarp), values = keys + S::kKeySlot;
+  const uint32_t weights = values + S::kValueSlot, grid = weights + kWeightBytes, scales = grid + kGridBytes;
+  const uint32_t raised_at = shared_address(raised), plain_at = shared_address(plain);
+  const bool has_mean = kByChannel || codec.key.mean_at != 0;
+  const uint32_t mean_at = keys + (kByChannel ? S::kKeyCodes + 256 : codec.key.mean_at);
+  const ViewDesc* views = launch.views + segment.first_view;
+  if (warp < S::kWarps && warp < segment.views && lane == 0) {
+    copy_in(keys, views[warp].keys, key_bytes, copies.keys);
+    copy_in(values, views[warp].values, value_bytes, copies.values);
+  }
+  const float begin0 = kByChannel ? 0.0f : -key_terms.zero * query_sums[2 * t] / kScore;
+  const float begin1 = kByChannel ? 0.0f : -key_terms.zero * query_sums[2 * t + 1] / kScore;
+
+  for (uint32_t v = warp; warp < S::kWarps && v < segment.views; v += S::kWarps, copies.phase ^= 1) {
+    const bool more = v + S::kWarps < segment.views;
+    // Read now, needed when the slots are free: the addresses must not be waited for then.
+    const uint8_t* const next_keys = views[more ? v + S::kWarps : v].keys;
+    const uint8_t* const next_values = views[more ? v + S::kWarps : v].values;
+    uint32_t b[8][2];
+    barrier_wait(copies.keys, copies.phase);
+    const float2 base = load_block_query<K, V, kByChannel>(keys + S::kKeyCodes, mean_at, has_mean, raised_at, plain_at, b);
+    if constexpr (!kByChannel) {
+      float s[4];
+      log8_levels(kScore * load1f(keys + S::kKeyCodes), load1(keys + S::kKeyCodes + 4 + lane * 4), s);
+      store4f(scales + lane * 16, s[0], s[1], s[2], s[3]);
+      __syncwarp();
+    }
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half) {
+      float s[4][4];
+#pragma unroll
+      for (int tile = 0; tile < 4; ++tile) s[tile][0] = s[tile][2] = begin0, s[tile][1] = s[tile][3] = begin1;
+#pragma unroll
+      for (int h = 0; h < S::kWords; ++h) {
+#pragma unroll
+        for (int tile = 0; tile < 4; ++tile) {
+          const uint2 w = load2(keys + t * 64 + g * 8 + (half * 4 + tile) * S::kKeyTile + h * 256);
+#pragma unroll
+          for (int f = 0; f < S::kFields; ++f) {
+            const int k = h * S::kFields + f;
+            multiply(s[tile], codes<K>(w.x, 0, f), codes<K>(w.y, 0, f), codes<K>(w.x >> 8, 0, f), codes<K>(w.y >> 8, 0, f), b[k][0],
+                     b[k][1]);
+          }
+        }
+      }
+      weigh_half<!kByChannel>(state, s, kByChannel ? kScore : 1.0f, scales + half * 256, base.x, base.y, true,
+                              static_cast<float>(F::kTop), weights);
+      __syncwarp();
+      if (half == 1 && more && lane == 0) copy_in(keys, next_keys, key_bytes, copies.keys);
+      if (half == 0) {
+        barrier_wait(copies.values, copies.phase);
+        load_value_grid(state, value_terms, values + S::kValueCodes, grid);
+        __syncwarp();
+      }
+      add_value_half<V>(state, values, grid, weights, half);
+      __syncwarp();
+      if (half == 1 && more && lane == 0) copy_in(values, next_values, value_bytes, copies.values);
+    }
+  }
+  end_segment(launch, segment, state, S::kWarps, static_cast<float>(F::kTop), false, memory);
+}
+
+#endif
+
+}  // namespace tierkv::cuda

@@ -1,0 +1,62 @@
+// plan.h — from views and queries to what a launch reads (desc.h): which rows a query sees, which way each view is read, and equal
+// pieces of work. Host code, no device needed.
+//
+// Split:    the views of all tasks are one line of costs (bytes and a fixed part each), cut into `ctas` pieces of equal cost, so
+//           that a ragged batch keeps every processor of a device as busy as an even one.
+// Path:     of the fast paths that a launch's views could take, the one that covers most bytes is the launch's; other views are
+//           read in the general way.
+// Errors:   none: what a device cannot read is refused before (readable()). Throws std::bad_alloc.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "attn/attention.h"
+#include "cuda/desc.h"
+
+namespace tierkv::cuda {
+
+// Where the bytes of one view are for the reader.
+struct Placed {
+  const uint8_t* keys = nullptr;
+  const uint8_t* values = nullptr;
+  uint32_t codec = 0;  // index into PlanInput::codecs
+};
+
+// One query of one KV head.
+struct PlanTask {
+  std::span<const attn::BlockView> views;
+  std::span<const Placed> placed;  // one a view
+  uint32_t position = 0;           // of the query
+  uint32_t first_row = 0, first_head = 0;
+};
+
+struct PlanInput {
+  std::span<const CodecDesc> codecs;
+  std::span<const PlanTask> tasks;
+  attn::AttendParams params;
+  uint32_t group = 1;
+  uint32_t ctas = 1;        // at most as many are made
+  bool tensor_cores = false;  // the device has what the fast paths need
+};
+
+struct Plan {
+  std::vector<ViewDesc> views;
+  std::vector<uint32_t> masks;
+  std::vector<SegmentDesc> segments;
+  std::vector<TaskDesc> tasks;
+  std::vector<uint32_t> cta_begin;
+  uint32_t partials = 0;
+  Path fast = Path::general;
+  uint64_t bytes = 0;  // of keys and values that a launch reads
+};
+
+// Whether blocks of these codecs can be read at all: fills both sides. Pointers are the codecs' own.
+bool readable(const quant::Codec& key, const quant::Codec& value, CodecDesc& out);
+
+// The fast path that whole blocks of a codec could take; general where there is none.
+Path fast_path(const CodecDesc& codec, uint32_t group);
+
+Plan make_plan(const PlanInput& input);
+
+}  // namespace tierkv::cuda

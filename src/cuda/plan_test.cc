@@ -1,0 +1,146 @@
+// The descriptors of a launch, and what their scalar twin makes of them.
+#include "cuda/plan.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "cuda/scene_testing.h"
+#include "cuda/twin_testing.h"
+
+namespace tierkv::cuda {
+namespace {
+
+using testing::Scene;
+using testing::SceneShape;
+
+struct Planned {
+  std::vector<CodecDesc> codecs;
+  std::vector<std::vector<Placed>> placed;
+  std::vector<PlanTask> tasks;
+  PlanInput input;
+  Plan plan;
+};
+
+// As a device's mirror would have it, but that the bytes stay where they are.
+void plan_of(const Scene& scene, uint32_t ctas, bool tensor_cores, Planned& out) {
+  std::map<std::pair<const quant::Codec*, const quant::Codec*>, uint32_t> known;
+  out.placed.resize(scene.tasks());
+  for (size_t t = 0; t < scene.tasks(); ++t) {
+    for (const attn::BlockView& view : scene.views(t)) {
+      const auto [at, fresh] = known.try_emplace({view.key_codec, view.value_codec}, static_cast<uint32_t>(known.size()));
+      if (fresh) {
+        CodecDesc desc;
+        ASSERT_TRUE(readable(*view.key_codec, *view.value_codec, desc));
+        out.codecs.push_back(desc);
+      }
+      out.placed[t].push_back({reinterpret_cast<const uint8_t*>(view.keys.data()),
+                               reinterpret_cast<const uint8_t*>(view.values.data()), at->second});
+    }
+    const uint32_t group = scene.shape().group;
+    out.tasks.push_back({scene.views(t), out.placed[t], scene.position(t), static_cast<uint32_t>(t) * group,
+                         static_cast<uint32_t>(t % scene.shape().kv_heads) * group});
+  }
+  out.input = {out.codecs, out.tasks, scene.shape().params, scene.shape().group, ctas, tensor_cores};
+  out.plan = make_plan(out.input);
+}
+
+void check(const SceneShape& shape, uint32_t seed, uint32_t ctas, double tolerance = 1e-4) {
+  const Scene scene(shape, seed);
+  ASSERT_TRUE(scene.status().ok()) << scene.status().message();
+  Planned planned;
+  plan_of(scene, ctas, false, planned);
+  std::vector<float> out(scene.queries().size(), NAN), lse(scene.rows(), NAN);
+  testing::Twin(planned.input, planned.plan, scene.queries().data(), scene.sinks()).run(out.data(), lse.data());
+  std::vector<double> want, want_lse;
+  scene.reference(want, want_lse);
+  EXPECT_LT(testing::distance(want, out.data()), tolerance);
+  for (size_t i = 0; i < lse.size(); ++i) {
+    if (want_lse[i] == -INFINITY) EXPECT_EQ(lse[i], -INFINITY);
+    else EXPECT_NEAR(lse[i], want_lse[i], 1e-3 * std::max(1.0, std::fabs(want_lse[i])));
+  }
+}
+
+TEST(CudaPlan, TheTwinReadsEveryCodec) {
+  for (const std::string& name : testing::readable_codecs()) {
+    SCOPED_TRACE(name);
+    for (const uint32_t dim : {64u, 128u}) {
+      SceneShape shape;
+      shape.head_dim = dim;
+      shape.kv_heads = 1, shape.group = 2;
+      shape.codecs = {name};
+      shape.lengths = {150};
+      shape.hot = 22;
+      check(shape, 7, 3);
+    }
+  }
+}
+
+TEST(CudaPlan, RowsThatAQuerySees) {
+  for (uint32_t seed = 1; seed <= 24; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 rng(seed);
+    SceneShape shape;
+    shape.head_dim = std::vector<uint32_t>{32, 64, 96, 128}[rng() % 4];
+    shape.block = 16 * (1 + rng() % 8);
+    shape.group = 1 + rng() % 4;
+    shape.codecs = {"rot4", "kivi2", "even4"};
+    shape.lengths = {static_cast<uint32_t>(1 + rng() % 600), static_cast<uint32_t>(1 + rng() % 200)};
+    shape.sinks = rng() % 2 * 4;
+    shape.hot = static_cast<uint32_t>(rng() % 64);
+    shape.dead = rng() % 2, shape.cut = rng() % 2, shape.sink_logits = rng() % 2;
+    shape.params.window = rng() % 2 ? 1 + static_cast<uint32_t>(rng() % 300) : 0;
+    shape.params.softcap = rng() % 3 == 0 ? 20.0f : 0.0f;
+    check(shape, seed, 1 + static_cast<uint32_t>(rng() % 9));
+  }
+}
+
+TEST(CudaPlan, EverySeenRowIsInOnePieceAndPiecesAreEqual) {
+  SceneShape shape;
+  shape.codecs = {"kivi2"};
+  shape.lengths = {20000, 900, 131, 6000};
+  shape.hot = 64, shape.sinks = 4, shape.group = 1;
+  const Scene scene(shape, 3);
+  ASSERT_TRUE(scene.status().ok());
+  for (const uint32_t ctas : {1u, 7u, 33u}) {
+    Planned planned;
+    plan_of(scene, ctas, true, planned);
+    const Plan& plan = planned.plan;
+    EXPECT_EQ(plan.fast, Path::packed22);
+    ASSERT_EQ(plan.cta_begin.size(), ctas + 1);
+    EXPECT_EQ(plan.cta_begin.back(), plan.segments.size());
+    std::vector<uint64_t> rows(scene.tasks());
+    std::set<uint32_t> partials;
+    std::vector<uint32_t> fast_views(ctas);
+    for (uint32_t c = 0; c < ctas; ++c) {
+      for (uint32_t i = plan.cta_begin[c]; i < plan.cta_begin[c + 1]; ++i) {
+        const SegmentDesc& segment = plan.segments[i];
+        EXPECT_TRUE(partials.insert(segment.partial).second);
+        const TaskDesc& task = plan.tasks[segment.task];
+        EXPECT_TRUE(segment.partial >= task.first_partial && segment.partial < task.first_partial + task.partials);
+        for (uint32_t v = 0; v < segment.views; ++v) {
+          const ViewDesc& view = plan.views[segment.first_view + v];
+          rows[segment.task] += view.end - view.begin;
+          if (segment.path != Path::general) EXPECT_EQ(view.end - view.begin, kTileRows);
+        }
+        if (segment.path != Path::general) fast_views[c] += segment.views;
+      }
+    }
+    for (size_t t = 0; t < scene.tasks(); ++t) EXPECT_EQ(rows[t], scene.position(t) + 1);
+    const uint32_t most = *std::max_element(fast_views.begin(), fast_views.end());
+    EXPECT_LE(most, 420 / ctas + 40) << ctas;
+  }
+}
+
+TEST(CudaPlan, ATaskThatSeesNothingIsStillWritten) {
+  SceneShape shape;
+  shape.codecs = {"kivi2"};
+  shape.lengths = {64};
+  shape.hot = 64, shape.dead = true;
+  shape.group = 3;
+  SCOPED_TRACE("dead rows");
+  for (uint32_t seed = 0; seed < 6; ++seed) check(shape, seed, 4);
+}
+
+}  // namespace
+}  // namespace tierkv::cuda

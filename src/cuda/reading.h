@@ -1,0 +1,215 @@
+// reading.h — reading block bytes by their SideLayout, one lane at a time: the same code for a device and, in tests, for the
+// processor.
+//
+// A lane is a token of keys or a channel of values (lanes.h). Thirty-two positions of a lane, a "unit", are whole words of every
+// plane, so that all indices into what is unpacked are constants: on a device the unit lives in registers.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "quant/layout.h"
+
+#ifdef __CUDACC__
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#define TIERKV_BOTH __host__ __device__ __forceinline__
+#else
+#include <cmath>
+
+#include "base/f16.h"
+#define TIERKV_BOTH inline
+#endif
+
+namespace tierkv::cuda {
+
+inline constexpr uint32_t kUnit = 32;
+inline constexpr uint32_t kTile = 16;
+
+TIERKV_BOTH float half_value(uint16_t bits) {
+#ifdef __CUDACC__
+  return __half2float(__ushort_as_half(bits));
+#else
+  return f16_to_f32(bits);
+#endif
+}
+
+TIERKV_BOTH float short_value(uint16_t bits, bool bf16) {
+  if (!bf16) return half_value(bits);
+  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+  float value;
+  memcpy(&value, &wide, sizeof value);
+  return value;
+}
+
+TIERKV_BOTH float power_of_two(float x) { return exp2f(x); }
+
+// Metadata is read byte by byte where it need not be aligned: it follows codes, which are whole words, so 4-byte parts are.
+TIERKV_BOTH float load_float(const uint8_t* at) { return *reinterpret_cast<const float*>(at); }
+TIERKV_BOTH uint16_t load_short(const uint8_t* at) { return *reinterpret_cast<const uint16_t*>(at); }
+TIERKV_BOTH uint32_t load_word(const uint8_t* at) { return *reinterpret_cast<const uint32_t*>(at); }
+
+struct ScaleOffset {
+  float scale, offset;
+};
+
+// 2^((code-255)/32), code 0 is zero.
+TIERKV_BOTH float log8_level(uint32_t code) {
+  return code == 0 ? 0.0f : power_of_two((static_cast<float>(code) - 255.0f) * 0.03125f);
+}
+
+// What of a layout its metadata needs, so that a kernel can keep it in registers.
+struct MetaTerms {
+  quant::MetaKind kind;
+  float zero;
+};
+TIERKV_BOTH MetaTerms meta_terms(const quant::SideLayout& side) { return {side.meta, side.zero}; }
+
+// Entry `i` of n entries (meta.h).
+TIERKV_BOTH ScaleOffset meta_entry(const MetaTerms& terms, const uint8_t* meta, uint32_t i, uint32_t n) {
+  constexpr uint32_t kRun = 64;
+  switch (terms.kind) {
+    case quant::MetaKind::f16_pair: return {half_value(load_short(meta + 2 * i)), half_value(load_short(meta + 2 * (n + i)))};
+    case quant::MetaKind::f16_scale: {
+      const float scale = half_value(load_short(meta + 2 * i));
+      return {scale, -terms.zero * scale};
+    }
+    case quant::MetaKind::f32_scale: {
+      const float scale = load_float(meta + 4 * i);
+      return {scale, -terms.zero * scale};
+    }
+    case quant::MetaKind::f32_pair: {
+      const float scale = load_float(meta + 4 * i);
+      return {scale, -scale * load_float(meta + 4 * (n + i))};
+    }
+    case quant::MetaKind::log8_scale: {
+      const float scale = load_float(meta) * log8_level(meta[4 + i]);
+      return {scale, -terms.zero * scale};
+    }
+    case quant::MetaKind::log8_pair: {
+      const uint32_t run = i / kRun, in_run = i % kRun, rest = n - run * kRun, count = rest < kRun ? rest : kRun;
+      const uint8_t* at = meta + run * (12 + 2 * kRun);
+      return {load_float(at) * log8_level(at[12 + in_run]),
+              load_float(at + 4) + load_float(at + 8) * static_cast<float>(at[12 + count + in_run])};
+    }
+    case quant::MetaKind::log4_pair: {
+      const uint8_t* at = meta + i / kRun * (16 + kRun);
+      const uint32_t code = at[16 + i % kRun], low = code & 15u;
+      const float shrunk = power_of_two(log2f(load_float(at + 4)) * static_cast<float>(15 - low));
+      return {low == 0 ? 0.0f : load_float(at) * shrunk, load_float(at + 8) + load_float(at + 12) * static_cast<float>(code >> 4)};
+    }
+  }
+  return {0.0f, 0.0f};
+}
+TIERKV_BOTH ScaleOffset meta_entry(const quant::SideLayout& side, const uint8_t* meta, uint32_t i, uint32_t n) {
+  return meta_entry(meta_terms(side), meta, i, n);
+}
+
+// One plane of one unit: P words, every shift a constant.
+template <uint32_t P>
+TIERKV_BOTH void add_plane(const uint8_t* words, uint32_t stride, float weight, float (&out)[kUnit]) {
+#pragma unroll
+  for (uint32_t j = 0; j < P; ++j) {
+    const uint32_t word = load_word(words + j * stride);
+#pragma unroll
+    for (uint32_t p = 0; p < 32 / P; ++p) {
+      out[j * (32 / P) + p] += weight * static_cast<float>(word >> (8 * (p % 4) + P * (p / 4)) & ((1u << P) - 1u));
+    }
+  }
+}
+
+// Positions 32·unit .. 32·unit+31 of a lane as levels: codes, or what the codebook says. Positions past the depth are zero codes
+// or not there at all: a plane's words of a unit that it does not have are not read.
+TIERKV_BOTH void unpack_unit(const quant::SideLayout& side, const uint8_t* bytes, uint32_t lane, uint32_t unit, float (&out)[kUnit]) {
+#pragma unroll
+  for (uint32_t p = 0; p < kUnit; ++p) out[p] = 0.0f;
+  for (uint32_t i = 0; i < quant::kMostPlanes && side.planes[i].bits != 0; ++i) {
+    const quant::LayoutPlane& plane = side.planes[i];
+    const float weight = static_cast<float>(1u << plane.shift);
+    const uint8_t* words = bytes + plane.offset + ((lane / kTile * plane.chunks + unit * plane.bits) * kTile + lane % kTile) * 4;
+    constexpr uint32_t kStride = kTile * 4;
+    if ((unit + 1) * plane.bits > plane.chunks) {  // half a unit: depths in steps of 16
+#pragma unroll
+      for (uint32_t p = 0; p < kUnit / 2; ++p) {
+        const uint32_t per_word = 32 / plane.bits, chunk = p / per_word, at = p % per_word;
+        const uint32_t word = load_word(words + chunk * kStride);
+        out[p] += weight * static_cast<float>(word >> (8 * (at % 4) + plane.bits * (at / 4)) & ((1u << plane.bits) - 1u));
+      }
+      continue;
+    }
+    switch (plane.bits) {
+      case 8: add_plane<8>(words, kStride, weight, out); break;
+      case 4: add_plane<4>(words, kStride, weight, out); break;
+      case 2: add_plane<2>(words, kStride, weight, out); break;
+      default: add_plane<1>(words, kStride, weight, out); break;
+    }
+  }
+  if (!side.has_levels) return;
+#pragma unroll
+  for (uint32_t p = 0; p < kUnit; ++p) out[p] = side.levels[static_cast<uint32_t>(out[p])];
+}
+
+// Word `word` of a token of klt's keys: up to 16 codes, the widest components first. Returns the first component in it.
+TIERKV_BOTH uint32_t unpack_word(const quant::SideLayout& side, const uint8_t* bytes, uint32_t token, uint32_t word, uint32_t& count,
+                                 float (&out)[kTile]) {
+  const uint32_t total = side.words[0] + side.words[1] + side.words[2];
+  const uint32_t packed = load_word(bytes + ((token / kTile * total + word) * kTile + token % kTile) * 4);
+  const uint32_t wide = side.words[2], middle = side.words[1];
+  const uint32_t bits = word < wide ? 8 : word < wide + middle ? 4 : 2;
+  count = 32 / bits;
+#pragma unroll
+  for (uint32_t p = 0; p < kTile; ++p) {
+    out[p] = p < count ? static_cast<float>(packed >> (8 * (p % 4) + bits * (p / 4)) & ((1u << bits) - 1u)) : 0.0f;
+  }
+  if (word < wide) return word * 4;
+  if (word < wide + middle) return wide * 4 + (word - wide) * 8;
+  return wide * 4 + middle * 8 + (word - wide - middle) * 16;
+}
+
+// Steps of a tensor-core product over klt's components: 4 words of 8 bits, 2 of 4 or 1 of 2 each.
+TIERKV_BOTH uint32_t klt_steps(const quant::SideLayout& key) {
+  return (key.words[2] + 3) / 4 + (key.words[1] + 1) / 2 + key.words[0];
+}
+
+// The middle of the codes of klt's component j.
+TIERKV_BOTH float middle_of(const quant::SideLayout& side, uint32_t j) {
+  const uint32_t wide = side.words[2] * 4, middle = side.words[1] * 8;
+  return j < wide ? 127.5f : j < wide + middle ? 7.5f : 1.5f;
+}
+
+// Cosine and sine of pair p turned by `position`, from the digits' tables (calib::Turner).
+TIERKV_BOTH void turn_of(const quant::SideLayout& side, uint32_t position, uint32_t p, float& cosine, float& sine) {
+  const uint32_t row = 2 * side.pairs;
+  const float* first = side.turns + (position % quant::kTurnBase) * row;
+  cosine = first[p], sine = first[side.pairs + p];
+  for (uint32_t digit = 1; digit < quant::kTurnDigits && position >> (7 * digit) != 0; ++digit) {
+    const float* next = side.turns + (digit * quant::kTurnBase + (position >> (7 * digit)) % quant::kTurnBase) * row;
+    const float c = next[p], s = next[side.pairs + p];
+    const float both = cosine * c - sine * s;
+    sine = cosine * s + sine * c;
+    cosine = both;
+  }
+}
+
+// The sign of a channel in the Hadamard frame (frame.cc).
+TIERKV_BOTH float frame_sign(uint32_t head_dim, uint32_t channel) {
+  uint64_t z = (static_cast<uint64_t>(head_dim) << 32) + (channel + 1u) * 0x9E3779B97F4A7C15ull;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+  return ((z ^ (z >> 31)) >> 63) != 0 ? -1.0f : 1.0f;
+}
+
+// What a channel of even's keys was divided by, and its mean (even.h); without factors 1 and the mean.
+struct ChannelTerms {
+  float factor, mean;
+};
+TIERKV_BOTH ChannelTerms channel_terms(const quant::SideLayout& side, const uint8_t* bytes, uint32_t channel) {
+  if (side.mean_at == 0) return {1.0f, 0.0f};
+  const uint16_t word = load_short(bytes + side.mean_at + 2 * channel);
+  if (!side.even) return {1.0f, half_value(word)};
+  const auto base = static_cast<int16_t>(load_short(bytes + side.mean_at + 2 * side.head_dim));
+  const int n = base + (word & 7);
+  return {ldexpf(n & 1 ? 1.41421356f : 1.0f, n >> 1), half_value(static_cast<uint16_t>(word & 0xFFF8u))};
+}
+
+}  // namespace tierkv::cuda

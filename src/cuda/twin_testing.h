@@ -1,0 +1,169 @@
+// twin_testing.h — the scalar twin of the kernels: the same descriptors, the same reading of bytes (reading.h), the same partial
+// states and merge, in plain loops. Tests run it on the processor, so that everything but the threads is tested without a device.
+#pragma once
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "cuda/plan.h"
+#include "cuda/reading.h"
+#include "quant/frame.h"
+
+namespace tierkv::cuda::testing {
+
+class Twin {
+ public:
+  Twin(const PlanInput& input, const Plan& plan, const float* queries, const float* sinks)
+      : input_(input), plan_(plan), queries_(queries), sinks_(sinks), d_(input.params.head_dim) {
+    const size_t rows = static_cast<size_t>(plan.partials) * input.group;
+    out_.resize(rows * d_), top_.assign(rows, -INFINITY), sum_.assign(rows, 0.0f);
+  }
+
+  // out: [rows][head_dim]; lse: [rows].
+  void run(float* out, float* lse) {
+    for (size_t cta = 0; cta + 1 < plan_.cta_begin.size(); ++cta) {
+      for (uint32_t i = plan_.cta_begin[cta]; i < plan_.cta_begin[cta + 1]; ++i) attend(plan_.segments[i]);
+    }
+    for (const TaskDesc& task : plan_.tasks) merge(task, out, lse);
+  }
+
+ private:
+  void attend(const SegmentDesc& segment) {
+    for (uint32_t row = 0; row < input_.group; ++row) {
+      const size_t at = static_cast<size_t>(segment.partial) * input_.group + row;
+      std::vector<float> plain(queries_ + (plan_.tasks[segment.task].first_row + row) * d_,
+                               queries_ + (plan_.tasks[segment.task].first_row + row + 1) * d_);
+      for (float& x : plain) x *= input_.params.scale;
+      float* acc = out_.data() + at * d_;
+      for (uint32_t v = 0; v < segment.views; ++v) {
+        const ViewDesc& view = plan_.views[segment.first_view + v];
+        const CodecDesc& codec = input_.codecs[view.codec];
+        for (uint32_t t = view.begin; t < view.end; ++t) {
+          if (view.mask != kNoMask && (plan_.masks[view.mask * kMaskWords + t / 32] >> (t % 32) & 1u) == 0) continue;
+          float score = dot(key_row(codec.key, view, t), plain);
+          if (input_.params.softcap > 0.0f) score = input_.params.softcap * std::tanh(score / input_.params.softcap);
+          absorb(score * 1.44269504f, value_row(codec.value, view.values, t), at, acc);
+        }
+      }
+      if (segment.hadamard) quant::from_frame(quant::Frame::hadamard, acc, 1, d_);
+    }
+  }
+
+  static float dot(const std::vector<float>& a, const std::vector<float>& b) {
+    double sum = 0.0;
+    for (size_t i = 0; i < a.size(); ++i) sum += static_cast<double>(a[i]) * b[i];
+    return static_cast<float>(sum);
+  }
+
+  void absorb(float score, const std::vector<float>& row, size_t at, float* acc) {
+    const float top = std::max(top_[at], score), shrink = std::exp2(top_[at] - top), weight = std::exp2(score - top);
+    top_[at] = top;
+    sum_[at] = sum_[at] * shrink + weight;
+    for (uint32_t c = 0; c < d_; ++c) acc[c] = acc[c] * shrink + weight * row[c];
+  }
+
+  // Codes of one lane as levels·scale + offset, along its depth.
+  static std::vector<float> lane_values(const quant::SideLayout& side, const uint8_t* bytes, uint32_t lane, uint32_t depth) {
+    std::vector<float> out(depth);
+    for (uint32_t unit = 0; unit * kUnit < depth; ++unit) {
+      float levels[kUnit];
+      unpack_unit(side, bytes, lane, unit, levels);
+      for (uint32_t k = 0; k < kUnit && unit * kUnit + k < depth; ++k) out[unit * kUnit + k] = levels[k];
+    }
+    return out;
+  }
+
+  // In the plain frame.
+  std::vector<float> key_row(const quant::SideLayout& key, const ViewDesc& view, uint32_t t) const {
+    std::vector<float> row(d_);
+    if (key.kind == quant::LayoutKind::rows16) {
+      const auto* halves = reinterpret_cast<const uint16_t*>(view.keys) + static_cast<size_t>(t) * d_;
+      for (uint32_t c = 0; c < d_; ++c) row[c] = short_value(halves[c], key.bf16);
+    } else if (key.kind == quant::LayoutKind::words) {
+      return word_row(key, view, t);
+    } else {
+      row = lane_values(key, view.keys, t, d_);
+      for (uint32_t c = 0; c < d_; ++c) {
+        const uint32_t entry = key.by_channel ? t / key.group * d_ + c : c / key.group * key.tokens + t;
+        const ScaleOffset grid = meta_entry(key, view.keys + key.meta_at, entry, key.groups * (key.by_channel ? d_ : key.tokens));
+        row[c] = row[c] * grid.scale + grid.offset;
+        if (!key.even) row[c] += channel_terms(key, view.keys, c).mean;
+      }
+    }
+    if (key.hadamard) quant::from_frame(quant::Frame::hadamard, row.data(), 1, d_);
+    for (uint32_t c = 0; key.even && c < d_; ++c) {
+      const ChannelTerms terms = channel_terms(key, view.keys, c);
+      row[c] = row[c] * terms.factor + terms.mean;
+    }
+    return row;
+  }
+
+  std::vector<float> word_row(const quant::SideLayout& key, const ViewDesc& view, uint32_t t) const {
+    std::vector<float> row(key.mean, key.mean + d_);
+    for (uint32_t w = 0; w < key.words[0] + key.words[1] + key.words[2]; ++w) {
+      float codes[kTile];
+      uint32_t count = 0;
+      const uint32_t first = unpack_word(key, view.keys, t, w, count, codes);
+      for (uint32_t k = 0; k < count; ++k) {
+        const float level = codes[k] - middle_of(key, first + k);
+        for (uint32_t c = 0; c < d_; ++c) row[c] += level * half_value(key.rows[(first + k) * d_ + c]);
+      }
+    }
+    for (uint32_t p = 0; p < key.pairs; ++p) {
+      float cosine, sine;
+      turn_of(key, view.first_position, p, cosine, sine);
+      float &a = row[key.turned[2 * p]], &b = row[key.turned[2 * p + 1]];
+      const float x = a, y = b;
+      a = x * cosine - y * sine, b = x * sine + y * cosine;
+    }
+    return row;
+  }
+
+  // In the codec's frame.
+  std::vector<float> value_row(const quant::SideLayout& value, const uint8_t* bytes, uint32_t t) const {
+    std::vector<float> row(d_);
+    for (uint32_t c = 0; c < d_; ++c) {
+      if (value.kind == quant::LayoutKind::rows16) {
+        row[c] = short_value(reinterpret_cast<const uint16_t*>(bytes)[static_cast<size_t>(t) * d_ + c], value.bf16);
+        continue;
+      }
+      float levels[kUnit];
+      unpack_unit(value, bytes, c, t / kUnit, levels);
+      const ScaleOffset grid =
+          meta_entry(value, bytes + value.meta_at, c / value.group * value.tokens + t, value.groups * value.tokens);
+      row[c] = levels[t % kUnit] * grid.scale + grid.offset;
+    }
+    return row;
+  }
+
+  void merge(const TaskDesc& task, float* out, float* lse) const {
+    for (uint32_t row = 0; row < input_.group; ++row) {
+      float top = sinks_ ? sinks_[task.first_head + row] * 1.44269504f : -INFINITY;
+      double sum = sinks_ ? 1.0 : 0.0;
+      const float sink = top;
+      for (uint32_t p = 0; p < task.partials; ++p) top = std::max(top, top_[(task.first_partial + p) * input_.group + row]);
+      if (sinks_) sum = std::exp2(static_cast<double>(sink) - top);
+      std::vector<double> values(d_);
+      for (uint32_t p = 0; p < task.partials; ++p) {
+        const size_t at = static_cast<size_t>(task.first_partial + p) * input_.group + row;
+        if (top_[at] == -INFINITY) continue;
+        const double share = std::exp2(static_cast<double>(top_[at]) - top);
+        sum += share * sum_[at];
+        for (uint32_t c = 0; c < d_; ++c) values[c] += share * out_[at * d_ + c];
+      }
+      const size_t to = task.first_row + row;
+      for (uint32_t c = 0; c < d_; ++c) out[to * d_ + c] = sum > 0.0 ? static_cast<float>(values[c] / sum) : 0.0f;
+      lse[to] = sum > 0.0 ? static_cast<float>((top + std::log2(sum)) / 1.44269504) : -INFINITY;
+    }
+  }
+
+  const PlanInput& input_;
+  const Plan& plan_;
+  const float* queries_;
+  const float* sinks_;
+  const uint32_t d_;
+  std::vector<float> out_, top_, sum_;
+};
+
+}  // namespace tierkv::cuda::testing

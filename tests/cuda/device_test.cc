@@ -1,0 +1,236 @@
+// Attention on a device against double precision over the decoded rows, and a cache on a device against the same cache on the
+// processor. Run by `make test-cuda`; needs a device. TIERKV_CUDA_BRIEF=1: a tenth of it, for compute-sanitizer.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <numeric>
+
+#include "cuda/backend.h"
+#include "cuda/scene_testing.h"
+
+namespace tierkv::cuda {
+namespace {
+
+using testing::Scene;
+using testing::SceneShape;
+
+const Executor kAlone = [](uint32_t count, const std::function<void(uint32_t)>& task) {
+  for (uint32_t i = 0; i < count; ++i) task(i);
+};
+
+bool brief() { return std::getenv("TIERKV_CUDA_BRIEF") != nullptr; }
+
+std::shared_ptr<DeviceBackend> backend(uint64_t limit = 0) {
+  auto made = make_backend({0, limit});
+  EXPECT_TRUE(made.ok()) << made.status().message();
+  return made.ok() ? *made : nullptr;
+}
+
+// The sequences of a scene as one call.
+struct Call {
+  explicit Call(const Scene& scene) {
+    const SceneShape& shape = scene.shape();
+    const uint32_t heads = shape.kv_heads * shape.group;
+    out.assign(scene.queries().size(), NAN), lse.assign(scene.rows(), NAN);
+    positions.resize(shape.lengths.size());
+    views.resize(scene.tasks());
+    for (size_t t = 0; t < scene.tasks(); ++t) {
+      views[t].assign(scene.views(t).begin(), scene.views(t).end());
+      for (attn::BlockView& view : views[t]) {
+        // Blocks of one scene differ; names of blocks that were freed must not come back.
+        static uint64_t name = 0;
+        if (view.rows == shape.block) view.sealed = ++name * 0x9E3779B97F4A7C15ull;
+      }
+    }
+    for (size_t s = 0; s < shape.lengths.size(); ++s) {
+      attn::AttendWork& work = works.emplace_back();
+      for (uint32_t h = 0; h < shape.kv_heads; ++h) work.heads.emplace_back(views[s * shape.kv_heads + h]);
+      const size_t first = s * heads;
+      work.queries = RowsView::f32(scene.queries().data() + first * shape.head_dim, 1, heads, shape.head_dim);
+      positions[s] = scene.position(s * shape.kv_heads);
+      work.positions = &positions[s];
+      work.out = out.data() + first * shape.head_dim;
+      work.lse = lse.data() + first;
+      work.sink_logits = scene.sinks();
+      work.params = shape.params;
+    }
+  }
+  std::vector<std::vector<attn::BlockView>> views;
+  std::vector<uint32_t> positions;
+  std::vector<attn::AttendWork> works;
+  std::vector<float> out, lse;
+};
+
+double worst = 0.0;
+
+void check(const DeviceBackend& device, const SceneShape& shape, uint32_t seed, double tolerance) {
+  const Scene scene(shape, seed);
+  ASSERT_TRUE(scene.status().ok()) << scene.status().message();
+  Call call(scene);
+  const uint64_t before = device.usage().on_processor;
+  device.attend(call.works, kAlone);
+  EXPECT_EQ(device.usage().on_processor, before);
+  for (const attn::AttendWork& work : call.works) ASSERT_TRUE(work.status.ok()) << work.status.message();
+  std::vector<double> want, want_lse;
+  scene.reference(want, want_lse);
+  const double error = testing::distance(want, call.out.data());
+  worst = std::max(worst, error);
+  EXPECT_LT(error, tolerance);
+  for (size_t i = 0; i < call.lse.size(); ++i) {
+    if (want_lse[i] == -INFINITY) EXPECT_EQ(call.lse[i], -INFINITY);
+    else EXPECT_NEAR(call.lse[i], want_lse[i], 5e-3 * std::max(1.0, std::fabs(want_lse[i])));
+  }
+}
+
+constexpr double kTolerance = 2e-3;
+
+TEST(CudaDevice, EveryCodecAndShape) {
+  const auto device = backend();
+  ASSERT_TRUE(device);
+  int cases = 0;
+  for (const std::string& name : testing::readable_codecs()) {
+    for (const uint32_t dim : {64u, 128u, 256u}) {
+      for (const uint32_t group : {1u, 4u, 7u, 16u}) {
+        if (brief() && (dim == 256 || group == 7 || ++cases % 5)) continue;
+        SCOPED_TRACE(name + " head_dim " + std::to_string(dim) + " group " + std::to_string(group));
+        SceneShape shape;
+        shape.head_dim = dim, shape.group = group, shape.kv_heads = group > 4 ? 1 : 2;
+        shape.codecs = {name};
+        shape.lengths = {128 * 5 + 20};
+        shape.sinks = 4;
+        check(*device, shape, 11, kTolerance);
+      }
+    }
+  }
+  std::printf("largest error of all codecs and shapes: %.2e\n", worst);
+}
+
+TEST(CudaDevice, RandomShapesAndRaggedBatches) {
+  const auto device = backend();
+  ASSERT_TRUE(device);
+  const std::vector<std::string> names = testing::readable_codecs();
+  worst = 0.0;
+  for (uint32_t seed = 1; seed <= (brief() ? 12u : 500u); ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 rng(seed);
+    const auto pick = [&](uint32_t n) { return static_cast<uint32_t>(rng() % n); };
+    SceneShape shape;
+    shape.head_dim = std::vector<uint32_t>{32, 64, 80, 96, 128, 128, 128, 256}[pick(8)];
+    shape.block = pick(3) ? 128 : 16 * (1 + pick(16));
+    shape.group = 1 + pick(pick(2) ? 8 : 16);
+    shape.kv_heads = 1 + pick(2);
+    for (uint32_t i = 0; i < 1 + pick(3); ++i) shape.codecs.push_back(names[pick(static_cast<uint32_t>(names.size()))]);
+    for (uint32_t i = 0; i < 1 + pick(4); ++i) shape.lengths.push_back(1 + pick(pick(3) ? 700 : 4000));
+    shape.sinks = pick(2) * 4, shape.hot = pick(300);
+    shape.dead = pick(3) == 0, shape.cut = pick(3) == 0, shape.sink_logits = pick(3) == 0;
+    shape.params.window = pick(4) == 0 ? 1 + pick(900) : 0;
+    shape.params.softcap = pick(5) == 0 ? 30.0f : 0.0f;
+    shape.sharpness = std::vector<float>{0.3f, 1.0f, 1.0f, 2.0f}[pick(4)];
+    check(*device, shape, seed, kTolerance);
+    if (::testing::Test::HasFatalFailure()) return;
+  }
+  std::printf("largest error of the random ones: %.2e\n", worst);
+}
+
+std::vector<float> noise(size_t n, uint32_t seed) {
+  std::mt19937 rng(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> out(n);
+  for (float& x : out) x = normal(rng);
+  return out;
+}
+
+CacheConfig small_config(const std::string& spec) {
+  CacheConfig config;
+  config.num_layers = 2, config.num_heads = 8, config.num_kv_heads = 2, config.head_dim = 128;
+  EXPECT_TRUE(apply_spec(spec, config).ok());
+  return config;
+}
+
+// The same calls on two caches, one on the device: the same answers.
+TEST(CudaDevice, ACacheAnswersAsOnTheProcessor) {
+  for (const char* spec : {"balanced", "kivi2", "kivi4", "deep", "int8", "fp16", "adr004"}) {
+    SCOPED_TRACE(spec);
+    const CacheConfig config = small_config(spec);
+    auto here = AdaptiveKVCache::create(config), there = AdaptiveKVCache::create(config);
+    ASSERT_TRUE(here.ok() && there.ok());
+    auto device = attach(**there);
+    ASSERT_TRUE(device.ok()) << device.status().message();
+    AdaptiveKVCache* caches[] = {here->get(), there->get()};
+    SeqId seqs[2][2];
+    for (int c = 0; c < 2; ++c) seqs[c][0] = *caches[c]->add_sequence();
+    const auto append = [&](int c, SeqId seq, uint32_t tokens, uint32_t seed) {
+      const auto rows = noise(static_cast<size_t>(tokens) * 2 * 128, seed), values = noise(rows.size(), seed + 1);
+      for (uint32_t layer = 0; layer < 2; ++layer)
+        ASSERT_TRUE(caches[c]->append(seq, layer, RowsView::f32(rows.data(), tokens, 2, 128), RowsView::f32(values.data(), tokens, 2, 128)).ok());
+    };
+    const auto compare = [&](int sequence, uint32_t seed) {
+      const auto queries = noise(8 * 128, seed);
+      std::vector<float> out[2];
+      for (int c = 0; c < 2; ++c) {
+        out[c].assign(8 * 128, NAN);
+        const Status status = caches[c]->attention(seqs[c][sequence], 1, RowsView::f32(queries.data(), 1, 8, 128), out[c].data());
+        ASSERT_TRUE(status.ok()) << status.message();
+      }
+      const std::vector<double> want(out[0].begin(), out[0].end());
+      EXPECT_LT(testing::distance(want, out[1].data()), 2e-2);  // the processor's own kernels round too
+    };
+    for (int c = 0; c < 2; ++c) append(c, seqs[c][0], 900, 1);
+    compare(0, 100);
+    for (int c = 0; c < 2; ++c) seqs[c][1] = *caches[c]->fork(seqs[c][0]);
+    for (uint32_t step = 0; step < (brief() ? 3 : 40); ++step) {
+      for (int c = 0; c < 2; ++c) append(c, seqs[c][0], 1 + step % 7, 1000 + 2 * step);
+      for (int c = 0; c < 2; ++c) append(c, seqs[c][1], 3, 5000 + 2 * step);
+      compare(0, 200 + step), compare(1, 300 + step);
+    }
+    for (int c = 0; c < 2; ++c) ASSERT_TRUE(caches[c]->truncate(seqs[c][0], 905).ok());
+    compare(0, 400);
+    const Usage usage = (*device)->usage();
+    EXPECT_GT(usage.launches, 0u);
+    EXPECT_EQ(usage.on_processor, 0u);
+    EXPECT_GE(usage.block_bytes + usage.scratch_bytes, 1u);
+    for (int c = 0; c < 2; ++c) ASSERT_TRUE(caches[c]->remove(seqs[c][1]).ok());
+    detach(**there);
+    compare(0, 500);
+  }
+}
+
+TEST(CudaDevice, WhatCannotBeIsSaid) {
+  EXPECT_EQ(available(99).code(), StatusCode::invalid_argument);
+  EXPECT_EQ(make_backend({-1, 0}).status().code(), StatusCode::invalid_argument);
+}
+
+TEST(CudaDevice, ALimitOfMemoryIsKept) {
+  const auto device = backend(uint64_t{32} << 20);
+  ASSERT_TRUE(device);
+  SceneShape shape;
+  shape.codecs = {"fp16"};
+  shape.kv_heads = 1, shape.group = 1;
+  shape.lengths = {128 * 200};
+  // One call has 13 MiB of blocks: the first three calls push each other out.
+  for (uint32_t seed = 1; seed <= 4; ++seed) check(*device, shape, seed, kTolerance);
+  EXPECT_LE(device->usage().block_bytes, uint64_t{32} << 20);
+  shape.lengths = {128 * 700};  // 46 MiB at once
+  const Scene scene(shape, 9);
+  Call call(scene);
+  device->attend(call.works, kAlone);
+  EXPECT_EQ(call.works[0].status.code(), StatusCode::resource_exhausted) << call.works[0].status.message();
+  shape.lengths = {128 * 100};
+  check(*device, shape, 10, kTolerance);
+}
+
+TEST(CudaDevice, TheSameCallGivesTheSameBits) {
+  const auto device = backend();
+  ASSERT_TRUE(device);
+  SceneShape shape;
+  shape.codecs = {"kivi2", "rot2"};
+  shape.lengths = {9000, 130, 2500};
+  const Scene scene(shape, 5);
+  Call first(scene), second(scene);
+  device->attend(first.works, kAlone);
+  device->attend(second.works, kAlone);
+  EXPECT_EQ(first.out, second.out);
+}
+
+}  // namespace
+}  // namespace tierkv::cuda
