@@ -76,6 +76,7 @@ Result<std::unique_ptr<AdaptiveKVCache>> AdaptiveKVCache::create(const CacheConf
   impl->env.arena = impl->arena.get();
   impl->store = std::make_unique<store::BlockStore>(*impl->arena, tiers::payload_sizes);
   impl->env.store = impl->store.get();
+  impl->env.moves = &impl->moves;
   return std::unique_ptr<AdaptiveKVCache>(new AdaptiveKVCache(std::move(impl)));
 }
 TIERKV_NO_MEMORY("make a cache")

@@ -41,6 +41,7 @@ struct AdaptiveKVCache::Impl {
   std::unique_ptr<Arena> arena;            // outlives the store, and that the sequences below
   std::unique_ptr<store::BlockStore> store;
   tiers::StreamEnv env;
+  tiers::Moves moves;
   ThreadPool pool;
   const Executor pool_executor = [this](uint32_t count, const std::function<void(uint32_t)>& task) { pool.run(count, task); };
   std::unique_ptr<policy::EvictionPolicy> policy;  // null: none

@@ -80,6 +80,8 @@ MemoryStats AdaptiveKVCache::memory_usage() const {
   stats.table_bytes = impl_->codecs.table_bytes();
   stats.scratch_bytes = impl_->store->scratch_bytes();
   stats.budget_bytes = impl_->config.byte_budget;
+  for (int t = 0; t < kNumTiers; ++t) stats.graduated[t] = impl_->moves.graduated[t].load(std::memory_order_relaxed);
+  stats.evicted = impl_->moves.evicted.load(std::memory_order_relaxed);
   return stats;
 }
 

@@ -19,6 +19,7 @@ bool extract_sinks(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, A
   auto ref = seal(env, batch, *plan.sink_codec, *plan.sink_codec, Tier::sink, nullptr, s.layer, s.head, use);
   if (!ref || !push_block(env, s, *ref, use)) return false;
   s.tail.drop_front(plan.sinks);
+  env.count_graduated(Tier::sink, plan.sinks);
   return true;
 }
 
@@ -38,6 +39,7 @@ bool graduate(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, Arena:
     auto ref = seal(env, batch, *plan.first_codec(s.head), raw, tier, nullptr, s.layer, s.head, use, plan.guide(s.head));
     if (!ref || !push_block(env, s, *ref, use)) return false;
     s.tail.drop_front(block);
+    env.count_graduated(tier, block);
   }
   return true;
 }
@@ -63,6 +65,7 @@ bool demote(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, uint32_t
       auto ref = seal(env, batch, *plan.archive(s.head), *plan.raw_archive, Tier::archive, s.blocks[first].block.codec(), s.layer,
                       s.head, use);
       if (!ref) return false;
+      env.count_graduated(Tier::archive, batch.rows());
       release_ref(env, s.blocks[first]);
       s.blocks[first++] = *ref;
     }
