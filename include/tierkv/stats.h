@@ -42,6 +42,10 @@ struct MemoryStats {
   uint64_t table_bytes = 0;        // calibrated tables (whole-cache figure only); not in total_bytes
   uint64_t scratch_bytes = 0;  // rows of deep archives that calls under way decode (whole-cache figure only); not in total_bytes
   uint64_t cold_bytes = 0;     // of the cold file on disk (whole-cache figure only); not in memory, and in no sum here
+  // Rows so far, summed over layers and KV heads (whole-cache figures only): those that became part of a block of the tier, and
+  // those that an eviction policy let go. Rows of calls that were undone are counted too.
+  uint64_t graduated[kNumTiers] = {};
+  uint64_t evicted = 0;
   // What the cache has in memory.
   uint64_t resident_bytes() const { return total_bytes + table_bytes; }
   const TierMemory& operator[](Tier t) const { return tier[static_cast<int>(t)]; }

@@ -77,6 +77,7 @@ Result<std::unique_ptr<AdaptiveKVCache>> AdaptiveKVCache::create(const CacheConf
   TIERKV_RETURN_IF_ERROR(impl->open_cold());
   impl->store = std::make_unique<store::BlockStore>(*impl->arena, tiers::payload_sizes, impl->cold.get());
   impl->env.store = impl->store.get();
+  impl->env.moves = &impl->moves;
   return std::unique_ptr<AdaptiveKVCache>(new AdaptiveKVCache(std::move(impl)));
 }
 TIERKV_NO_MEMORY("make a cache")

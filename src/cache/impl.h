@@ -45,6 +45,7 @@ struct AdaptiveKVCache::Impl {
   std::unique_ptr<store::BlockStore> store;
   tiers::StreamEnv env;
   std::shared_ptr<const attn::Backend> backend;  // keeps env.backend; null: the processor
+  tiers::Moves moves;
   ThreadPool pool;
   const Executor pool_executor = [this](uint32_t count, const std::function<void(uint32_t)>& task) { pool.run(count, task); };
   std::unique_ptr<policy::EvictionPolicy> policy;  // null: none

@@ -88,6 +88,8 @@ MemoryStats AdaptiveKVCache::memory_usage() const {
   stats.scratch_bytes = impl_->store->scratch_bytes();
   if (impl_->cold) stats.cold_bytes = impl_->cold->file_bytes();
   stats.budget_bytes = impl_->config.byte_budget;
+  for (int t = 0; t < kNumTiers; ++t) stats.graduated[t] = impl_->moves.graduated[t].load(std::memory_order_relaxed);
+  stats.evicted = impl_->moves.evicted.load(std::memory_order_relaxed);
   return stats;
 }
 

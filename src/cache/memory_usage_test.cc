@@ -42,6 +42,27 @@ TEST(MemoryUsage, AllocatesNothing) {
   EXPECT_GT(all.total_bytes, one[Tier::archive].bytes());
 }
 
+TEST(MemoryUsage, RowsThatMoveAndRowsThatGoAreCounted) {
+  Filled f = filled("hot=32,warm=64,archive=rot4,sinks=4,eviction.policy=h2o", 800);
+  const auto live = [&] {
+    uint64_t rows = 0;
+    for (const TierMemory& tier : f.cache->memory_usage().tier) rows += tier.tokens;
+    return rows;
+  };
+  const MemoryStats m = f.cache->memory_usage();
+  const auto moved = [&](Tier tier) { return m.graduated[static_cast<int>(tier)]; };
+  EXPECT_EQ(moved(Tier::hot), 0u);
+  EXPECT_GT(m[Tier::archive].tokens, 0u);
+  EXPECT_EQ(moved(Tier::sink), m[Tier::sink].tokens);
+  EXPECT_EQ(moved(Tier::archive), m[Tier::archive].tokens);
+  EXPECT_EQ(moved(Tier::warm), m[Tier::warm].tokens + m[Tier::archive].tokens);  // who is archived was warm before
+  EXPECT_EQ(m.evicted, 0u);
+  const uint64_t before = live();
+  ASSERT_TRUE(f.cache->evict(f.seq, 300).ok());
+  EXPECT_LT(live(), before);
+  EXPECT_EQ(f.cache->memory_usage().evicted, before - live());
+}
+
 TEST(MemoryUsage, PartsSumToTheTotalAndKeepToTheBudgetWithTables) {
   CacheConfig config = config_of("hot=32,warm=64,archive=rot4,sinks=4");
   config.byte_budget = 500 << 10;

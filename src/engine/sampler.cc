@@ -44,7 +44,7 @@ Sampler::Sampler(const SamplerOptions& options, uint32_t seed)
 }
 
 llama_token Sampler::pick(std::span<const float> logits) {
-  const double start = processor_seconds();
+  const double start = grammar_ != nullptr ? processor_seconds() : 0.0;
   weigh(logits);
   llama_token token = choose();
   if (grammar_ != nullptr) {

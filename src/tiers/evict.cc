@@ -117,6 +117,10 @@ bool evict_rows(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, std:
   }
   s.blocks.resize_down(to);
   if (tail_loses) s.tail.keep(keep.subspan(at));
+  if (env.moves) {
+    const auto gone = static_cast<uint64_t>(std::count(keep.begin(), keep.end(), uint8_t{0}));
+    env.moves->evicted.fetch_add(gone, std::memory_order_relaxed);
+  }
   merge_neighbours(env, s, plan);
   return true;
 }

@@ -19,6 +19,7 @@ bool extract_sinks(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, A
   auto ref = seal(env, batch, *plan.sink_codec, *plan.sink_codec, Tier::sink, nullptr, s.layer, s.head, use);
   if (!ref || !push_block(env, s, *ref, use)) return false;
   s.tail.drop_front(plan.sinks);
+  env.count_graduated(Tier::sink, plan.sinks);
   return true;
 }
 
@@ -40,6 +41,7 @@ bool graduate(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, Arena:
     if (tier == Tier::archive && plan.window == 0) copy_behind(env, batch, *ref);
     if (!push_block(env, s, *ref, use)) return false;
     s.tail.drop_front(block);
+    env.count_graduated(tier, block);
   }
   return true;
 }
@@ -66,6 +68,7 @@ bool demote(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, uint32_t
                       s.head, use);
       if (!ref) return false;
       if (plan.window == 0) copy_behind(env, batch, *ref);
+      env.count_graduated(Tier::archive, batch.rows());
       release_ref(env, s.blocks[first]);
       s.blocks[first++] = *ref;
     }

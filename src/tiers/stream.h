@@ -8,6 +8,7 @@
 // sequence's lock.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -22,6 +23,12 @@ namespace tierkv::tiers {
 
 using plan::LayerPlan;
 
+// Rows that moved, over the life of a cache. Threads: any.
+struct Moves {
+  std::atomic<uint64_t> graduated[kNumTiers] = {};  // into a block of the tier
+  std::atomic<uint64_t> evicted{0};
+};
+
 // What every stream of a cache needs to know.
 struct StreamEnv {
   Arena* arena = nullptr;
@@ -35,6 +42,11 @@ struct StreamEnv {
   int mass = -1;                           // which of them is the mass that a token received; -1: it is not kept
   bool archive_stats = true;               // archived tokens keep theirs; false: they only said which rows are kept better there
 
+  Moves* moves = nullptr;  // null: nobody counts
+
+  void count_graduated(Tier tier, uint64_t rows) const {
+    if (moves) moves->graduated[static_cast<int>(tier)].fetch_add(rows, std::memory_order_relaxed);
+  }
   bool keeps_stats(Tier tier) const { return signals != 0 && (archive_stats || tier != Tier::archive); }
 };
 

@@ -2,6 +2,7 @@
 """`tierkv serve` and what is no request: the server refuses it, and goes on serving the others."""
 
 import json
+import random
 import resource
 import socket
 import time
@@ -124,6 +125,39 @@ class ServeBadInputTest(Served):
         for client in slow:
             self.assertIn(b"200 OK", client.recv(4096))
             client.close()
+
+    def test_mangled_requests_never_make_it_fail(self):
+        """Requests with bytes changed, left out and put in: answered, refused or hung up on, and never with a 500."""
+        chosen, seen = random.Random(7), {}
+        body = b'{"prompt": "that", "max_tokens": 1, "stop": ["a"], "temperature": 0}'
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        good = [head % len(body) + body, b"GET /v1/kv/memory?x=%20&y HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n",
+                b"POST /slots/0?action=erase HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+                b"PUT /v1/kv/thresholds HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}"]
+        words = [b"\r\n", b"\x00", b"%", b"Content-Length: -1\r\n", b"Transfer-Encoding: chunked\r\n", b"\xff\xfe",
+                 b"9" * 40, b"{" * 90, b"HTTP/9.9"]
+        for _ in range(400):
+            request = bytearray(chosen.choice(good))
+            for _ in range(chosen.randrange(1, 5)):
+                at = chosen.randrange(len(request))
+                what = chosen.randrange(4)
+                if what == 0:
+                    request[at] = chosen.randrange(256)
+                elif what == 1:
+                    del request[at: at + chosen.randrange(1, 12)]
+                else:
+                    request[at:at] = chosen.choice(words) if what == 2 else request[:chosen.randrange(40)]
+            with socket.create_connection(("127.0.0.1", self.server.port), timeout=60) as client:
+                try:
+                    client.sendall(bytes(request))
+                    client.shutdown(socket.SHUT_WR)
+                    status = client.recv(4096).split(b" ")[1:2] or [b""]
+                except OSError:
+                    status = [b""]
+            seen[status[0]] = seen.get(status[0], 0) + 1
+            self.assertNotEqual(status[0], b"500", bytes(request))
+        self.assertGreater(len(seen), 2, seen)
+        self.assertEqual(self.server.complete("that", 2)["usage"]["completion_tokens"], 2)
 
     def test_a_flood_of_headers_ends_its_own_connection(self):
         line = b"X-Flood: " + b"y" * 1000 + b"\r\n"

@@ -24,8 +24,20 @@ class ServeMetricsTest(Served):
         self.assertGreaterEqual(self.server.metric("llamacpp:tokens_predicted_total"), 8)
         self.assertGreaterEqual(self.server.metric("tierkv_time_to_first_token_seconds_count"), 1)
 
+    def graduated(self, tier):
+        return self.server.metric('tierkv_kv_graduated_tokens_total{tier="%s"}' % tier)
+
     def test_memory_is_told_by_tier(self):
-        self.server.complete(text_of(32, 1500), 4)
+        before = [self.graduated(tier) for tier in ("warm", "archive")]
+        value = self.server.complete(text_of(32, 1500), 4)
+        tokens = value["usage"]["total_tokens"]
+        # All but the newest leave the hot tier; all but 512 and a block the warm one.
+        warm, archive = (self.graduated(tier) - had for tier, had in zip(("warm", "archive"), before))
+        self.assertGreater(warm, tokens - 200)
+        self.assertLess(warm, tokens)
+        self.assertGreater(archive, 0)
+        self.assertLess(archive, tokens - 400)
+        self.assertEqual(self.server.metric("tierkv_kv_evicted_tokens_total"), 0)
         memory = self.server.get("/v1/kv/memory").json()
         self.assertGreater(memory["tiers"]["archive"]["tokens"], 0)
         parts = sum(tier["bytes"] for tier in memory["tiers"].values())

@@ -44,6 +44,13 @@ void add_memory(std::string& out, const Gauges& gauges) {
                {{"parked", memory.parked_bytes}, {"bookkeeping", memory.bookkeeping_bytes}, {"free", memory.free_bytes}});
   tokens.emplace_back("parked", memory.parked_tokens / std::max(1u, gauges.streams));
   add_labelled(out, "gauge", "tierkv_kv_bytes", "Bytes that keys and values take, by tier", "tier", bytes);
+  std::vector<std::pair<const char*, uint64_t>> moved;
+  for (const Tier tier : {Tier::sink, Tier::warm, Tier::archive}) {
+    moved.emplace_back(tier_name(tier), memory.graduated[static_cast<int>(tier)] / std::max(1u, gauges.streams));
+  }
+  add_labelled(out, "counter", "tierkv_kv_graduated_tokens_total", "Tokens that moved into a tier", "tier", moved);
+  add(out, "counter", "tierkv_kv_evicted_tokens_total", "Tokens that an eviction policy let go",
+      static_cast<double>(memory.evicted / std::max(1u, gauges.streams)));
   add_labelled(out, "gauge", "tierkv_kv_tokens", "Tokens in the cache, by tier", "tier", tokens);
   const auto gauge = [&out](const char* name, const char* help, double value) { add(out, "gauge", name, help, value); };
   gauge("tierkv_kv_resident_bytes", "Everything the cache has in memory, calibrated tables too",
