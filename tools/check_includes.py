@@ -26,7 +26,7 @@ ROOMS = {
     "config": ("what can be configured, from TOML, JSON and one line. Touches no token", ("base", "quant", "policy")),
     "plan": ("which codec and which tier length: configuration, calibration, thresholds", ("base", "calib", "config", "quant")),
     "attn": ("attention over block views: scores, online softmax, merge", ("base", "quant")),
-    "store": ("sealed blocks: headers and bytes apart, who holds them, where they are: in memory or packed, and their copies in a file. Knows no codec",
+    "store": ("sealed blocks: headers and bytes apart, who holds them, where they are: memory, packed, a file. Knows no codec",
               ("base",)),
     "tiers": ("the tokens of one sequence: hot tail, blocks, graduation, demotion, eviction, views",
               ("base", "quant", "store", "plan", "attn")),

@@ -74,7 +74,13 @@ struct Job {
   const SnapshotShape& shape;
   const DeepPart* deep;
   CodecTable codecs;
-  bool bare = false;  // some block is
+  bool bare = false;                                               // some block is
+  std::unordered_map<const void*, std::vector<std::byte>> loaded;  // spilled blocks that are kept
+
+  store::BlockBytes bytes(const BlockRef& ref) const {
+    if (!ref.block.spilled()) return env.store->bytes(ref.block);
+    return tiers::split(loaded.at(ref.block.identity()), *ref.block.codec());
+  }
 
   bool calibrated() const { return deep || codecs.calibration(); }
   uint64_t calibration() const { return deep ? deep->calibration : calibrated() ? codecs.calibration()->id() : 0; }
@@ -87,9 +93,7 @@ struct Job {
     }
     return calibrated() ? kTablesVersion : kPlainVersion;
   }
-  bool kept(const HeadStream& s, const BlockRef& ref) const {
-    return ref.block.resident() && !(deep && deep->covers(s.layer, ref));
-  }
+  bool kept(const HeadStream& s, const BlockRef& ref) const { return !ref.block.packed() && !(deep && deep->covers(s.layer, ref)); }
 };
 
 void write_spec(Writer& w, const quant::CodecSpec& spec) {
@@ -152,10 +156,10 @@ void write_block(Writer& w, const Job& job, const BlockRef& ref) {
   w.align();
   if (ref.stats) w.bytes(ref.stats, static_cast<size_t>(ref.rows) * job.env.signals * sizeof(float));
   w.align();
-  const store::Pin pin(*job.env.store, block);
-  w.bytes(pin.keys().data(), pin.keys().size());
+  const store::BlockBytes bytes = job.bytes(ref);
+  w.bytes(bytes.keys.data(), bytes.keys.size());
   w.align();
-  w.bytes(pin.values().data(), pin.values().size());
+  w.bytes(bytes.values.data(), bytes.values.size());
   w.align();
 }
 
@@ -214,7 +218,7 @@ size_t write_all(const Job& job, std::byte* to, uint64_t file_bytes) {
 
 Result<std::vector<std::byte>> write_snapshot(const StreamEnv& env, const Sequence& sequence, std::span<const LayerPlan> plans,
                                               const SnapshotShape& shape, const DeepPart* deep) {
-  Job job{env, sequence, plans, shape, deep, {}, false};
+  Job job{env, sequence, plans, shape, deep, {}, false, {}};
   for (uint32_t l = 0; l < sequence.num_layers(); ++l) {
     for (const HeadStream& s : sequence.heads(l)) {
       for (const BlockRef& ref : s.blocks) {
@@ -224,6 +228,7 @@ Result<std::vector<std::byte>> write_snapshot(const StreamEnv& env, const Sequen
                        " block at position ", ref.first_position, " changed in memory since it was made; nothing is saved");
         }
         if (!job.kept(s, ref)) continue;
+        if (ref.block.spilled()) TIERKV_RETURN_IF_ERROR(env.store->load(ref.block, job.loaded[ref.block.identity()]));
         job.bare |= job.is_bare(ref);
         for (const CodecEntry* entry : {ref.block.codec(), ref.block.source()}) {
           const bool other = entry && entry->calibration &&
