@@ -107,6 +107,19 @@ tierkv::Status wait_for_next_turn(tierkv::AdaptiveKVCache& cache, tierkv::SeqId 
 }
 // [/idle]
 
+// [cold]
+// A question about some older tokens: as they were before they were archived, for as long as it takes to answer.
+tierkv::Status answer_about(tierkv::AdaptiveKVCache& cache, tierkv::SeqId seq, uint32_t first, uint32_t count) {
+  tierkv::PromotionReport report;
+  tierkv::Status status = cache.promote(seq, first, count, &report);
+  if (status.code() == tierkv::StatusCode::failed_precondition) return {};  // no cold file: the archive answers
+  if (!status.ok()) return status;                                          // and nothing has changed
+  std::printf("promoted %llu blocks\n", static_cast<unsigned long long>(report.blocks));
+  // ... attention() ...
+  return cache.demote(seq, first, count);
+}
+// [/cold]
+
 int fail(const tierkv::Status& status) {
   std::fprintf(stderr, "%s\n", status.to_string().c_str());
   return 1;
@@ -137,6 +150,8 @@ int main(int argc, char** argv) {
     return fail(status);
 
   if (tierkv::Status status = wait_for_next_turn(cache, *seq); !status.ok()) return fail(status);
+
+  if (tierkv::Status status = answer_about(cache, *seq, 400, 100); !status.ok()) return fail(status);
 
   // [errors]
   const tierkv::Status refused = cache.truncate(*seq + 1000, 10);

@@ -113,6 +113,10 @@ struct Walked {
   uint64_t parked = 0;
   uint64_t blocks = 0;
 };
+inline uint64_t spill_record_bytes(const AdaptiveKVCache::Impl& impl, tiers::BlockHandle block) {
+  const store::ColdCopy& record = *impl.store->spilled(block);
+  return Arena::rounded(sizeof record) + Arena::rounded(record.summary_bytes);
+}
 inline Walked walk(const AdaptiveKVCache& cache) {
   const AdaptiveKVCache::Impl& impl = impl_of(cache);
   Walked out;
@@ -130,11 +134,14 @@ inline Walked walk(const AdaptiveKVCache& cache) {
           }
           if (ref.promoted() && seen.insert(ref.base.identity()).second) {
             ++out.blocks;
-            out.tier[static_cast<int>(Tier::archive)] += impl.store->held_bytes(*ref.base.codec());
+            if (ref.base.spilled()) out.bookkeeping += spill_record_bytes(impl, ref.base);
+            else out.tier[static_cast<int>(Tier::archive)] += impl.store->held_bytes(*ref.base.codec());
           }
           if (!seen.insert(ref.block.identity()).second) continue;
           ++out.blocks;
-          if (ref.block.resident()) {
+          if (ref.block.spilled()) {
+            out.bookkeeping += spill_record_bytes(impl, ref.block);
+          } else if (ref.block.resident()) {
             out.tier[static_cast<int>(ref.block.tier())] += impl.store->held_bytes(*ref.block.codec());
           } else if (seen.insert(ref.block.group()).second) {
             out.parked += ref.block.group()->held();

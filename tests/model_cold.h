@@ -43,7 +43,8 @@ inline void Machine::check_promoted(SeqId id, uint32_t first, uint32_t end, bool
         if (!copy) return fail("promoted without a copy");
         if (ref.base.tier() != Tier::archive || ref.block.tier() != Tier::archive) return fail("promoted in another tier");
         if (ref.block.checksum() != copy->checksum || ref.block.codec() != copy->codec) return fail("promoted from something else");
-        if (!store.intact(ref.block) || !store.intact(ref.base)) return fail("a promoted block does not match its checksum");
+        if (!impl_of(*cache_).intact(ref.block) || !impl_of(*cache_).intact(ref.base))
+          return fail("a promoted block does not match its checksum");
       }
     }
     check_layer(id, l);

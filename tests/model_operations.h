@@ -17,12 +17,12 @@ inline Machine::Machine(const MachineSetup& setup, uint64_t seed) : setup_(setup
   config_.num_kv_heads = 2;
   config_.num_heads = 4;
   config_.head_dim = 32;
+  if (setup.cold) config_.cold.path = folder_.file("cold");
   if (const Status status = apply_inline(setup.settings, config_); !status.ok()) {
     fail(status.to_string());
     return;
   }
   if (setup.more) setup.more(config_);
-  if (setup.cold) config_.cold.path = folder_.file("cold");
   // A cache whose configuration names no codec with tables gets them when sequences are there already.
   CalibrationPtr tables;
   const bool named = setup.settings.find("klt") != std::string::npos || setup.settings.find("kvquant") != std::string::npos;
@@ -133,7 +133,14 @@ inline void Machine::attend() {
     if (digest != digest_of(*cache_)) return fail("a refused attention changed the cache");
     return;
   }
+  if (options.mass && status.code() == StatusCode::failed_precondition && config_.cold.spill != "off")
+    return;  // of what is read alone
   if (!status.ok()) return fail(status.to_string());
+  if (setup_.cold) {
+    for (uint32_t h = 0; h < config_.num_kv_heads; ++h) {
+      for (const tiers::BlockRef& ref : stream(id, layer, h).blocks) done_["over spilled blocks"] += ref.block.spilled();
+    }
+  }
   if ((!options.observe || !evicting()) && digest != digest_of(*cache_)) {
     const bool only_age = options.observe;  // `unobserved` is part of the digest
     if (!only_age) return fail("attention that observes nothing changed the cache");

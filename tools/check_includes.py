@@ -28,7 +28,7 @@ ROOMS = {
     "attn": ("attention over block views: scores, online softmax, merge", ("base", "quant")),
     "cuda": ("attention on a CUDA device: descriptors of a launch and their scalar twin, the kernels, a mirror of sealed blocks",
              ("base", "calib", "quant", "attn")),
-    "store": ("sealed blocks: headers and bytes apart, who holds them, where they are: in memory or packed, and their copies in a file. Knows no codec",
+    "store": ("sealed blocks: headers and bytes apart, who holds them, where they are: memory, packed, a file. Knows no codec",
               ("base",)),
     "tiers": ("the tokens of one sequence: hot tail, blocks, graduation, demotion, eviction, views",
               ("base", "quant", "store", "plan", "attn")),

@@ -284,6 +284,7 @@ typedef struct tierkv_memory {
   uint64_t promoted_tokens; /* rows that tierkv_seq_promote() brought back; they are in their tier */
   uint64_t promoted_bytes;  /* what they take beside their archive blocks, in the overhead of their tier */
   uint64_t cold_bytes;      /* of the cold file on disk, in no sum here */
+  uint64_t spilled_tokens;  /* rows whose blocks are in the cold file alone; their tier counts them, without bytes */
 } tierkv_memory;
 
 typedef struct tierkv_quality {

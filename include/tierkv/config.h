@@ -78,11 +78,17 @@ struct DeepConfig {
 
 // The cold store: what leaves the warm tier for the archive is copied into a file first, behind the caller. park() and deep
 // snapshots take the rows from there, and promote() brings blocks back. The file is the cache's scratch: nothing in it outlives
-// the cache. The keys are `cold`, `cold_codec` and `cold_budget`.
+// the cache. The keys are `cold`, `cold_codec`, `cold_budget` and `spill`.
 struct ColdConfig {
   std::string path = "off";    // "off", a file, or a folder in which a file without a name is made
   std::string codec = "int8";  // any codec without tables: fp16, int8, rot4, ...
   uint64_t budget = 0;         // bytes of the file at most; 0: no limit
+  // Whether archive blocks themselves go to the file when byte_budget is short, and what a decoding step then reads of them:
+  //   "off"          they stay in memory,
+  //   "exact"        all of them,
+  //   "bounded:EPS"  all but those that provably have no more than EPS of the attention together,
+  //   "top:K"        the K of each KV head that may have most.
+  std::string spill = "off";
 
   bool off() const { return path.empty() || path == "off"; }
   bool operator==(const ColdConfig&) const = default;

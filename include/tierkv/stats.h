@@ -34,6 +34,7 @@ struct MemoryStats {
   uint64_t parked_bytes = 0;       // what they take
   uint64_t promoted_tokens = 0;    // rows that promote() brought back, summed over layers and KV heads; they are in their tier
   uint64_t promoted_bytes = 0;     // what they take beside their archive blocks; in their tier's overhead
+  uint64_t spilled_tokens = 0;     // rows whose blocks are in the cold file and nowhere else; their tier counts them, without bytes
   uint64_t free_bytes = 0;         // held from the operating system, ready for reuse (whole-cache figure only)
   uint64_t total_bytes = 0;        // everything above: what the tokens take
   uint64_t peak_bytes = 0;         // highest total so far (whole-cache figure only)
@@ -64,7 +65,11 @@ struct ColdStats {
   uint64_t skipped = 0;      // never made: the queue, the file or byte_budget had no room
   uint64_t failed = 0;       // not written: the disk is full or gone
   uint64_t damaged = 0;      // read back other than they were written, or cut off, and given up
-  std::string problem;       // what the system said last; empty: nothing went wrong
+  // Blocks that are in the file alone (CacheConfig::cold.spill), of what attention did with them:
+  uint64_t loaded = 0;         // read for a query
+  uint64_t left_out = 0;       // not read: bounded or top
+  double left_out_mass = 0.0;  // bounded: the most that those of one call may have had of a query's attention, by the bound
+  std::string problem;         // what the system said last; empty: nothing went wrong
 };
 
 // One measurement of how good the compressed cache is: 1 is as good as FP16 (say, exp(-KL) or top-1 agreement).

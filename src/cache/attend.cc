@@ -6,6 +6,7 @@
 #include "attn/backend.h"
 #include "base/guarded.h"
 #include "base/status_macros.h"
+#include "cache/attend_spilled.h"
 #include "cache/impl.h"
 #include "cache/observe.h"
 #include "cache/rows.h"
@@ -30,7 +31,9 @@ struct Held {
   std::vector<uint32_t> positions;  // of each query
   std::vector<StreamViews> views;   // of each KV head
   std::vector<StreamObserver> observers;
-  std::vector<float> lse;                // of every query and head, where learning wants it
+  std::vector<float> lse;                // of every query and head, where learning or spilled blocks want it
+  bool learns = false;                   // learning does
+  bool spilled = false;                  // some of its blocks are in the cold file
   std::vector<std::vector<float>> mass;  // of each KV head: what the rows that are not archived yet received
 };
 
@@ -91,7 +94,7 @@ class Attending {
   Status hold(std::span<AttentionItem> items) {
     held_.reserve(items.size());
     works_.reserve(items.size());
-    for (AttentionItem& item : items) held_.push_back({&item, {}, {}, {}, {}, {}, {}, {}});
+    for (AttentionItem& item : items) held_.push_back({&item, {}, {}, {}, {}, {}, {}, false, false, {}});
     TIERKV_RETURN_IF_ERROR(sort_by_id());
     std::erase_if(held_, [&](const Held& held) {
       held.item->status = check_item(*held.item);
@@ -157,6 +160,11 @@ class Attending {
     held.views.resize(config_.num_kv_heads);
     for (uint32_t h = 0; h < config_.num_kv_heads; ++h) {
       tiers::collect_views(impl_.env, held.sequence->heads(layer_)[h], impl_.planner->hot_codec(), held.views[h]);
+      held.spilled |= !held.views[h].spilled.empty();
+    }
+    if (held.spilled && held.item->mass) {
+      return error(StatusCode::failed_precondition, "sequence ", held.item->seq,
+                   " has blocks in the cold file (spill): there is no mass report of it");
     }
     return {};
   }
@@ -212,6 +220,7 @@ class Attending {
     for (const StreamViews& head : held.views) {
       uint32_t rows = 0;
       for (const attn::BlockView& view : head.views) rows += view.rows;
+      for (const tiers::BlockRef* ref : head.spilled) rows += ref->rows;
       most = std::max(most, rows);
     }
     return params_.window ? std::min(most, params_.window) : most;
@@ -230,9 +239,15 @@ class Attending {
       work.sink_logits = options_.sink_logits;
       work.params = params_;
       work.params.coarse = visible_rows(held) >= kCoarseRows;
-      if (wants_lse(held)) work.lse = held.lse.data();
+      held.learns = wants_lse(held);
+      if (held.spilled) held.lse.resize(static_cast<size_t>(held.item->queries.tokens) * config_.query_heads());
+      if (held.learns || held.spilled) work.lse = held.lse.data();
     }
     impl_.env.backend->attend(works_, executor());
+    for (size_t i = 0; i < held_.size(); ++i) {
+      if (!held_[i].spilled || !works_[i].status.ok()) continue;
+      works_[i].status = cache::join_spilled(impl_, layer_, held_[i].views, works_[i], executor());
+    }
   }
 
   const Executor& executor() const { return options_.executor ? *options_.executor : impl_.pool_executor; }
@@ -264,7 +279,7 @@ class Attending {
     add_mass(held);
     if (learn_) state.window_queries = (state.window_queries + held.item->queries.tokens) % config_.eviction.observation;
     if (options_.observe) state.unobserved = 0;
-    if (work.lse) {
+    if (held.learns) {
       impl_.learning.add_queries(held.item->seq, layer_, held.positions[0], held.item->queries, held.item->out, work.lse,
                                  params_.scale, params_.softcap, executor());
     }

@@ -222,6 +222,12 @@ Result<uint32_t> AdaptiveKVCache::length(SeqId seq, uint32_t layer) const try {
 }
 TIERKV_NO_MEMORY("look at a sequence")
 
+bool AdaptiveKVCache::Impl::intact(tiers::BlockHandle block) const {
+  std::vector<std::byte> loaded;
+  if (block.spilled()) return store->load(block, loaded).ok();
+  return block.packed() || store->intact(block);
+}
+
 static Status check_head(const CacheConfig& config, uint32_t kv_head) {
   if (kv_head < config.num_kv_heads) return {};
   return error(StatusCode::out_of_range, "KV head ", kv_head, " of a cache with ", config.num_kv_heads);
@@ -275,7 +281,8 @@ Status AdaptiveKVCache::get(SeqId seq, uint32_t layer, std::span<const uint32_t>
   for (const uint32_t position : positions) {
     for (const HeadStream& s : sequence->heads(layer)) {
       if (!tiers::read_row(impl_->env, s, position, keys ? keys + at : nullptr, values ? values + at : nullptr)) {
-        return error(StatusCode::internal, "position ", position, " vanished under the lock");
+        return error(StatusCode::data_loss, "position ", position, " of layer ", layer,
+                     " is in the cold file and cannot be read: ", impl_->cold ? impl_->cold->stats().problem : std::string());
       }
       at += d;
     }
@@ -290,8 +297,7 @@ Status AdaptiveKVCache::verify(SeqId seq) const try {
   for (uint32_t l = 0; l < sequence->num_layers(); ++l) {
     for (const HeadStream& s : sequence->heads(l)) {
       for (const tiers::BlockRef& ref : s.blocks) {
-        const bool intact = !ref.block.resident() || impl_->store->intact(ref.block);
-        if (intact && (!ref.promoted() || impl_->store->intact(ref.base))) continue;
+        if (impl_->intact(ref.block) && (!ref.promoted() || impl_->intact(ref.base))) continue;
         return error(StatusCode::data_loss, "sequence ", seq, ", layer ", l, ", KV head ", s.head, ": the ",
                      tier_name(ref.block.tier()), " block at position ", ref.first_position, " does not match its checksum");
       }

@@ -9,6 +9,7 @@
 //   save.cc       save, load, freeze, unfreeze; runs.cc: the same in pieces
 //   park.cc       park, wake
 //   promote.cc    promote, demote, the cold file
+//   spill.cc      archive blocks to the file; attend_spilled.h: their part in attention
 //   pressure.h    calls that lack memory, tried again
 //
 // Locks, outermost first: a sequence's mutex, or that of tables being replaced and then the planner's writers' (never both); the
@@ -25,6 +26,8 @@
 #include "base/arena.h"
 #include "base/thread_pool.h"
 #include "cache/learning.h"
+#include "cache/spill_counts.h"
+#include "config/spill_mode.h"
 #include "plan/planner.h"
 #include "policy/policy.h"
 #include "quant/codec_set.h"
@@ -49,6 +52,8 @@ struct AdaptiveKVCache::Impl {
   ThreadPool pool;
   const Executor pool_executor = [this](uint32_t count, const std::function<void(uint32_t)>& task) { pool.run(count, task); };
   std::unique_ptr<policy::EvictionPolicy> policy;  // null: none
+  config::SpillMode spill;
+  mutable cache::SpillCounts spill_counts;
   int signal_slot[policy::kNumSignals] = {-1, -1, -1, -1, -1};
   std::vector<bool> places;  // by layer: its archive keeps some rows better, or will with tables, and asks for their mass
   size_t largest_block = 0;  // bytes of the largest that any sequence gets, its lists included
@@ -72,6 +77,8 @@ struct AdaptiveKVCache::Impl {
   Status check_layer(uint32_t layer) const;
   // failed_precondition when it is parked. REQUIRES: its lock is held.
   Status check_awake(SeqId seq, const tiers::Sequence& sequence) const;
+  // The bytes are those that were sealed, in memory or in the cold file; packed ones have none.
+  bool intact(tiers::BlockHandle block) const;
   // Of every layer at its length. REQUIRES: the sequence's lock is held.
   std::vector<plan::LayerPlan> plans_of(const tiers::Sequence& sequence) const;
 
@@ -85,6 +92,10 @@ struct AdaptiveKVCache::Impl {
   // park.cc
   // These options, or the configuration's where they name no target.
   DeepOptions deep_options(DeepOptions options) const;
+
+  // spill.cc
+  // Archive blocks go to the cold file, the call's sequence's first. False: none could. REQUIRES: no lock is held.
+  bool make_room_by_spilling(SeqId seq, uint64_t needed) noexcept;
 
   // promote.cc
   // The cold file and its codecs, as the configuration says; REQUIRES: the arena is there, the store not yet.

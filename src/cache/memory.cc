@@ -28,8 +28,18 @@ void add_stream(const tiers::StreamEnv& env, const HeadStream& s, Count count, M
       stats.bookkeeping_bytes += Arena::rounded(sizeof(store::ColdCopy));
     if (ref.positions) stats.bookkeeping_bytes += Arena::rounded(tokens * sizeof(uint32_t));
     if (ref.stats) stats.bookkeeping_bytes += Arena::rounded(static_cast<size_t>(tokens) * env.signals * sizeof(float));
-    if (!ref.block.resident()) {
+    if (ref.block.packed()) {
       stats.parked_tokens += ref.live;
+      continue;
+    }
+    for (const store::BlockHandle block : {ref.block, ref.base}) {
+      if (!block || !block.spilled()) continue;
+      const store::ColdCopy& record = *env.store->spilled(block);
+      stats.bookkeeping_bytes += Arena::rounded(sizeof record) + Arena::rounded(record.summary_bytes);
+    }
+    if (ref.block.spilled()) {
+      stats[ref.block.tier()].tokens += ref.live;
+      stats.spilled_tokens += ref.live;
       continue;
     }
     const store::PayloadSizes sizes = tiers::payload_sizes(*ref.block.codec());
@@ -40,7 +50,7 @@ void add_stream(const tiers::StreamEnv& env, const HeadStream& s, Count count, M
     tier.payload_bytes += payload;
     tier.overhead_bytes += Arena::rounded(sizes.total()) - payload;
     if (!ref.promoted()) continue;
-    tier.overhead_bytes += env.store->held_bytes(*ref.base.codec());
+    if (ref.base.resident()) tier.overhead_bytes += env.store->held_bytes(*ref.base.codec());
     stats.bookkeeping_bytes += sizeof(store::BlockHeader);
     stats.promoted_tokens += ref.live;
     stats.promoted_bytes += Arena::rounded(sizes.total()) / holders;

@@ -27,6 +27,7 @@ auto with_pressure(AdaptiveKVCache::Impl& impl, SeqId seq, Call&& call) {
     auto result = call(needed);
     if (code_of(result) != StatusCode::resource_exhausted || needed == 0 || attempt == kMostAttempts) return result;
     if (impl.end_waiting()) continue;  // what waits for tables takes twice the room of an archive
+    if (impl.make_room_by_spilling(seq, needed)) continue;
     if (!impl.make_others_room(seq, needed, attempt)) return result;
   }
 }

@@ -29,6 +29,7 @@ void each_stream(Sequence& sequence, Body&& body) {
 }  // namespace
 
 Status AdaptiveKVCache::Impl::open_cold() {
+  TIERKV_ASSIGN_OR_RETURN(spill, config::parse_spill_mode(config.cold.spill));
   if (config.cold.off()) return {};
   TIERKV_ASSIGN_OR_RETURN(const quant::CodecPair pair, quant::parse_codec_pair(config.cold.codec));
   TIERKV_ASSIGN_OR_RETURN(const quant::CodecPair raw, quant::parse_codec_pair(env.hot_bf16 ? "bf16" : "fp16"));
@@ -77,6 +78,13 @@ Status AdaptiveKVCache::demote(SeqId seq, uint32_t first, uint32_t count) try {
 }
 TIERKV_NO_MEMORY("demote tokens")
 
-ColdStats AdaptiveKVCache::cold_usage() const { return impl_->cold ? impl_->cold->stats() : ColdStats(); }
+ColdStats AdaptiveKVCache::cold_usage() const {
+  if (!impl_->cold) return {};
+  ColdStats stats = impl_->cold->stats();
+  stats.loaded = impl_->spill_counts.loaded;
+  stats.left_out = impl_->spill_counts.left_out;
+  stats.left_out_mass = impl_->spill_counts.left_out_mass;
+  return stats;
+}
 
 }  // namespace tierkv

@@ -31,6 +31,7 @@ tierkv_memory plain(const MemoryStats& m) {
   out.promoted_tokens = m.promoted_tokens;
   out.promoted_bytes = m.promoted_bytes;
   out.cold_bytes = m.cold_bytes;
+  out.spilled_tokens = m.spilled_tokens;
   return out;
 }
 

@@ -144,6 +144,11 @@ std::span<const Field<CacheConfig>> config_fields() {
           "`promote()`; `off`: none are made"),
       row<C, &C::cold, &Z::codec>("", "cold_codec", "", codec(), "codec of these copies, one that needs no tables"),
       row<C, &C::cold, &Z::budget>("", "cold_budget", "", bytes(), "bytes of that file at most; 0: no limit"),
+      row<C, &C::cold, &Z::spill>(
+          "", "spill", "", text(64),
+          "archive blocks go to the cold file when `byte_budget` is short, and decoding reads them from there: "
+          "`exact` all, `bounded:EPS` all but those that provably have at most EPS of the attention together, "
+          "`top:K` the K of each KV head that may have most; `off`: they stay in memory"),
       row<C, &C::window_slack>("", "window_slack", "", count(0, 65536),
                                "tokens a windowed layer keeps past its window, for truncate()"),
       row<C, &C::quality_target>("", "quality_target", "", real(0.0, 1.0, false), "score that adaptation holds"),

@@ -6,6 +6,7 @@
 #include "base/guarded.h"
 #include "base/status_macros.h"
 #include "config/schema.h"
+#include "config/spill_mode.h"
 #include "quant/registry.h"
 #include "quant/warm_auto.h"
 
@@ -34,6 +35,7 @@ class Checker {
     for (const uint32_t layer : distinct_layers()) check_layer(layer);
     check_budget();
     check_cold();
+    check_spill();
     if (!c_.calibration.empty() && c_.calibrate == "off") {
       add({"calibrate", "calibration"}, text("'calibrate' is off and 'calibration' names a file: one of them is enough"));
     } else if (!c_.calibration.empty() && c_.calibration_file() != c_.calibration) {
@@ -197,6 +199,26 @@ class Checker {
       add({"cold_codec"}, text("'cold_codec' must be a codec without tables (fp16, int8, rot4, ...), not '", c_.cold.codec, "'"));
     } else if (c_.head_dim != 0 && !c_.cold.off()) {
       check_codec(c_.cold.codec, c_.archive_block, {"cold_codec", "archive_block", "head_dim"});
+    }
+  }
+
+  void check_spill() {
+    const auto mode = parse_spill_mode(c_.cold.spill);
+    if (!mode.ok()) return add({"spill"}, text("'spill' ", mode.status().message()));
+    if (mode->kind == SpillMode::Kind::off) return;
+    if (c_.cold.off()) return add({"spill", "cold"}, text("'spill' needs a file: set 'cold' to one, or to a folder"));
+    if (c_.byte_budget == 0) {
+      add({"spill", "byte_budget"}, text("'spill' does nothing without 'byte_budget': blocks go to the file when that is short"));
+    }
+    if (c_.eviction.policy != "none") {
+      add({"spill", "eviction.policy"}, text("'spill' and 'eviction.policy' exclude each other: tokens move, or go"));
+    }
+    for (const uint32_t layer : distinct_layers()) {
+      const auto pair = quant::parse_codec_pair(c_.layer(layer).archive_codec);
+      if (pair.ok() && (pair->key.top != 0 || pair->value.top != 0)) {
+        add({"spill", decider(layer, &LayerOverride::archive_codec, "archive_codec")},
+            text("'spill' does not go with an archive that keeps rows better (+top): mass is not known of what is not read"));
+      }
     }
   }
 

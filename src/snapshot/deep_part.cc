@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
+#include <optional>
 
 #include "base/mapped_memory.h"
 #include "base/per_thread.h"
@@ -20,7 +21,7 @@ constexpr uint32_t kDefaultRecent = 512;
 size_t first_block(const HeadStream& s, const DeepOptions& options) {
   const uint32_t least = std::max(kFirstTokens, options.first_position);
   const auto skipped = [&](const BlockRef& ref) {
-    return ref.block.tier() == Tier::sink || ref.first_position < least || !ref.block.resident();
+    return ref.block.tier() == Tier::sink || ref.first_position < least || ref.block.packed();
   };
   size_t i = 0;
   while (i < s.blocks.size() && skipped(s.blocks[i])) ++i;
@@ -44,35 +45,51 @@ void each_stream(const Sequence& sequence, const calib::DeepTables& tables, Body
   }
 }
 
-// A block's bytes at their best: what lies over it, else its copy in the cold file, else its own.
+// What did not go as it should while rows were read, by several threads.
+struct ReadFaults {
+  std::atomic<uint64_t> copies = 0;  // in the cold file that could not be read: the blocks themselves served
+  std::atomic<uint64_t> blocks = 0;  // spilled ones that could not be read either: nothing served
+};
+
+// A block's bytes at their best: what lies over it, else its copy in the cold file, else its own, in memory or spilled.
 class BestBytes {
  public:
-  BestBytes(const StreamEnv& env, const BlockRef& ref, std::vector<std::byte>& image, std::atomic<uint64_t>& unread)
-      : pin_(*env.store, ref.block), codec_(ref.block.codec()), keys_(pin_.keys()), values_(pin_.values()) {
+  BestBytes(const StreamEnv& env, const BlockRef& ref, std::vector<std::byte>& image, ReadFaults& faults)
+      : codec_(ref.block.codec()) {
     store::ColdCopy* copy = ref.promoted() ? nullptr : env.store->copy(ref.block);
-    if (!copy) return;
-    image.resize(copy->sizes.total());
-    if (!env.store->cold()->read(*copy, image).ok()) {
-      ++unread;
+    if (copy) {
+      image.resize(copy->sizes.total());
+      if (env.store->cold()->read(*copy, image).ok()) {
+        codec_ = copy->codec;
+        bytes_ = tiers::split(image, *codec_);
+        return;
+      }
+      ++faults.copies;
+    }
+    if (ref.block.resident()) {
+      pin_.emplace(*env.store, ref.block);
+      bytes_ = {pin_->keys(), pin_->values()};
       return;
     }
-    codec_ = copy->codec;
-    keys_ = std::span<const std::byte>(image).first(copy->sizes.keys);
-    values_ = std::span<const std::byte>(image).subspan(copy->sizes.value_offset());
+    if (!env.store->load(ref.block, image).ok()) {
+      ++faults.blocks;
+      std::fill(image.begin(), image.end(), std::byte{0});  // something to decode; nobody gets it
+    }
+    bytes_ = tiers::split(image, *codec_);
   }
   const CodecEntry& codec() const { return *codec_; }
-  std::span<const std::byte> keys() const { return keys_; }
-  std::span<const std::byte> values() const { return values_; }
+  std::span<const std::byte> keys() const { return bytes_.keys; }
+  std::span<const std::byte> values() const { return bytes_.values; }
 
  private:
-  const tiers::Pin pin_;
+  std::optional<tiers::Pin> pin_;
   const CodecEntry* codec_;
-  std::span<const std::byte> keys_, values_;
+  store::BlockBytes bytes_;
 };
 
 // Rows [first, first + count) of one head, decoded.
 void read_rows(const StreamEnv& env, const HeadStream& s, uint32_t first, uint32_t count, size_t stride, float* keys, float* values,
-               std::atomic<uint64_t>& unread) {
+               ReadFaults& faults) {
   const uint32_t head_dim = env.head_dim;
   struct Rows {
     std::vector<float> decoded;
@@ -91,7 +108,7 @@ void read_rows(const StreamEnv& env, const HeadStream& s, uint32_t first, uint32
     const quant::BlockContext ctx{s.layer, s.head, ref.first_position, nullptr};
     rows.resize(2 * static_cast<size_t>(n) * head_dim);
     float* value_rows = rows.data() + static_cast<size_t>(n) * head_dim;
-    const BestBytes best(env, ref, per_thread<Rows>().image, unread);
+    const BestBytes best(env, ref, per_thread<Rows>().image, faults);
     const attn::DecodeWork sides[] = {
         {best.codec().key.get(), best.keys(), ctx, from, n, rows.data()},
         {best.codec().value.get(), best.values(), ctx, from, n, value_rows},
@@ -163,7 +180,7 @@ DeepRun find_run(const StreamEnv& env, const Sequence& sequence, std::span<const
       uint32_t next = first;
       for (size_t i = first_block(s, options); i < s.blocks.size() && next < end; ++i) {
         const BlockRef& ref = s.blocks[i];
-        if (!ref.block.resident()) break;
+        if (ref.block.packed()) break;
         if (ref.positions || ref.live != ref.rows || ref.first_position != next) {
           run.note = "from position " + std::to_string(next) + " on tokens are missing in layer " + std::to_string(l) + ", head " +
                      std::to_string(s.head) + " (evicted): they stay in an ordinary snapshot";
@@ -229,22 +246,23 @@ Result<DeepPart> encode_deep(const StreamEnv& env, const Sequence& sequence, con
   encode.quality = options.quality;
   encode.threads = threads;
   const size_t stride = static_cast<size_t>(sequence.kv_heads()) * env.head_dim;
-  std::atomic<uint64_t> unread = 0;
+  ReadFaults faults;
   const deep::ReadRows read = [&](uint32_t layer, uint32_t first, uint32_t count, float* keys, float* values) {
     for (const HeadStream& s : sequence.heads(layer)) {
-      read_rows(env, s, run.first + first, count, stride, keys + s.head * env.head_dim, values + s.head * env.head_dim, unread);
+      read_rows(env, s, run.first + first, count, stride, keys + s.head * env.head_dim, values + s.head * env.head_dim, faults);
     }
   };
   deep::EncodeReport made;
   TIERKV_ASSIGN_OR_RETURN(part.bytes,
                           deep::encode(calibration.model_tables(), run.first, run.end - run.first, read, encode, &made));
+  if (faults.blocks != 0) return error(StatusCode::data_loss, "spilled blocks of the sequence cannot be read from the cold file");
   if (report) {
     report->tokens = run.end - run.first;
     report->first_position = run.first;
     report->bytes = made.bytes;
     report->ratio = made.ratio;
     report->quality = made.quality;
-    const std::string missing = note_of_missing(env, sequence, tables, run, unread);
+    const std::string missing = note_of_missing(env, sequence, tables, run, faults.copies);
     if (!missing.empty()) report->note += (report->note.empty() ? "" : "; ") + missing;
   }
   return part;

@@ -74,7 +74,7 @@ Waking find_packed(Sequence& sequence, const PackedGroup& group) {
     for (HeadStream& s : sequence.heads(l)) {
       std::vector<DeepBlock> stream;
       for (BlockRef& ref : s.blocks) {
-        if (ref.block.resident() || ref.block.group() != &group) continue;
+        if (!ref.block.packed() || ref.block.group() != &group) continue;
         stream.push_back({l, s.head, ref.first_position - group.first, ref.rows, out.handles.size()});
         out.handles.push_back(&ref.block);
       }
@@ -110,6 +110,11 @@ Status pack(const StreamEnv& env, Sequence& sequence, std::span<const LayerPlan>
   report.note = run.note;
   if (run.first == run.end) return error(StatusCode::failed_precondition, run.note);
   const RunBlocks blocks = blocks_of_run(sequence, *calibration.tables, run);
+  for (const BlockHandle* block : blocks.handles) {
+    if (!block->spilled()) continue;
+    return error(StatusCode::failed_precondition,
+                 "some of its blocks are in the cold file (spill): they take less than packed ones");
+  }
   if (blocks.price(*env.store).frees == 0) {  // seen without encoding anything
     return error(
         StatusCode::failed_precondition,

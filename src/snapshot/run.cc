@@ -13,7 +13,7 @@ std::vector<uint32_t> ends_of(const HeadStream& s, const LayerPlan& plan) {
   uint32_t next = 0;
   for (const BlockRef& ref : s.blocks) {
     const bool stays = ref.block.tier() != Tier::warm || plan.warm == kAll;
-    if (!stays || !ref.block.resident() || ref.positions || ref.first_position != next || ref.rows == 0) break;
+    if (!stays || ref.block.packed() || ref.positions || ref.first_position != next || ref.rows == 0) break;
     next += ref.rows;
     ends.push_back(next);
   }

@@ -75,7 +75,13 @@ struct Job {
   const DeepPart* deep;
   const RunRange* run;
   CodecTable codecs;
-  bool bare = false;  // some block is
+  bool bare = false;                                               // some block is
+  std::unordered_map<const void*, std::vector<std::byte>> loaded;  // spilled blocks that are kept
+
+  store::BlockBytes bytes(const BlockRef& ref) const {
+    if (!ref.block.spilled()) return env.store->bytes(ref.block);
+    return tiers::split(loaded.at(ref.block.identity()), *ref.block.codec());
+  }
 
   bool calibrated() const { return deep || codecs.calibration(); }
   uint64_t calibration() const { return deep ? deep->calibration : calibrated() ? codecs.calibration()->id() : 0; }
@@ -89,7 +95,7 @@ struct Job {
     return calibrated() ? kTablesVersion : kPlainVersion;
   }
   bool kept(const HeadStream& s, const BlockRef& ref) const {
-    return ref.block.resident() && !(deep && deep->covers(s.layer, ref)) && in_run(s, ref);
+    return !ref.block.packed() && !(deep && deep->covers(s.layer, ref)) && in_run(s, ref);
   }
   // Layers with a window go with the rest, whole: what they hold is the newest tokens.
   bool in_run(const HeadStream& s, const BlockRef& ref) const {
@@ -160,10 +166,10 @@ void write_block(Writer& w, const Job& job, const BlockRef& ref) {
   w.align();
   if (ref.stats) w.bytes(ref.stats, static_cast<size_t>(ref.rows) * job.env.signals * sizeof(float));
   w.align();
-  const store::Pin pin(*job.env.store, block);
-  w.bytes(pin.keys().data(), pin.keys().size());
+  const store::BlockBytes bytes = job.bytes(ref);
+  w.bytes(bytes.keys.data(), bytes.keys.size());
   w.align();
-  w.bytes(pin.values().data(), pin.values().size());
+  w.bytes(bytes.values.data(), bytes.values.size());
   w.align();
 }
 
@@ -222,7 +228,7 @@ size_t write_all(const Job& job, std::byte* to, uint64_t file_bytes) {
 
 Result<std::vector<std::byte>> write_snapshot(const StreamEnv& env, const Sequence& sequence, std::span<const LayerPlan> plans,
                                               const SnapshotShape& shape, const DeepPart* deep, const RunRange* run) {
-  Job job{env, sequence, plans, shape, deep, run, {}, false};
+  Job job{env, sequence, plans, shape, deep, run, {}, false, {}};
   for (uint32_t l = 0; l < sequence.num_layers(); ++l) {
     for (const HeadStream& s : sequence.heads(l)) {
       for (const BlockRef& ref : s.blocks) {
@@ -232,6 +238,7 @@ Result<std::vector<std::byte>> write_snapshot(const StreamEnv& env, const Sequen
                        " block at position ", ref.first_position, " changed in memory since it was made; nothing is saved");
         }
         if (!job.kept(s, ref)) continue;
+        if (ref.block.spilled()) TIERKV_RETURN_IF_ERROR(env.store->load(ref.block, job.loaded[ref.block.identity()]));
         job.bare |= job.is_bare(ref);
         for (const CodecEntry* entry : {ref.block.codec(), ref.block.source()}) {
           const bool other = entry && entry->calibration &&

@@ -143,6 +143,7 @@ void BlockStore::drop_place(BlockHeader* header) noexcept {
   switch (header->state) {
     case BlockState::resident: (void)take_payload(header); break;
     case BlockState::packed: static_cast<PackedGroup*>(header->place)->leave(); break;
+    case BlockState::spilled: cold_->release(static_cast<ColdCopy*>(header->place)); break;
   }
 }
 
@@ -176,6 +177,23 @@ Result<BlockHandle> BlockStore::restore(BlockHandle block) {
   const BlockHandle made = seal(std::move(payload), copy.checksum, *copy.codec, block.tier(), block.source(), Arena::Use::normal);
   if (!made) return no_room();
   return made;
+}
+
+Status BlockStore::spill(BlockHandle block, std::span<const std::byte> summary) {
+  BlockHeader* header = block.header_;
+  const PayloadSizes sizes = sizes_(*header->codec);
+  const std::span<const std::byte> bytes(static_cast<const std::byte*>(header->place), sizes.total());
+  TIERKV_ASSIGN_OR_RETURN(ColdCopy* const record, cold_->write_now(*header->codec, sizes, header->checksum, bytes, summary));
+  (void)take_payload(header);
+  header->state = BlockState::spilled;
+  header->place = record;
+  return {};
+}
+
+Status BlockStore::load(BlockHandle block, std::vector<std::byte>& out) const {
+  ColdCopy& record = *spilled(block);
+  out.resize(record.sizes.total());
+  return cold_->read(record, out);
 }
 
 BlockStore::Price BlockStore::price(std::span<BlockHandle* const> blocks) const {

@@ -8,7 +8,8 @@
 // Payloads: [key bytes, padded to 64][value bytes] in the arena under the tier's tag. The store knows no codec: SizesOf says how
 //           long the two parts are.
 // States:   resident: header.place is the payload. packed: it is the PackedGroup that holds the tokens as a deep archive.
-//           A file or a device is another state: an enumerator, what `place` means for it, a case in drop_place(), and a call like
+//           spilled: it is the record of where the payload lies in the cold file, with a summary of it.
+//           A device is another state: an enumerator, what `place` means for it, a case in drop_place(), and a call like
 //           pack() or Unpacking that changes it. Nothing else looks at `place`.
 // Copies:   a block may have a copy of its rows in the cold file (store/cold_file.h). It goes with the block, whatever its state.
 // Pins:     whoever reads bytes keeps them from changing state. Only the holder of the *only* reference may change a block's state,
@@ -25,6 +26,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <vector>
 
 #include "base/arena.h"
 #include "store/cold_file.h"
@@ -36,7 +38,7 @@ namespace tierkv::store {
 class PackedGroup;
 class Unpacking;
 
-enum class BlockState : uint8_t { resident = 0, packed = 1 };
+enum class BlockState : uint8_t { resident = 0, packed = 1, spilled = 2 };
 
 struct BlockBytes {
   std::span<const std::byte> keys, values;
@@ -67,6 +69,8 @@ class BlockHandle {
   Tier tier() const { return header_->tier; }
   BlockState state() const { return header_->state; }
   bool resident() const { return header_->state == BlockState::resident; }
+  bool packed() const { return header_->state == BlockState::packed; }
+  bool spilled() const { return header_->state == BlockState::spilled; }
   const quant::CodecEntry* codec() const { return header_->codec; }
   const quant::CodecEntry* source() const { return header_->source; }  // what the rows were decoded from; null: 16-bit rows
   uint64_t checksum() const { return header_->checksum; }              // of the resident bytes; when packed, of what they were
@@ -150,6 +154,15 @@ class BlockStore {
   // Otherwise as ColdFile::read(). REQUIRES: copy(block) is not null, and the caller has a reference to the block.
   [[nodiscard]] Result<BlockHandle> restore(BlockHandle block);
   ColdFile* cold() const { return cold_; }
+
+  // --- blocks in the cold file
+  // Its payload goes to the file and stays there; `summary` is what memory keeps of it. As ColdFile::write_now(); the block is as
+  // it was when that fails. REQUIRES: resident, one reference, its sequence's lock.
+  [[nodiscard]] Status spill(BlockHandle block, std::span<const std::byte> summary);
+  // Where it lies. REQUIRES: spilled; the caller's reference stays.
+  ColdCopy* spilled(BlockHandle block) const { return static_cast<ColdCopy*>(block.header_->place); }
+  // Its bytes, exactly those that were sealed, into sizes.total() bytes. As ColdFile::read(). REQUIRES: as spilled().
+  [[nodiscard]] Status load(BlockHandle block, std::vector<std::byte>& out) const;
 
   // What a payload takes from the arena.
   size_t held_bytes(const quant::CodecEntry& codec) const { return Arena::rounded(sizes_(codec).total()); }

@@ -135,8 +135,55 @@ void ColdFile::release(ColdCopy* copy) noexcept {
     idle_.notify_all();
   }
   if (shrink) ready_.notify_one();
+  free_record(copy);
+}
+
+void ColdFile::free_record(ColdCopy* copy) noexcept {
+  if (copy->summary) arena_.release(copy->summary, copy->summary_bytes, MemoryTag::bookkeeping);
   copy->~ColdCopy();
   arena_.release(copy, sizeof(ColdCopy), MemoryTag::bookkeeping);
+}
+
+Result<ColdCopy*> ColdFile::write_now(const quant::CodecEntry& codec, const PayloadSizes& sizes, uint64_t checksum,
+                                      std::span<const std::byte> bytes, std::span<const std::byte> summary) {
+  // This is what is done when memory is short: it may use the headroom.
+  void* memory = arena_.allocate(sizeof(ColdCopy), MemoryTag::bookkeeping, Arena::Use::relief);
+  if (!memory) return error(StatusCode::resource_exhausted, "no memory to remember where a block is in the cold file");
+  auto* copy = new (memory) ColdCopy;
+  copy->codec = &codec;
+  copy->sizes = sizes;
+  copy->checksum = checksum;
+  copy->summary = static_cast<std::byte*>(arena_.allocate(summary.size(), MemoryTag::bookkeeping, Arena::Use::relief));
+  bool taken = false;
+  if (copy->summary) {
+    copy->summary_bytes = static_cast<uint16_t>(summary.size());
+    std::memcpy(copy->summary, summary.data(), summary.size());
+    std::lock_guard lock(mutex_);
+    try {
+      taken = take_slot(sizes.total(), copy->offset);
+    } catch (const std::bad_alloc&) {
+    }
+  }
+  if (!taken) {
+    free_record(copy);
+    return error(StatusCode::resource_exhausted, "the cold file has no room for a block");
+  }
+  Status status;
+  {
+    std::lock_guard file(file_);
+    status = medium_->write(copy->offset, bytes);
+  }
+  std::lock_guard lock(mutex_);
+  if (status.ok()) {
+    copy->state = ColdCopy::State::written;
+    ++stats_.written;
+    return copy;
+  }
+  ++stats_.failed;
+  note(status);
+  lose(*copy);
+  free_record(copy);
+  return status;
 }
 
 void ColdFile::lose(ColdCopy& copy) noexcept {
@@ -163,9 +210,13 @@ Status ColdFile::read(ColdCopy& copy, std::span<std::byte> out) {
     }
     offset = copy.offset;
   }
-  Status status = medium_->read(offset, out);
-  if (status.ok() && payload_checksum(copy.sizes, out) != copy.checksum)
-    status = error(StatusCode::data_loss, "a copy in the cold file does not match its checksum");
+  return check(copy, out, medium_->read(offset, out));
+}
+
+// Only bytes that match are anybody's.
+Status ColdFile::check(ColdCopy& copy, std::span<const std::byte> bytes, Status status) {
+  if (status.ok() && payload_checksum(copy.sizes, bytes) != copy.checksum)
+    status = error(StatusCode::data_loss, "bytes in the cold file do not match their checksum");
   if (status.ok()) return status;
   std::lock_guard lock(mutex_);
   note(status);
@@ -175,6 +226,25 @@ Status ColdFile::read(ColdCopy& copy, std::span<std::byte> out) {
     if (shrink_) ready_.notify_one();
   }
   return status;
+}
+
+Status ColdFile::read_run(std::span<ColdCopy* const> copies, std::span<std::byte> out, size_t& lost) {
+  lost = 0;
+  for (ColdCopy* copy : copies) {
+    if (!usable(copy)) return error(StatusCode::data_loss, "a block in the cold file is lost");
+    ++lost;
+  }
+  const Status whole = medium_->read(copies[0]->offset, out);
+  size_t at = 0;
+  lost = 0;
+  for (ColdCopy* copy : copies) {
+    const std::span<std::byte> bytes = out.subspan(at, copy->sizes.total());
+    // A run that could not be read as a whole may be readable in part.
+    TIERKV_RETURN_IF_ERROR(check(*copy, bytes, whole.ok() ? Status() : medium_->read(copy->offset, bytes)));
+    at += Arena::rounded(bytes.size());
+    ++lost;
+  }
+  return {};
 }
 
 // --- the writer
@@ -202,8 +272,7 @@ void ColdFile::write_first(Lock& lock) {
   if (gone && copy->state != ColdCopy::State::lost) give_slot(*copy);
   if (gone) {
     lock.unlock();
-    copy->~ColdCopy();
-    arena_.release(copy, sizeof(ColdCopy), MemoryTag::bookkeeping);
+    free_record(copy);
     lock.lock();
   }
   queue_.pop_front();
@@ -214,7 +283,13 @@ void ColdFile::write_first(Lock& lock) {
 void ColdFile::finish(Lock& lock) {
   if (queue_.empty() && std::exchange(shrink_, false)) {
     lock.unlock();
-    medium_->shrink(kHeaderBytes);
+    {
+      std::lock_guard file(file_);  // against write_now(), which has a place in the file before it writes
+      lock.lock();
+      const bool empty = stats_.copies == 0;
+      lock.unlock();
+      if (empty) medium_->shrink(kHeaderBytes);
+    }
     lock.lock();
   }
   idle_.notify_all();

@@ -14,7 +14,7 @@
 // Reading:  from the queue where the copy is not written yet, else from the file. Bytes that do not match the checksum are never
 //           handed out: the copy is lost then, for everybody, and counted.
 // Memory:   64 bytes of the arena for each copy (bookkeeping). The queue is outside of it: at most kQueueBytes, in stats().
-// Threads:  safe. The mutex is a leaf, and never held while the file is read or written.
+// Threads:  safe. The mutex is a leaf, and never held while the file is read or written, but where the system refused a thread.
 #pragma once
 
 #include <atomic>
@@ -53,11 +53,13 @@ struct ColdCopy {
   enum class State : uint8_t { queued, written, lost };
   std::atomic<uint32_t> refs{1};
   std::atomic<State> state{State::queued};
+  uint16_t summary_bytes = 0;
   const quant::CodecEntry* codec = nullptr;
   uint64_t checksum = 0;  // as the payload's
   uint64_t offset = 0;
   PayloadSizes sizes;
-  void* pending = nullptr;  // its item in the queue
+  void* pending = nullptr;       // its item in the queue
+  std::byte* summary = nullptr;  // what stays in memory of a spilled block, in the arena
 };
 static_assert(sizeof(ColdCopy) <= Arena::kAlign);
 
@@ -77,6 +79,10 @@ class ColdFile {
   // the file or the arena has no room; stats() counts it.
   ColdCopy* add(const quant::CodecEntry& codec, const PayloadSizes& sizes, uint64_t checksum,
                 std::span<const std::byte> bytes) noexcept;
+  // The same, but the bytes are in the file when this returns: for blocks that are nowhere else then. `summary`: at most 64 KiB
+  // about them that stay in memory. resource_exhausted: the arena or the file has no room.
+  [[nodiscard]] Result<ColdCopy*> write_now(const quant::CodecEntry& codec, const PayloadSizes& sizes, uint64_t checksum,
+                                            std::span<const std::byte> bytes, std::span<const std::byte> summary);
   void retain(ColdCopy* copy) noexcept { copy->refs.fetch_add(1, std::memory_order_relaxed); }
   // Needs no memory.
   void release(ColdCopy* copy) noexcept;
@@ -86,6 +92,10 @@ class ColdFile {
   // Exactly sizes.total() bytes. data_loss: they are lost, here and from now on. io_error: the system did not read them this time.
   // REQUIRES: the caller has a reference.
   [[nodiscard]] Status read(ColdCopy& copy, std::span<std::byte> out);
+
+  // Several at once, in one read of the file, each from the next multiple of 64 bytes of `out` on. `lost`: which one it was, when
+  // the status is not OK. REQUIRES: each lies in the file right behind the one before, and none is in the queue.
+  [[nodiscard]] Status read_run(std::span<ColdCopy* const> copies, std::span<std::byte> out, size_t& lost);
 
   // Waits until everything that was added is in the file or has failed.
   void drain();
@@ -116,12 +126,15 @@ class ColdFile {
   void note(const Status& status) noexcept;
   bool busy() const { return !queue_.empty() || shrink_; }
   void finish(Lock& lock);
+  void free_record(ColdCopy* copy) noexcept;
+  Status check(ColdCopy& copy, std::span<const std::byte> bytes, Status status);  // without the lock
 
   const std::unique_ptr<ColdMedium> medium_;
   Arena& arena_;
   const uint64_t limit_;
   const size_t queue_limit_;
 
+  std::mutex file_;  // between write_now() and shrinking alone; taken before the other
   mutable std::mutex mutex_;
   std::condition_variable ready_, idle_;
   Queue queue_;

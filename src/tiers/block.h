@@ -24,6 +24,12 @@ using store::Pin;
 // What the store is told of codecs.
 inline store::PayloadSizes payload_sizes(const CodecEntry& codec) { return {codec.key->bytes(), codec.value->bytes()}; }
 
+// A payload that lies somewhere else.
+inline store::BlockBytes split(std::span<const std::byte> payload, const CodecEntry& codec) {
+  const store::PayloadSizes sizes = payload_sizes(codec);
+  return {payload.first(sizes.keys), payload.subspan(sizes.value_offset(), sizes.values)};
+}
+
 // Plain data: stream.h's functions own the references and arrays.
 struct BlockRef {
   BlockHandle block;

@@ -15,7 +15,7 @@ bool has_rows_in(const BlockRef& ref, uint32_t first, uint32_t end) {
 }
 
 bool can_be_promoted(const BlockRef& ref, uint32_t first, uint32_t end) {
-  return ref.block.tier() == Tier::archive && ref.block.resident() && !ref.promoted() && has_rows_in(ref, first, end);
+  return ref.block.tier() == Tier::archive && !ref.block.packed() && !ref.promoted() && has_rows_in(ref, first, end);
 }
 
 }  // namespace

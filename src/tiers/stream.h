@@ -81,16 +81,18 @@ void live_stats(const StreamEnv& env, const HeadStream& s, std::vector<float>& o
 [[nodiscard]] bool prepare_truncate(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, uint32_t length);
 void truncate(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, uint32_t length);
 
-// Decodes the row at `position` into key and value (either may be null). False: not there.
+// Decodes the row at `position` into key and value (either may be null). False: not there, or its block is spilled and cannot be
+// read.
 [[nodiscard]] bool read_row(const StreamEnv& env, const HeadStream& s, uint32_t position, float* key, float* value);
 
 // Views over everything live, for attention, valid under the sequence's lock (store/block_store.h says why no block is pinned one
-// by one). REQUIRES: every block is resident. stats[i] is the statistics of view i's first row (null where none are kept) and
-// tier[i] its tier.
+// by one). Spilled blocks are in a list of their own. REQUIRES: no block is packed. stats[i] is the statistics of view i's first
+// row (null where none are kept) and tier[i] its tier.
 struct StreamViews {
   std::vector<attn::BlockView> views;
   std::vector<float*> stats;
   std::vector<Tier> tiers;
+  std::vector<const BlockRef*> spilled;  // in order of position
 };
 void collect_views(const StreamEnv& env, HeadStream& s, const CodecEntry& hot_codec, StreamViews& out);
 

@@ -65,10 +65,12 @@ bool read_row(const StreamEnv& env, const HeadStream& s, uint32_t position, floa
     for (uint32_t row = 0; row < ref.rows; ++row) {
       if (ref.position(row) != position) continue;
       if (!key && !value) return true;
-      const Pin pin(*env.store, ref.block);
+      std::vector<std::byte> loaded;
+      if (ref.block.spilled() && !env.store->load(ref.block, loaded).ok()) return false;
+      const store::BlockBytes bytes = loaded.empty() ? env.store->bytes(ref.block) : split(loaded, *ref.block.codec());
       const attn::DecodeWork sides[] = {
-          {ref.block.codec()->key.get(), pin.keys(), ctx, row, 1, key},
-          {ref.block.codec()->value.get(), pin.values(), ctx, row, 1, value},
+          {ref.block.codec()->key.get(), bytes.keys, ctx, row, 1, key},
+          {ref.block.codec()->value.get(), bytes.values, ctx, row, 1, value},
       };
       if (key) env.backend->decode({&sides[0], 1});
       if (value) env.backend->decode({&sides[1], 1});
@@ -88,11 +90,16 @@ void collect_views(const StreamEnv& env, HeadStream& s, const CodecEntry& hot_co
   out.views.clear();
   out.stats.clear();
   out.tiers.clear();
+  out.spilled.clear();
   // Most calls have few rows in the tail: two views of it. Growing step by step would copy the list again and again.
   out.views.reserve(s.blocks.size() + 2);
   out.stats.reserve(s.blocks.size() + 2);
   out.tiers.reserve(s.blocks.size() + 2);
   for (const BlockRef& ref : s.blocks) {
+    if (ref.block.spilled()) {
+      out.spilled.push_back(&ref);
+      continue;
+    }
     const CodecEntry& codec = *ref.block.codec();
     const store::BlockBytes bytes = env.store->bytes(ref.block);
     out.views.push_back({codec.key.get(),

@@ -1,0 +1,24 @@
+// attend_spilled.h — what blocks in the cold file add to the attention of one item whose resident part is done.
+//
+// They are read into a buffer of kPieceBytes at most, outside the arena (MemoryStats::scratch_bytes), attended to like others, and
+// joined by the sums of both parts, as the parts of a long sequence are. Neighbours in the file are one read.
+// Which ones: all of them, for prompts always; for decoding `spill` may leave some out, by the bounds of their keys.
+#pragma once
+
+#include <span>
+
+#include "attn/backend.h"
+#include "cache/impl.h"
+
+namespace tierkv::cache {
+
+inline constexpr size_t kPieceBytes = size_t{1} << 20;
+// More rows of queries than this are a prompt, whose blocks are all read: each is wanted by one of them or another.
+inline constexpr uint32_t kMostDecodingRows = 16;
+
+// `done`: the resident part, with out and lse, which get the whole. data_loss, io_error: the file could not be read; out is
+// undefined then. Throws bad_alloc. REQUIRES: the sequence's lock is held.
+[[nodiscard]] Status join_spilled(AdaptiveKVCache::Impl& impl, uint32_t layer, std::span<const tiers::StreamViews> heads,
+                                  attn::AttendWork& done, const Executor& run);
+
+}  // namespace tierkv::cache
