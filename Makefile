@@ -33,7 +33,7 @@ define build_preset
 endef
 
 .PHONY: help deps deps-fuzz deps-neon deps-lint build fetch test demo demo-synthetic bench bench-report plots install
-.PHONY: soak debug asan tsan test-neon fuzz fuzz-brief lint format clean
+.PHONY: soak cuda test-cuda bench-cuda debug asan tsan test-neon fuzz fuzz-brief lint format clean
 
 help:  ## this list
 	@echo "tierkv: a tiered, compressed KV cache for language models"
@@ -111,6 +111,20 @@ test-neon: deps-neon  ## the AArch64 kernels, cross-compiled, and their contract
 	cd build-neon && TIERKV_FORCE_ISA=scalar $(CTEST) --no-tests=error -R '^attn/|TheForcedOneRuns'
 	cd build-neon && QEMU_CPU=cortex-a53 $(CTEST) --no-tests=error -R 'IsaKernels.*/neon( |$$)' -E BlocksAndDecodedRows
 
+# The library, the device tests and the benchmark's library; the processor's tests of the same room run with every `make test`.
+cuda: deps  ## the kernels for CUDA devices, compiled with nvcc (fetched from PyPI where there is none); needs no GPU
+	cmake --preset cuda $(LAUNCHER) -DTIERKV_WERROR=$(WERROR) $(CMAKE_ARGS) $(if $(V),,--log-level=NOTICE)
+	cmake --build --preset cuda -j $(JOBS) --target tierkv cuda_device_test tierkv_bench_cuda
+
+test-cuda: cuda  ## the device tests, and a short run of them under compute-sanitizer where there is one; needs a GPU
+	build-cuda/bin/cuda_device_test
+	if command -v compute-sanitizer > /dev/null; then \
+	  for tool in memcheck racecheck; do \
+	    TIERKV_CUDA_BRIEF=1 compute-sanitizer --tool $$tool --error-exitcode 1 build-cuda/bin/cuda_device_test; done; fi
+
+bench-cuda: cuda  ## attention on the device beside torch's SDPA; needs a GPU and a python3 with torch
+	python3 bench/cuda/bench.py build-cuda/libtierkv_bench_cuda.so --json build-cuda/bench.json
+
 fuzz-brief: deps  ## every fuzzer for a few seconds under ASan and UBSan, no clang needed
 	$(call build_preset,asan)
 	cd build-asan && $(CTEST) -L '^fuzz$$' --no-tests=error
@@ -128,4 +142,4 @@ format: deps-lint  ## clang-format over everything
 	@tools/format.sh
 
 clean:  ## remove every build directory
-	rm -rf build build-debug build-asan build-tsan build-fuzz build-neon
+	rm -rf build build-debug build-asan build-tsan build-fuzz build-neon build-cuda

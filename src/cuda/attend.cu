@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kThreads, 1) general_kernel(const __grid_const
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 template <int K, int V>
 TIERKV_DEVICE void packed_segment(const Launch& launch, const SegmentDesc& segment, WarpCopies& copies, uint8_t* memory) {
-  if (launch.codecs[launch.views[segment.first_view].codec].key.by_channel) {
+  if (launch.codecs[segment.codec].key.by_channel) {
     attend_packed<K, V, true>(launch, segment, copies, memory);
   } else {
     attend_packed<K, V, false>(launch, segment, copies, memory);

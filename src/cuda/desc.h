@@ -3,9 +3,8 @@
 //
 // task:     one query of one KV head: `group` rows of queries, one softmax each.
 // view:     a run of rows of one block, as far as the task's query sees them.
-// segment:  consecutive views of one task that one thread block attends to in one way; its result is one partial state.
-// cta:      consecutive segments. All ctas have about the same cost, whatever the lengths of the sequences are: the views of all
-//           tasks are one line, cut into equal pieces.
+// segment:  views of one task that one thread block attends to in one way; its result is one partial state.
+// cta:      the segments of one thread block. All ctas have about the same cost, whatever the lengths of the sequences are.
 #pragma once
 
 #include <cstdint>
@@ -43,10 +42,10 @@ static_assert(sizeof(ViewDesc) == 32);
 struct SegmentDesc {
   uint32_t task = 0;
   uint32_t first_view = 0, views = 0;
-  uint32_t partial = 0;  // where its state goes
+  uint32_t partial = 0;    // where its state goes
+  uint32_t first_row = 0;  // the task's
+  uint32_t codec = 0;      // of the first view; on a fast path, of all
   Path path = Path::general;
-  uint8_t hadamard = 0;  // the frame of all its values
-  uint16_t unused = 0;
 };
 
 struct TaskDesc {

@@ -240,7 +240,7 @@ TIERKV_DEVICE void add_value_half(WarpState& state, uint32_t values, uint32_t gr
 // The warps of a thread block together, in the plain frame, to where the merge looks. `memory`: all of shared memory, free by now.
 // `warps` took part; `up`: the power of two that weights carry. Folded: columns c and c + 4 are one head.
 TIERKV_DEVICE void end_segment(const Launch& launch, const SegmentDesc& segment, WarpState& state, uint32_t warps, float up, bool fold,
-                               uint8_t* memory) {
+                               bool hadamard, uint8_t* memory) {
   constexpr uint32_t kRow = 136, kWarp = 8 * kRow;  // floats of a head, padded against bank conflicts; of a warp
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   auto* values = reinterpret_cast<float*>(memory);
@@ -281,16 +281,20 @@ TIERKV_DEVICE void end_segment(const Launch& launch, const SegmentDesc& segment,
   __syncthreads();
   for (uint32_t i = threadIdx.x; i < 8 * kTileRows; i += kThreads) {
     const uint32_t head = i / kTileRows, c = i % kTileRows;
-    float x = 0.0f, l = 0.0f;
+    float x = 0.0f;
+#pragma unroll 4
     for (uint32_t w = 0; w < warps; ++w) {
-      x += values[w * kWarp + head * kRow + c], l += totals[w * 8 + head];
-      if (fold) x += values[w * kWarp + (head + 4) % 8 * kRow + c], l += totals[w * 8 + (head + 4) % 8];
+      x += values[w * kWarp + head * kRow + c];
+      if (fold) x += values[w * kWarp + (head + 4) % 8 * kRow + c];
     }
     result[c * 8 + head] = x;
-    if (c == 0) sum[head] = l;
+    if (c != 0) continue;
+    float l = 0.0f;
+    for (uint32_t w = 0; w < warps; ++w) l += totals[w * 8 + head] + (fold ? totals[w * 8 + (head + 4) % 8] : 0.0f);
+    sum[head] = l;
   }
   __syncthreads();
-  if (segment.hadamard) rotate<8>(result, kTileRows, false);
+  if (hadamard) rotate<8>(everybody(), result, kTileRows, false);
   store_partial<8>(launch, segment, result, top, sum);
 }
 

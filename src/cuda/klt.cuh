@@ -9,10 +9,11 @@
 
 namespace tierkv::cuda {
 
-inline constexpr uint32_t kKltBasis = (kMostKltSteps + 1) * 8 * 32 * 16;
+inline constexpr uint32_t kKltTile = 8 * 32 * 16;  // 16 components of the basis, as operands
+inline constexpr uint32_t kKltBasis = (kMostKltSteps + 1) * kKltTile;
 inline constexpr uint32_t kKltQuery = 8 * 64 * 4, kKltTable = kMostKltSteps * 4 * 8;
-inline constexpr uint32_t kKltFactors = kMostKltSteps * 256, kKltTurns = 2 * 64 * 4;
-inline constexpr uint32_t kKltBytes = 226 * 1024;  // a thread block of compute capability 9.0 may have 227 KiB, static ones included
+// A thread block of compute capability 9.0 may have 227 KiB, the barriers included.
+inline constexpr uint32_t kKltBytes = 227 * 1024 - 512;
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
@@ -21,19 +22,33 @@ struct KltWarp {
   uint32_t keys, values, weights, grid, factors, turns;
 };
 
-// Cosines and sines of both blocks' positions, halves, two pairs of channels a lane: [block][pair] {cos, sin}.
-TIERKV_DEVICE void load_turns(const quant::SideLayout& key, uint32_t first, uint32_t second, uint32_t to) {
+// Cosines and sines of both blocks' positions, halves, two pairs of channels a lane: [block][pair] {cos, sin}. All three digits are
+// read whether they are 0 or not (a turn by 0 changes nothing), so that no load waits for another.
+TIERKV_DEVICE void load_turns(const float* tables, uint32_t first, uint32_t second, uint32_t to) {
+  constexpr uint32_t kPairs = kTileRows / 2;
   const uint32_t lane = threadIdx.x % 32;
+  float2 c[2][quant::kTurnDigits], s[2][quant::kTurnDigits];
 #pragma unroll
   for (int block = 0; block < 2; ++block) {
-    uint32_t packed[2];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      float cosine, sine;
-      turn_of(key, block == 0 ? first : second, lane * 2 + i, cosine, sine);
-      packed[i] = pack_halves(cosine, sine);
+    for (uint32_t digit = 0; digit < quant::kTurnDigits; ++digit) {
+      const uint32_t value = (block == 0 ? first : second) >> (7 * digit) & (quant::kTurnBase - 1);
+      const float* row = tables + (digit * quant::kTurnBase + value) * 2 * kPairs + lane * 2;
+      c[block][digit] = __ldg(reinterpret_cast<const float2*>(row));
+      s[block][digit] = __ldg(reinterpret_cast<const float2*>(row + kPairs));
     }
-    store2(to + block * 256 + lane * 8, packed[0], packed[1]);
+  }
+#pragma unroll
+  for (int block = 0; block < 2; ++block) {
+    float2 x = c[block][0], y = s[block][0];
+#pragma unroll
+    for (uint32_t digit = 1; digit < quant::kTurnDigits; ++digit) {
+      const float2 a = c[block][digit], b = s[block][digit];
+      const float2 both = {x.x * a.x - y.x * b.x, x.y * a.y - y.y * b.y};
+      y = {x.x * b.x + y.x * a.x, x.y * b.y + y.y * a.y};
+      x = both;
+    }
+    store2(to + block * 256 + lane * 8, pack_halves(x.x, y.x), pack_halves(x.y, y.y));
   }
 }
 
@@ -89,6 +104,7 @@ TIERKV_DEVICE void attend_klt_views(const Launch& launch, const SegmentDesc& seg
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const quant::SideLayout& key = codec.key;
   const MetaTerms terms = meta_terms(codec.value);
+  const float* const tables = key.turns;
   const uint32_t words = key.words[0] + key.words[1] + key.words[2], tile_bytes = words * 64, steps = klt_steps(key);
   const uint32_t key_bytes = words * 512, value_bytes = (codec.value.bytes + 15) / 16 * 16;
   const bool fold = launch.group <= 4;
@@ -101,7 +117,7 @@ TIERKV_DEVICE void attend_klt_views(const Launch& launch, const SegmentDesc& seg
   for (uint32_t first = warp * stride; first < segment.views; first += stride * warps) {
     const uint32_t both = min(stride, segment.views - first);
     __syncwarp();
-    load_turns(key, views[first].first_position, views[first + both - 1].first_position, own.turns);
+    load_turns(tables, views[first].first_position, views[first + both - 1].first_position, own.turns);
     __syncwarp();
     uint32_t q[8][2];
     turn_query(query, own.turns, fold, q);
@@ -149,20 +165,20 @@ TIERKV_DEVICE void attend_klt_views(const Launch& launch, const SegmentDesc& seg
 
 TIERKV_DEVICE void attend_klt(const Launch& launch, const SegmentDesc& segment, WarpCopies& copies, uint8_t* memory) {
   const uint32_t warp = threadIdx.x / 32;
-  const CodecDesc& codec = launch.codecs[launch.views[segment.first_view].codec];
+  const CodecDesc& codec = launch.codecs[segment.codec];
   const uint32_t words = codec.key.words[0] + codec.key.words[1] + codec.key.words[2];
-  uint8_t* const basis = memory;
-  uint8_t* const query = basis + kKltBasis;
+  const uint32_t steps = klt_steps(codec.key);
+  uint8_t* const query = memory;
   uint8_t* const table = query + kKltQuery;
-  uint8_t* const slots = table + kKltTable;
+  uint8_t* const basis = table + kKltTable;
+  uint8_t* const slots = basis + (steps + 1) * kKltTile;
   __syncthreads();
   const auto* fragments = static_cast<const uint4*>(codec.key_fragments);
-  const uint32_t tiles = klt_steps(codec.key) + 1;
-  for (uint32_t i = threadIdx.x; i < tiles * 256; i += kThreads) reinterpret_cast<uint4*>(basis)[i] = fragments[i];
+  for (uint32_t i = threadIdx.x; i < (steps + 1) * kKltTile / 16; i += kThreads) reinterpret_cast<uint4*>(basis)[i] = fragments[i];
   for (uint32_t i = threadIdx.x; i < kKltTable / 16; i += kThreads) {
     reinterpret_cast<uint4*>(table)[i] = fragments[kKltBasis / 16 + i];
   }
-  const float* queries = launch.queries + static_cast<size_t>(launch.tasks[segment.task].first_row) * kTileRows;
+  const float* queries = launch.queries + static_cast<size_t>(segment.first_row) * kTileRows;
   const float scale = launch.scale * kLog2E;
   for (uint32_t i = threadIdx.x; i < 512; i += kThreads) {
     const uint32_t s = i / 64, lane = i / 2 % 32, j = i % 2, column = lane / 4, c = 16 * s + 2 * (lane % 4) + 8 * j;
@@ -175,17 +191,18 @@ TIERKV_DEVICE void attend_klt(const Launch& launch, const SegmentDesc& segment, 
   __syncthreads();
 
   // As many warps as have room, in fours: every scheduler of a multiprocessor gets as many.
-  const uint32_t value_slot = (codec.value.bytes + 127) / 128 * 128, key_slot = words * 512;
-  const uint32_t own_bytes = key_slot + value_slot + kWeightBytes + kGridBytes + kKltFactors + kKltTurns;
-  const uint32_t room = (kKltBytes - (kKltBasis + kKltQuery + kKltTable)) / own_bytes / 4 * 4, warps = min(room, kThreads / 32);
+  const uint32_t key_slot = words * 512;
+  const uint32_t own_bytes = (kWeightBytes + kGridBytes + steps * 256 + key_slot + codec.value.bytes + 15 + 127) / 128 * 128;
+  const uint32_t room = (kKltBytes - kKltQuery - kKltTable - (steps + 1) * kKltTile) / own_bytes / 4 * 4;
+  const uint32_t warps = min(room, kThreads / 32);
   WarpState state;
   if (warp < warps) {
     KltWarp own;
     own.weights = shared_address(slots + warp * own_bytes);
     own.grid = own.weights + kWeightBytes;
-    own.turns = own.grid + kGridBytes;
-    own.factors = own.turns + kKltTurns;
-    own.keys = own.factors + kKltFactors;
+    own.turns = own.weights;  // which are written after turns were read
+    own.factors = own.grid + kGridBytes;
+    own.keys = own.factors + steps * 256;
     own.values = own.keys + key_slot;
     const uint32_t b = shared_address(basis), q = shared_address(query), m = shared_address(table);
     if (codec.value.bits == 2) attend_klt_views<2>(launch, segment, codec, copies, own, warps, b, q, m, state);
@@ -193,7 +210,7 @@ TIERKV_DEVICE void attend_klt(const Launch& launch, const SegmentDesc& segment, 
     else attend_klt_views<4>(launch, segment, codec, copies, own, warps, b, q, m, state);
   }
   const float up = codec.value.bits == 4 ? 4.0f : 6.0f;
-  end_segment(launch, segment, state, warps, up, launch.group <= 4, memory);
+  end_segment(launch, segment, state, warps, up, launch.group <= 4, codec.value.hadamard, memory);
 }
 
 #endif

@@ -17,7 +17,7 @@ struct PackedShape {
   static constexpr uint32_t kWarps = K + V >= 8 ? 8 : K + V > 4 ? 12 : 16;
   // Of a warp: copies of keys and values, weights, the values' grid, the tokens' scales.
   static constexpr uint32_t kWarp = kKeySlot + kValueSlot + kWeightBytes + kGridBytes + 512;
-  static constexpr uint32_t kQuery = 2 * 8 * 64 * 4 + 128;  // operands of the query, plain and raised; sums of its heads
+  static constexpr uint32_t kQuery = 2 * 8 * 64 * 4 + 128 + 4096;  // operands of the query, plain and raised; sums of its heads; rows
   static constexpr uint32_t kBytes = kWarps * kWarp + kQuery;
 };
 
@@ -41,17 +41,16 @@ TIERKV_DEVICE void load_pairs(uint32_t at, uint32_t (&out)[N]) {
 
 // The query as B operands: [step pair][lane][4], step = chunk half·fields + field; and raised by 2^(top - place of the field).
 template <int K, int V>
-TIERKV_DEVICE void load_packed_query(const Launch& launch, const SegmentDesc& segment, bool hadamard, uint8_t* memory, uint32_t* plain,
-                                     uint32_t* raised, float* sums) {
+TIERKV_DEVICE void load_packed_query(const Launch& launch, const SegmentDesc& segment, bool hadamard, uint32_t* plain, uint32_t* raised,
+                                     float* sums, float* rows) {
   using S = PackedShape<K, V>;
-  auto* rows = reinterpret_cast<float*>(memory);  // [channel][8], before any copy arrives
-  const float* queries = launch.queries + static_cast<size_t>(launch.tasks[segment.task].first_row) * kTileRows;
+  const float* queries = launch.queries + static_cast<size_t>(segment.first_row) * kTileRows;
   for (uint32_t i = threadIdx.x; i < kTileRows * 8; i += kThreads) {
     const uint32_t head = i / kTileRows, c = i % kTileRows;
     rows[c * 8 + head] = head < launch.group ? queries[head * kTileRows + c] * launch.scale * kLog2E : 0.0f;
   }
   __syncthreads();
-  if (hadamard) rotate<8>(rows, kTileRows, true);
+  if (hadamard) rotate<8>(everybody(), rows, kTileRows, true);
   for (uint32_t i = threadIdx.x; i < 512; i += kThreads) {
     const int step = i / 64, lane = i / 2 % 32, j = i % 2, h = step / S::kFields, f = step % S::kFields, head = lane / 4;
     const int c = (lane % 4 + 4 * h) * S::kPerWord + 4 * f + j;
@@ -59,11 +58,12 @@ TIERKV_DEVICE void load_packed_query(const Launch& launch, const SegmentDesc& se
     const int at = (step / 2 * 32 + lane) * 4 + step % 2 * 2 + j;
     plain[at] = pack_halves(a, b), raised[at] = pack_halves(a * up, b * up);
   }
-  if (threadIdx.x < 8) {
+  if (const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32; warp < 8) {
     // Of the query as the operands have it, so that the codes' middle is taken out exactly.
     float sum = 0.0f;
-    for (uint32_t c = 0; c < kTileRows; ++c) sum += __half2float(__float2half(rows[c * 8 + threadIdx.x]));
-    sums[threadIdx.x] = sum;
+    for (uint32_t c = lane; c < kTileRows; c += 32) sum += __half2float(__float2half(rows[c * 8 + warp]));
+    for (uint32_t d = 16; d != 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
+    if (lane == 0) sums[warp] = sum;
   }
 }
 
@@ -104,18 +104,13 @@ TIERKV_DEVICE void attend_packed(const Launch& launch, const SegmentDesc& segmen
   using F = ValueFormat<V>;
   constexpr float kScore = static_cast<float>(1u << (24 - S::kTop));
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-  const CodecDesc& codec = launch.codecs[launch.views[segment.first_view].codec];
+  const CodecDesc& codec = launch.codecs[segment.codec];
   const MetaTerms key_terms = meta_terms(codec.key), value_terms = meta_terms(codec.value);
   const uint32_t key_bytes = (codec.key.bytes + 15) / 16 * 16, value_bytes = (codec.value.bytes + 15) / 16 * 16;
 
   auto* plain = reinterpret_cast<uint32_t*>(memory + S::kWarps * S::kWarp);
   uint32_t* raised = plain + 8 * 64;
   auto* query_sums = reinterpret_cast<float*>(raised + 8 * 64);
-  __syncthreads();
-  load_packed_query<K, V>(launch, segment, codec.key.hadamard, memory, plain, raised, query_sums);
-  fence_copies();
-  __syncthreads();
-
   WarpState state;
   const uint32_t keys = shared_address(memory + warp * S::kWarp), values = keys + S::kKeySlot;
   const uint32_t weights = values + S::kValueSlot, grid = weights + kWeightBytes, scales = grid + kGridBytes;
@@ -123,10 +118,14 @@ TIERKV_DEVICE void attend_packed(const Launch& launch, const SegmentDesc& segmen
   const bool has_mean = kByChannel || codec.key.mean_at != 0;
   const uint32_t mean_at = keys + (kByChannel ? S::kKeyCodes + 256 : codec.key.mean_at);
   const ViewDesc* views = launch.views + segment.first_view;
+  fence_copies();
+  __syncthreads();
   if (warp < S::kWarps && warp < segment.views && lane == 0) {
     copy_in(keys, views[warp].keys, key_bytes, copies.keys);
     copy_in(values, views[warp].values, value_bytes, copies.values);
   }
+  load_packed_query<K, V>(launch, segment, codec.key.hadamard, plain, raised, query_sums, query_sums + 32);
+  __syncthreads();
   const float begin0 = kByChannel ? 0.0f : -key_terms.zero * query_sums[2 * t] / kScore;
   const float begin1 = kByChannel ? 0.0f : -key_terms.zero * query_sums[2 * t + 1] / kScore;
 
@@ -176,7 +175,7 @@ TIERKV_DEVICE void attend_packed(const Launch& launch, const SegmentDesc& segmen
       if (half == 1 && more && lane == 0) copy_in(values, next_values, value_bytes, copies.values);
     }
   }
-  end_segment(launch, segment, state, S::kWarps, static_cast<float>(F::kTop), false, memory);
+  end_segment(launch, segment, state, S::kWarps, static_cast<float>(F::kTop), false, codec.value.hadamard, memory);
 }
 
 #endif

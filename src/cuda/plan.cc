@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
+#include <queue>
 
 #include "cuda/reading.h"
 
@@ -12,9 +14,11 @@ using quant::LayoutKind;
 using quant::MetaKind;
 using quant::SideLayout;
 
-// Costs in bytes of a fast path, measured on an H200 (docs/use/performance.md): what a view of the general path takes beside and for
-// each row, and what a segment takes to begin and to end.
-constexpr uint64_t kGeneralView = 20000, kGeneralRow = 1000, kSegment = 40000;
+// Costs in bytes of a fast path, of which a multiprocessor of an H200 reads about 30,000 a microsecond: what a view of the general
+// path takes beside and for each row, and what a segment takes to begin and to end. Sixteen warps take fast views in turns, four teams
+// those of the general path.
+constexpr uint64_t kGeneralView = 50000, kGeneralRow = 400, kSegment = 150000;
+constexpr uint32_t kFastTurn = 16, kGeneralTurn = 4;
 
 // Values of one scale a token that the tensor-core paths unpack.
 bool fast_values(const SideLayout& value) {
@@ -47,17 +51,21 @@ class Planner {
     size_t total = 0;
     for (const PlanTask& task : input_.tasks) total += task.views.size();
     plan_.views.reserve(total);
-    keys_.reserve(total);
     for (uint32_t t = 0; t < input_.tasks.size(); ++t) add_task(t);
-    cut();
+    share_out();
     return std::move(plan_);
   }
 
  private:
-  struct Line {
+  // Views of one task that are read in one way: neighbours in plan_.views. A piece is a part of one.
+  struct Run {
     uint32_t task;
     Path path;
-    uint8_t hadamard;
+    uint32_t first, views;
+    uint64_t cost;
+  };
+  struct Piece {
+    uint32_t run, first, views;
     uint64_t cost;
   };
 
@@ -83,27 +91,45 @@ class Planner {
     }
   }
 
+  // The order of views does not matter to a softmax: those of the general path come first, then the fast ones, codec by codec.
   void add_task(uint32_t index) {
     const PlanTask& task = input_.tasks[index];
-    for (size_t v = 0; v < task.views.size(); ++v) add_view(index, task, task.views[v], task.placed[v]);
     plan_.tasks.push_back({task.first_row, task.first_head, 0, 0});
+    fast_.clear();
+    begin_run(index, Path::general);
+    for (size_t v = 0; v < task.views.size(); ++v) add_view(task, task.views[v], task.placed[v]);
+    std::stable_sort(fast_.begin(), fast_.end(), [](const ViewDesc& a, const ViewDesc& b) { return a.codec < b.codec; });
+    for (size_t i = 0; i < fast_.size(); ++i) {
+      if (i == 0 || fast_[i].codec != fast_[i - 1].codec) begin_run(index, plan_.fast);
+      add_to_run(fast_[i], side_bytes(fast_[i].codec));
+    }
+    if (runs_.back().views == 0) runs_.pop_back();
   }
 
-  void add_view(uint32_t index, const PlanTask& task, const attn::BlockView& view, const Placed& placed) {
+  uint64_t side_bytes(uint32_t codec) const { return input_.codecs[codec].key.bytes + input_.codecs[codec].value.bytes; }
+
+  void begin_run(uint32_t task, Path path) {
+    if (!runs_.empty() && runs_.back().views == 0) runs_.pop_back();
+    runs_.push_back({task, path, static_cast<uint32_t>(plan_.views.size()), 0, 0});
+  }
+
+  void add_to_run(const ViewDesc& desc, uint64_t cost) {
+    plan_.views.push_back(desc);
+    ++runs_.back().views;
+    runs_.back().cost += cost;
+  }
+
+  void add_view(const PlanTask& task, const attn::BlockView& view, const Placed& placed) {
     ViewDesc desc;
     desc.keys = placed.keys, desc.values = placed.values;
     desc.first_position = view.ctx.first_position;
     desc.codec = placed.codec;
     if (!limit(task, view, desc)) return;
-    const CodecDesc& codec = input_.codecs[placed.codec];
+    plan_.bytes += side_bytes(placed.codec) * view.rows / input_.codecs[placed.codec].key.tokens;
     const bool whole = desc.begin == 0 && desc.end == kTileRows && desc.mask == kNoMask;
     const bool aligned = (reinterpret_cast<uintptr_t>(desc.keys) | reinterpret_cast<uintptr_t>(desc.values)) % 16 == 0;
-    const Path path = whole && aligned ? paths_[placed.codec] : Path::general;
-    const uint64_t bytes = static_cast<uint64_t>(codec.key.bytes + codec.value.bytes) * view.rows / codec.key.tokens;
-    const uint64_t cost = path == Path::general ? kGeneralView + kGeneralRow * (desc.end - desc.begin) : bytes;
-    plan_.bytes += bytes;
-    plan_.views.push_back(desc);
-    keys_.push_back({index, path, codec.value.hadamard, cost});
+    if (whole && aligned && paths_[placed.codec] != Path::general) fast_.push_back(desc);
+    else add_to_run(desc, kGeneralView + kGeneralRow * (desc.end - desc.begin));
   }
 
   // False: the query sees none of its rows.
@@ -134,63 +160,95 @@ class Planner {
     return begin < end;
   }
 
-  bool same_segment(size_t a, size_t b) const {
-    const Line &x = keys_[a], &y = keys_[b];
-    if (x.task != y.task || x.path != y.path || x.hadamard != y.hadamard) return false;
-    return x.path == Path::general || plan_.views[a].codec == plan_.views[b].codec;
-  }
-
-  // A piece ends where the costs so far pass the next multiple of the mean; what a segment costs counts where it begins.
-  void cut() {
-    uint64_t total = 0;
-    for (size_t i = 0; i < keys_.size(); ++i) total += keys_[i].cost + (i == 0 || !same_segment(i - 1, i) ? kSegment : 0);
-    const uint64_t ctas = std::max<uint64_t>(1, std::min<uint64_t>(input_.ctas, keys_.size()));
-    plan_.cta_begin.push_back(0);
-    uint64_t so_far = 0;
-    bool fresh = true;
-    for (size_t i = 0; i < keys_.size(); ++i) {
-      const bool next = i == 0 || fresh || !same_segment(i - 1, i);
-      if (next) begin_segment(i);
-      if (i == 0 || !same_segment(i - 1, i)) so_far += kSegment;
-      ++plan_.segments.back().views;
-      so_far += keys_[i].cost;
-      fresh = so_far * ctas >= total * plan_.cta_begin.size();
-      if (fresh && plan_.cta_begin.size() < ctas) plan_.cta_begin.push_back(static_cast<uint32_t>(plan_.segments.size()));
-      else fresh = false;
+  // Every run in equal pieces of at most about `most`, the largest first.
+  std::vector<Piece> pieces_of(uint64_t most) const {
+    std::vector<Piece> pieces;
+    for (uint32_t r = 0; r < runs_.size(); ++r) {
+      const Run& run = runs_[r];
+      const uint64_t each = std::max<uint64_t>(1, run.cost / run.views), turn = run.path == Path::general ? kGeneralTurn : kFastTurn;
+      const uint64_t room = most > kSegment ? most - kSegment : 1;
+      const uint64_t turns = (run.views + turn - 1) / turn;
+      const uint64_t per_piece = std::clamp<uint64_t>(room / (each * turn), 1, turns);
+      const uint64_t count = (turns + per_piece - 1) / per_piece;
+      for (uint64_t i = 0; i < count; ++i) {
+        const auto from = static_cast<uint32_t>(std::min<uint64_t>(run.views, turns * i / count * turn));
+        const auto to = static_cast<uint32_t>(std::min<uint64_t>(run.views, turns * (i + 1) / count * turn));
+        const uint64_t rounds = (to - from + turn - 1) / turn;
+        if (to > from) pieces.push_back({r, run.first + from, to - from, kSegment + rounds * turn * each});
+      }
     }
-    plan_.cta_begin.push_back(static_cast<uint32_t>(plan_.segments.size()));
-    number_partials();
+    std::stable_sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) { return a.cost > b.cost; });
+    return pieces;
   }
 
-  void begin_segment(size_t view) {
-    SegmentDesc& segment = plan_.segments.emplace_back();
-    segment.task = keys_[view].task;
-    segment.first_view = static_cast<uint32_t>(view);
-    segment.path = keys_[view].path;
-    segment.hadamard = keys_[view].hadamard;
+  // The largest piece to the cta that has least. Returns what the fullest has.
+  uint64_t pack(const std::vector<Piece>& pieces, std::vector<std::vector<uint32_t>>* bins) const {
+    using Load = std::pair<uint64_t, uint32_t>;
+    std::priority_queue<Load, std::vector<Load>, std::greater<>> loads;
+    for (uint32_t c = 0; c < std::max(1u, input_.ctas); ++c) loads.push({0, c});
+    if (bins) bins->resize(std::max(1u, input_.ctas));
+    uint64_t fullest = 0;
+    for (uint32_t i = 0; i < pieces.size(); ++i) {
+      const Load least = loads.top();
+      loads.pop();
+      const uint64_t load = least.first + pieces[i].cost;
+      fullest = std::max(fullest, load);
+      loads.push({load, least.second});
+      if (bins) (*bins)[least.second].push_back(i);
+    }
+    return fullest;
   }
 
-  // Segments are in the order of tasks, so a task's partials are neighbours. A task that sees nothing has an empty segment, so that
-  // somebody writes its zeros.
-  void number_partials() {
-    for (uint32_t i = 0; i < plan_.segments.size(); ++i) {
-      TaskDesc& task = plan_.tasks[plan_.segments[i].task];
-      if (task.partials++ == 0) task.first_partial = i;
-      plan_.segments[i].partial = i;
+  // Tries piece sizes around the mean and takes the one whose fullest cta has least: small pieces balance, large ones begin and end
+  // less often.
+  void share_out() {
+    uint64_t total = 0;
+    for (const Run& run : runs_) total += run.cost + kSegment;
+    const uint64_t mean = total / std::max(1u, input_.ctas) + 1;
+    std::vector<Piece> best;
+    uint64_t least = UINT64_MAX;
+    for (const uint64_t percent : {300, 200, 150, 125, 112, 106, 100, 90, 75, 60, 50, 33, 25}) {
+      std::vector<Piece> pieces = pieces_of(mean * percent / 100);
+      const uint64_t fullest = pack(pieces, nullptr);
+      if (fullest < least) least = fullest, best = std::move(pieces);
+    }
+    std::vector<std::vector<uint32_t>> bins;
+    pack(best, &bins);
+    for (const Piece& piece : best) ++plan_.tasks[runs_[piece.run].task].partials;
+    add_segments(best, bins);
+  }
+
+  // A task that sees nothing has an empty segment, so that somebody writes its zeros.
+  void add_segments(const std::vector<Piece>& pieces, const std::vector<std::vector<uint32_t>>& bins) {
+    std::vector<uint32_t> next;
+    for (TaskDesc& task : plan_.tasks) {
+      task.first_partial = plan_.partials;
+      next.push_back(plan_.partials);
+      plan_.partials += std::max(1u, task.partials);
+    }
+    plan_.cta_begin.push_back(0);
+    for (const auto& bin : bins) {
+      if (bin.empty()) continue;
+      for (const uint32_t i : bin) {
+        const Run& run = runs_[pieces[i].run];
+        plan_.segments.push_back({run.task, pieces[i].first, pieces[i].views, next[run.task]++, plan_.tasks[run.task].first_row,
+                                  plan_.views[pieces[i].first].codec, run.path});
+      }
+      plan_.cta_begin.push_back(static_cast<uint32_t>(plan_.segments.size()));
     }
     for (uint32_t t = 0; t < plan_.tasks.size(); ++t) {
       if (plan_.tasks[t].partials != 0) continue;
-      const auto at = static_cast<uint32_t>(plan_.segments.size());
-      plan_.segments.push_back({t, 0, 0, at, Path::general, 0, 0});
-      plan_.tasks[t].first_partial = at, plan_.tasks[t].partials = 1;
+      plan_.tasks[t].partials = 1;
+      plan_.segments.push_back({t, 0, 0, next[t], plan_.tasks[t].first_row, 0, Path::general});
+      plan_.cta_begin.push_back(static_cast<uint32_t>(plan_.segments.size()));
     }
-    plan_.cta_begin.back() = plan_.partials = static_cast<uint32_t>(plan_.segments.size());
   }
 
   const PlanInput& input_;
   Plan plan_;
-  std::vector<Path> paths_;  // by codec
-  std::vector<Line> keys_;   // by view
+  std::vector<Path> paths_;     // by codec
+  std::vector<Run> runs_;
+  std::vector<ViewDesc> fast_;  // of the task at hand
 };
 
 }  // namespace

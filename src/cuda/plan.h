@@ -1,8 +1,8 @@
 // plan.h — from views and queries to what a launch reads (desc.h): which rows a query sees, which way each view is read, and equal
 // pieces of work. Host code, no device needed.
 //
-// Split:    the views of all tasks are one line of costs (bytes and a fixed part each), cut into `ctas` pieces of equal cost, so
-//           that a ragged batch keeps every processor of a device as busy as an even one.
+// Split:    each task's views are cut into pieces of equal cost (bytes, and a fixed part each), and the pieces shared out among `ctas`
+//           thread blocks, so that a ragged batch keeps every multiprocessor of a device about as busy as an even one.
 // Path:     of the fast paths that a launch's views could take, the one that covers most bytes is the launch's; other views are
 //           read in the general way.
 // Errors:   none: what a device cannot read is refused before (readable()). Throws std::bad_alloc.

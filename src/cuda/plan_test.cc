@@ -107,12 +107,12 @@ TEST(CudaPlan, EverySeenRowIsInOnePieceAndPiecesAreEqual) {
     plan_of(scene, ctas, true, planned);
     const Plan& plan = planned.plan;
     EXPECT_EQ(plan.fast, Path::packed22);
-    ASSERT_EQ(plan.cta_begin.size(), ctas + 1);
+    ASSERT_LE(plan.cta_begin.size(), ctas + 1);
     EXPECT_EQ(plan.cta_begin.back(), plan.segments.size());
     std::vector<uint64_t> rows(scene.tasks());
     std::set<uint32_t> partials;
     std::vector<uint32_t> fast_views(ctas);
-    for (uint32_t c = 0; c < ctas; ++c) {
+    for (uint32_t c = 0; c + 1 < plan.cta_begin.size(); ++c) {
       for (uint32_t i = plan.cta_begin[c]; i < plan.cta_begin[c + 1]; ++i) {
         const SegmentDesc& segment = plan.segments[i];
         EXPECT_TRUE(partials.insert(segment.partial).second);

@@ -35,7 +35,7 @@ class Twin {
       std::vector<float> plain(queries_ + (plan_.tasks[segment.task].first_row + row) * d_,
                                queries_ + (plan_.tasks[segment.task].first_row + row + 1) * d_);
       for (float& x : plain) x *= input_.params.scale;
-      float* acc = out_.data() + at * d_;
+      std::vector<float> sums[2] = {std::vector<float>(d_), std::vector<float>(d_)};  // by frame
       for (uint32_t v = 0; v < segment.views; ++v) {
         const ViewDesc& view = plan_.views[segment.first_view + v];
         const CodecDesc& codec = input_.codecs[view.codec];
@@ -43,10 +43,11 @@ class Twin {
           if (view.mask != kNoMask && (plan_.masks[view.mask * kMaskWords + t / 32] >> (t % 32) & 1u) == 0) continue;
           float score = dot(key_row(codec.key, view, t), plain);
           if (input_.params.softcap > 0.0f) score = input_.params.softcap * std::tanh(score / input_.params.softcap);
-          absorb(score * 1.44269504f, value_row(codec.value, view.values, t), at, acc);
+          absorb(score * 1.44269504f, value_row(codec.value, view.values, t), at, sums, codec.value.hadamard);
         }
       }
-      if (segment.hadamard) quant::from_frame(quant::Frame::hadamard, acc, 1, d_);
+      quant::from_frame(quant::Frame::hadamard, sums[1].data(), 1, d_);
+      for (uint32_t c = 0; c < d_; ++c) out_[at * d_ + c] = sums[0][c] + sums[1][c];
     }
   }
 
@@ -56,11 +57,14 @@ class Twin {
     return static_cast<float>(sum);
   }
 
-  void absorb(float score, const std::vector<float>& row, size_t at, float* acc) {
+  void absorb(float score, const std::vector<float>& row, size_t at, std::vector<float> (&sums)[2], int frame) {
     const float top = std::max(top_[at], score), shrink = std::exp2(top_[at] - top), weight = std::exp2(score - top);
     top_[at] = top;
     sum_[at] = sum_[at] * shrink + weight;
-    for (uint32_t c = 0; c < d_; ++c) acc[c] = acc[c] * shrink + weight * row[c];
+    for (uint32_t c = 0; c < d_; ++c) {
+      sums[frame][c] = sums[frame][c] * shrink + weight * row[c];
+      sums[1 - frame][c] *= shrink;
+    }
   }
 
   // Codes of one lane as levels·scale + offset, along its depth.
