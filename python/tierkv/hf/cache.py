@@ -81,8 +81,8 @@ class TieredCache(HostCache):  # type: ignore[misc, unused-ignore]
     >>> model.generate(**inputs, past_key_values=cache)
 
     `spec` and `fields` are as :func:`tierkv.configure` takes them; the model's shape, its windows and the threads are filled in.
-    The model's attention implementation is set to "tierkv", which does what "sdpa" does wherever there is no TieredCache. A model that
-    cannot be served is refused by name with :class:`tierkv.Unsupported`.
+    The model's attention implementation is set to "tierkv", which does what "sdpa" does wherever there is no TieredCache. A model
+    that cannot be served is refused by name with :class:`tierkv.Unsupported`.
 
     `learn`: where `auto` archives would be better with tables and there are none, the model is learned in passing
     (docs/use/calibration.md), and the tables are left in the cache folder for the next time. A path: there instead. False, or
