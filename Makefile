@@ -33,7 +33,7 @@ define build_preset
 endef
 
 .PHONY: help deps deps-fuzz deps-neon deps-lint build fetch test demo demo-synthetic bench bench-report plots install
-.PHONY: soak cuda test-cuda bench-cuda debug asan tsan test-neon fuzz fuzz-brief lint format clean
+.PHONY: soak cuda test-cuda bench-cuda debug asan tsan test-neon test-python fuzz fuzz-brief lint format clean
 
 help:  ## this list
 	@echo "tierkv: a tiered, compressed KV cache for language models"
@@ -66,6 +66,10 @@ fetch:  ## the default model (SmolLM2-135M-Instruct, Apache-2.0) and wikitext-2 
 
 test: build fetch  ## build, then every test
 	cd build && $(CTEST) --no-tests=error
+
+test-python:  ## the Python package: virtual environments in TIERKV_CACHE (5.5 GB, once), a wheel, its tests
+	@tools/python_env.sh
+	@JOBS=$(JOBS) tools/test_python.sh
 
 demo: build fetch  ## a real model reads a story with a fraction of the memory, and answers questions about it
 	@build/bin/tierkv demo
@@ -142,4 +146,4 @@ format: deps-lint  ## clang-format over everything
 	@tools/format.sh
 
 clean:  ## remove every build directory
-	rm -rf build build-debug build-asan build-tsan build-fuzz build-neon build-cuda
+	rm -rf build build-debug build-asan build-tsan build-fuzz build-neon build-cuda build-python

@@ -1,0 +1,29 @@
+"""The example that people copy runs, on a tiny model, and says what it should."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+
+import pytest
+from conftest import ROOT
+
+pytest.importorskip("torch", reason="torch is not installed: make test-python sets it up")
+pytest.importorskip("transformers", reason="transformers is not installed: make test-python sets it up")
+
+
+def test_compare_runs(tmp_path, capsys):
+    spec = importlib.util.spec_from_file_location("compare", ROOT / "python" / "examples" / "compare.py")
+    compare = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(compare)
+    results = compare.main(["--out", str(tmp_path)])
+    plain, ours = results["DynamicCache"], results["tierkv fp16"]
+    assert ours["perplexity"] == pytest.approx(plain["perplexity"], rel=2e-3)
+    # float32 tensors against 16-bit rows.
+    assert plain["bytes"][-1][1] == 640 * 2 * 2 * 32 * 2 * 4
+    assert ours["bytes"][-1][1] < 0.7 * plain["bytes"][-1][1]
+    assert results["tierkv balanced"]["bytes"][-1][1] < ours["bytes"][-1][1]
+    assert {name for name in results if "1/4" in name} and json.loads(
+        (tmp_path / "compare.json").read_text()
+    ).keys() == results.keys()
+    assert "DynamicCache" in capsys.readouterr().out

@@ -1,0 +1,275 @@
+"""TieredCache call by call: rows of a batch, refusals that lose nothing, what is known of a model."""
+
+from __future__ import annotations
+
+import pickle
+import re
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make test-python sets it up")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed: make test-python sets it up")
+
+from tiny_models import COMMON, KINDS, make, prompt  # noqa: E402
+
+import tierkv  # noqa: E402
+from tierkv.hf import TieredCache, shape_of_model  # noqa: E402
+from tierkv.hf.models import fingerprint_of, grams_of, ropes_of  # noqa: E402
+
+
+def read(model, ids, cache, **options):
+    with torch.no_grad():
+        return model(ids, past_key_values=cache, **options).logits
+
+
+def tiered(model, spec: str = "fp16", **options):
+    return TieredCache(spec, model, learn=False, **options)
+
+
+def test_rows_repeat_select_and_reorder():
+    model, ids = make("llama"), prompt(20, batch=2)
+    cache, token = tiered(model), prompt(1, seed=4)
+    read(model, ids, cache)
+    cache.batch_repeat_interleave(2)
+    many = read(model, token.expand(4, 1), cache)
+    cache.crop(-1)
+    torch.testing.assert_close(many[0], many[1])
+    assert not torch.allclose(many[1], many[2])
+    cache.reorder_cache(torch.tensor([3, 0, 0, 2]))
+    turned = read(model, token.expand(4, 1), cache)
+    cache.crop(-1)
+    torch.testing.assert_close(turned, many[[3, 0, 0, 2]])
+    cache.batch_select_indices(torch.tensor([0, 2]))
+    torch.testing.assert_close(read(model, token.expand(2, 1), cache), many[[3, 0]])
+    assert len(cache.tiered.sequences()) == 2
+    cache.batch_select_indices(torch.tensor([False, True]))
+    assert len(cache.sequence_ids) == 1
+    with pytest.raises(tierkv.InvalidArgument):
+        cache.reorder_cache(torch.tensor([5]))
+
+
+def test_crop_in_both_generations():
+    model, ids = make("llama"), prompt(30)
+    cache = tiered(model)
+    full = read(model, ids, cache)
+    cache.crop(-10)
+    assert cache.get_seq_length() == 20
+    torch.testing.assert_close(read(model, ids[:, 20:], cache), full[:, 20:], atol=0.02, rtol=0)
+    cache.crop(25)
+    assert cache.get_seq_length() == 25 and cache.tiered.length(cache.sequence_ids[0]) == 25
+    cache.crop(100)
+    assert cache.get_seq_length() == 25
+    cache.crop(0)
+    assert cache.get_seq_length() == (0 if transformers.__version__.startswith("4.") else 25)
+
+
+def test_crop_of_padded_rows_counts_what_is_stored():
+    model, ids = make("llama"), prompt(30, batch=2)
+    mask = torch.ones_like(ids)
+    mask[1, :12] = 0
+    cache = tiered(model)
+    read(model, ids, cache, attention_mask=mask)
+    cache.crop(-5)
+    assert [cache.tiered.length(seq) for seq in cache.sequence_ids] == [25, 13]
+    cache.reorder_cache(torch.tensor([1, 1]))
+    read(model, ids[:, 25:], cache, attention_mask=mask[[1, 1]])
+    assert [cache.tiered.length(seq) for seq in cache.sequence_ids] == [18, 18]
+
+
+def test_reset_starts_anew():
+    model = make("qwen2")
+    cache = tiered(model)
+    expected = read(model, prompt(10), cache)
+    read(model, prompt(5, seed=1), cache)
+    cache.reset()
+    assert cache.get_seq_length() == 0 and not cache.tiered.sequences()
+    torch.testing.assert_close(read(model, prompt(10), cache), expected)
+    read(model, prompt(10, batch=1), cache)
+
+
+def test_a_refused_pass_leaves_the_cache_as_it_was():
+    model, ids = make("llama"), prompt(40)
+    cache = tiered(model, "fp16", max_seq_len=50)
+    read(model, ids, cache)
+    for layer in cache.layers:
+        assert layer.seen == 40
+    with pytest.raises(tierkv.ResourceExhausted, match="max_seq_len"):
+        read(model, prompt(20, seed=1), cache)
+    assert cache.get_seq_length() == 40 and {layer.seen for layer in cache.layers} == {40}
+    assert cache.tiered.length(cache.sequence_ids[0]) == 40
+    read(model, prompt(5, seed=1), cache)
+    assert cache.get_seq_length() == 45
+
+
+def test_a_pass_that_died_elsewhere_is_rolled_back_by_hand():
+    model, ids = make("llama"), prompt(10)
+    cache = tiered(model)
+    expected = read(model, ids, tiered(model))
+
+    def die(*arguments):
+        raise KeyboardInterrupt
+
+    hook = model.model.layers[1].register_forward_pre_hook(die)
+    with pytest.raises(KeyboardInterrupt):
+        read(model, ids, cache)
+    hook.remove()
+    with pytest.raises(tierkv.FailedPrecondition, match="roll_back"):
+        read(model, ids, cache)
+    cache.roll_back()
+    torch.testing.assert_close(read(model, ids, cache), expected)
+
+
+def test_what_cannot_be_done_is_refused_with_a_sentence():
+    model, ids = make("llama"), prompt(10)
+    cache = tiered(model)
+    with pytest.raises(tierkv.InvalidArgument, match="no_grad"):
+        model(ids, past_key_values=cache)
+    read(model, ids, cache)
+    with pytest.raises(tierkv.InvalidArgument, match="batch of 2"):
+        read(model, prompt(3, batch=2), cache)
+    mask = torch.ones((1, 13), dtype=torch.long)
+    mask[0, 4] = 0
+    with pytest.raises(tierkv.InvalidArgument, match="padding"):
+        read(model, prompt(3), cache, attention_mask=mask)
+    with pytest.raises(tierkv.Unsupported, match="mask"):
+        read(model, prompt(3), cache, attention_mask=torch.zeros((1, 1, 3, 13)))
+    with pytest.raises(tierkv.FailedPrecondition, match="cache, not on a layer"):
+        cache.layers[0].crop(-1)
+    with pytest.raises(TypeError, match="save"):
+        pickle.dumps(cache)
+    assert cache.get_seq_length() == 10
+    other = make("qwen3")
+    other.set_attn_implementation("tierkv")
+    with pytest.raises(tierkv.InvalidArgument, match="another|was made for"):
+        read(other, ids, tiered(model))
+
+
+def test_a_model_with_another_attention_is_told_to_use_ours():
+    model, ids = make("llama"), prompt(10)
+    cache = tiered(model)
+    model.set_attn_implementation("sdpa")
+    read(model, ids, cache)
+    with pytest.raises(tierkv.FailedPrecondition, match="set_attn_implementation|roll_back"):
+        read(model, ids, cache)
+
+
+def odd(kind: str, **changes):
+    config = transformers.AutoConfig.for_model(kind, **changes)
+    return transformers.AutoModelForCausalLM.from_config(config)
+
+
+def t5():
+    config = transformers.T5Config(vocab_size=99, d_model=64, d_kv=32, d_ff=64, num_layers=1, num_heads=2)
+    return transformers.T5ForConditionalGeneration(config)
+
+
+def deepseek():
+    small = {"vocab_size": 99, "hidden_size": 64, "num_hidden_layers": 1, "intermediate_size": 64, "moe_intermediate_size": 32}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    experts = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1}
+    return odd("deepseek_v3", **small, **heads, **experts)
+
+
+REFUSED = {
+    "t5": (t5, "encoder"),
+    "mamba": (lambda: odd("mamba", vocab_size=99, hidden_size=64, num_hidden_layers=1), "AttentionInterface|layers"),
+    "bloom": (lambda: odd("bloom", vocab_size=99, hidden_size=64, n_layer=1, n_head=2), "AttentionInterface"),
+    "deepseek_v3": (deepseek, "MLA"),
+    "llama": (lambda: make("llama", num_attention_heads=16, num_key_value_heads=2), "8 channels"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_models_that_cannot_be_served_are_refused_by_name(name):
+    build, reason = REFUSED[name]
+    with pytest.raises(tierkv.Unsupported, match=name) as refused:
+        TieredCache("balanced", build())
+    assert re.search(reason, str(refused.value)), str(refused.value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shapes_and_windows_are_found(kind):
+    model = make(kind)
+    shape = shape_of_model(model)
+    assert (shape.num_layers, shape.num_heads, shape.head_dim) == (3, 4, KINDS[kind][1].get("head_dim", 32))
+    windows = {"gemma3": (24, 0, 24), "mistral": (40, 40, 40)}.get(kind, (0, 0, 0))
+    assert shape.windows == windows
+    config = tiered(model).tiered.config()
+    assert tuple(config.layer(layer).window for layer in range(3)) == windows
+    assert config.num_kv_heads == COMMON["num_key_value_heads"]
+
+
+def rotary_of(model, layer: int):
+    """cos and sin as the model makes them, for positions 0 to 9."""
+    base, positions = model.model, torch.arange(10)[None]
+    probe, kind = torch.zeros((1, 10, 8)), getattr(model.config, "layer_types", ["full_attention"] * 3)[layer]
+    if hasattr(base, "rotary_emb_local") and kind == "sliding_attention":
+        return base.rotary_emb_local(probe, positions)
+    try:
+        return base.rotary_emb(probe, positions, kind)
+    except TypeError:
+        return base.rotary_emb(probe, positions)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rope_is_what_the_model_turns_by(kind):
+    model = make(kind)
+    shape = shape_of_model(model)
+    ropes = ropes_of(model, shape)
+    for layer in range(3):
+        cos, sin = rotary_of(model, layer)
+        width = cos.shape[-1]
+        rows = torch.randn(10, width)
+        half = width // 2
+        turned = rows * cos[0] + torch.cat([-rows[:, half:], rows[:, :half]], dim=1) * sin[0]
+        expected = rows.double()
+        for position in range(10):
+            for a, b, angle in ropes[layer]:
+                c, s = (
+                    torch.cos(torch.tensor(position * angle, dtype=torch.double)),
+                    torch.sin(torch.tensor(position * angle, dtype=torch.double)),
+                )
+                x, y = rows[position, a].double(), rows[position, b].double()
+                expected[position, a], expected[position, b] = x * c - y * s, x * s + y * c
+        torch.testing.assert_close(turned.double(), expected, atol=1e-4, rtol=1e-4)
+    grams = grams_of(model, shape)
+    assert all(gram is not None and gram.shape == (4, shape.head_dim, shape.head_dim) for gram in grams)
+
+
+def test_fingerprints_tell_models_apart():
+    one, same, other = make("llama"), make("llama"), make("llama", seed=1)
+    numbers = [fingerprint_of(model, shape_of_model(model)) for model in (one, same, other)]
+    assert numbers[0] == numbers[1] != numbers[2]
+
+
+def structured(seed: int = 0):
+    """A model some of whose channels matter more than others, as those of real models do: there is something to learn."""
+    model = make("llama", seed=seed, hidden_size=256, num_hidden_layers=2)
+    decay = torch.exp(-(torch.arange(64) % 32) / 5.0)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            for project in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj):
+                project.weight.view(-1, 64, 256).mul_(decay[None, :, None])
+    return model
+
+
+def test_a_model_is_learned_in_passing_and_known_the_next_time(tmp_path):
+    model, path = structured(), tmp_path / "model.tkc"
+    cache = TieredCache("balanced", model, learn=path)
+    assert cache.learning().phase == "gathering"
+    for seed in range(5):
+        read(model, prompt(2048, seed=seed), cache)
+        cache.reset()
+    waited = 0
+    while cache.learning().phase in ("gathering", "solving") and waited < 600:
+        read(model, prompt(64, seed=waited), cache)
+        cache.reset()
+        waited += 1
+    assert cache.learning().phase == "done", cache.learning().sentence
+    assert cache.tiered.archive_codec(0).startswith("klt") and path.exists()
+    again = TieredCache("balanced", model, learn=path)
+    assert again.learning().phase == "off" and again.tiered.archive_codec(0).startswith("klt")
+    # Another model does not use it.
+    stranger = TieredCache("balanced", structured(seed=3), learn=path)
+    assert stranger.learning().phase == "gathering"
+    assert TieredCache("balanced,calibrate=off", model, learn=path).tiered.calibration() is None

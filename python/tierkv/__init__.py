@@ -1,0 +1,101 @@
+"""tierkv: a tiered, compressed KV cache for language models.
+
+    import tierkv
+
+    cache = tierkv.Cache("balanced", num_layers=30, num_heads=9, num_kv_heads=3, head_dim=64)
+
+For Hugging Face models: `tierkv.hf.TieredCache("balanced", model)`. `python -m tierkv --help` has a small command, and
+docs/use/python.md tells the rest.
+"""
+
+from . import _core
+from ._core import (
+    BlockMass,
+    Calibration,
+    CalibrationInfo,
+    DeepOptions,
+    DeepReport,
+    LayerThresholds,
+    LearningReport,
+    MassReport,
+    MemoryPressure,
+    MemoryStats,
+    QualityMetrics,
+    SnapshotInfo,
+    TierMemory,
+)
+from .cache import AttentionItem, Cache, HotRows, inspect_snapshot, load_calibration, parse_calibration
+from .config import (
+    ALL,
+    CacheConfig,
+    DeepConfig,
+    EvictionConfig,
+    LayerConfig,
+    LayerOverride,
+    codecs,
+    configure,
+    policies,
+    presets,
+    to_dict,
+)
+from .errors import (
+    Code,
+    DataLoss,
+    Error,
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    IoError,
+    NotFound,
+    OutOfRange,
+    ResourceExhausted,
+    Unsupported,
+)
+from .tables import TierTable
+
+__version__ = _core.version()
+
+__all__ = [
+    "ALL",
+    "AttentionItem",
+    "BlockMass",
+    "Cache",
+    "CacheConfig",
+    "Calibration",
+    "CalibrationInfo",
+    "Code",
+    "DataLoss",
+    "DeepConfig",
+    "DeepOptions",
+    "DeepReport",
+    "Error",
+    "EvictionConfig",
+    "FailedPrecondition",
+    "HotRows",
+    "Internal",
+    "InvalidArgument",
+    "IoError",
+    "LayerConfig",
+    "LayerOverride",
+    "LayerThresholds",
+    "LearningReport",
+    "MassReport",
+    "MemoryPressure",
+    "MemoryStats",
+    "NotFound",
+    "OutOfRange",
+    "QualityMetrics",
+    "ResourceExhausted",
+    "SnapshotInfo",
+    "TierMemory",
+    "TierTable",
+    "Unsupported",
+    "codecs",
+    "configure",
+    "inspect_snapshot",
+    "load_calibration",
+    "parse_calibration",
+    "policies",
+    "presets",
+    "to_dict",
+]

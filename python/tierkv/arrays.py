@@ -1,0 +1,47 @@
+"""Outputs that look like inputs: a torch tensor for torch tensors, NumPy arrays for all others."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+Array = Any
+"""A NumPy array, a torch tensor in host memory, or anything else that has `__dlpack__` or the buffer protocol."""
+
+
+@runtime_checkable
+class HasShape(Protocol):
+    """What has a shape."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Lengths of the dimensions."""
+        ...
+
+
+def is_torch(array: object) -> bool:
+    """Whether it is a torch tensor; torch is not imported to find out."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def empty_like_rows(array: Array, shape: tuple[int, ...]) -> Array:
+    """Room for float32 results, of the kind that `array` is."""
+    if is_torch(array):
+        torch = sys.modules["torch"]
+        return torch.empty(shape, dtype=torch.float32)
+    return np.empty(shape, dtype=np.float32)
+
+
+def shape_of(array: Array) -> tuple[int, ...]:
+    """The shape of whatever was given; empty for what has none, which the cache then refuses by name."""
+    return tuple(array.shape) if isinstance(array, HasShape) else np.shape(array)
+
+
+def floats_or_none(array: Array | None) -> Array | None:
+    """A float32 array of small parameters, copied where it has another type."""
+    if array is None or is_torch(array):
+        return array if array is None else array.detach().float().contiguous()
+    return np.ascontiguousarray(array, dtype=np.float32)

@@ -1,0 +1,345 @@
+"""TieredCache: a tierkv.Cache as the `past_key_values` of a transformers model."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+import transformers
+from transformers.cache_utils import Cache as HostCache
+
+from ..cache import Cache, load_calibration
+from .._core import Calibration, CalibrationInfo, LearningReport, MemoryStats
+from ..config import CacheConfig, LayerOverride, configure
+from ..errors import Error, FailedPrecondition, InvalidArgument
+from ..tables import TierTable
+from .attention import NAME
+from .layer import TieredLayer
+from .models import ModelShape, fingerprint_of, grams_of, ropes_of, shape_of_model
+
+CROPS_TO_A_LENGTH = int(transformers.__version__.split(".")[0]) < 5
+"""Before transformers 5, crop() took the length to keep."""
+
+WINDOW_SLACK = 128
+"""Tokens that a windowed layer keeps past its window, so that assisted decoding can take back what it guessed."""
+
+
+@dataclass
+class Plan:
+    """What the layers of one forward pass do: made by the first, used by all."""
+
+    past: int
+    tokens: int
+    before: torch.Tensor | None
+    """Which tokens were no padding before this pass; None: all."""
+    starts: list[int]
+    """Of each row, where its tokens start; what is before is padding. Empty: at 0, all of them."""
+    picks: list[torch.Tensor] | None
+    """Of each row, the tokens that are no padding, where they are not the last ones."""
+
+
+def calibration_path(fingerprint: int) -> pathlib.Path:
+    """Where the tables of a model are, or will be when they have been learned: in $TIERKV_CACHE, by default ~/.cache/tierkv."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    folder = pathlib.Path(os.environ.get("TIERKV_CACHE") or os.path.join(base, "tierkv"))
+    return folder / "calibration" / f"hf-{fingerprint:016x}.tkc"
+
+
+def configure_for(
+    spec: str | os.PathLike[str] | CacheConfig, shape: ModelShape, dtype: torch.dtype, fields: dict[str, Any]
+) -> CacheConfig:
+    """The configuration of a cache for a model: what the caller says, on top of what the model is."""
+    if isinstance(spec, CacheConfig):
+        start = CacheConfig(spec)
+    else:
+        start = CacheConfig()
+        start.hot_type = "bf16" if dtype == torch.bfloat16 else "fp16"
+        start.threads = max(1, torch.get_num_threads())
+        start.window_slack = WINDOW_SLACK
+        start.apply_spec(os.fspath(spec))
+    start.model = start.model or shape.name
+    start.num_layers, start.num_heads = shape.num_layers, shape.num_heads
+    start.num_kv_heads, start.head_dim = shape.num_kv_heads, shape.head_dim
+    config = configure(start, **fields)
+    for layer, window in enumerate(shape.windows):
+        if config.layer(layer).window != window:
+            other = LayerOverride()
+            other.first = other.last = layer
+            other.window = window
+            config.overrides = [*config.overrides, other]
+    return config
+
+
+class TieredCache(HostCache):  # type: ignore[misc, unused-ignore]
+    """A tiered cache for one model, to pass as `past_key_values`.
+
+    >>> cache = TieredCache("balanced", model)
+    >>> model.generate(**inputs, past_key_values=cache)
+
+    `spec` and `fields` are as :func:`tierkv.configure` takes them; the model's shape, its windows and the threads are filled in.
+    The model's attention implementation is set to "tierkv", which does what "sdpa" does wherever there is no TieredCache. A model
+    that cannot be served is refused by name with :class:`tierkv.Unsupported`.
+
+    `learn`: where `auto` archives would be better with tables and there are none, the model is learned in passing
+    (docs/use/calibration.md), and the tables are left in the cache folder for the next time. A path: there instead. False, or
+    `calibrate=off` in the spec: nothing is looked for and nothing learned. `calibration` is a :class:`tierkv.Calibration` or a
+    path.
+
+    Rows of a batch are sequences of their own, and padding is not stored. `copy.deepcopy` gives a cache that shares the tokens
+    until one of the two changes them: read a prompt once, go on from it many times.
+    """
+
+    def __init__(
+        self,
+        spec: str | os.PathLike[str] | CacheConfig,
+        model: Any,
+        *,
+        calibration: Calibration | str | os.PathLike[str] | None = None,
+        learn: bool | str | os.PathLike[str] = True,
+        **fields: Any,
+    ) -> None:
+        self.shape = shape_of_model(model)
+        self.tiered = Cache(configure_for(spec, self.shape, model.dtype, fields), calibration=calibration)
+        if learn is not False and calibration is None:
+            self._find_or_learn(model, None if learn is True else pathlib.Path(learn))
+        if model.config._attn_implementation != NAME:
+            model.set_attn_implementation(NAME)
+        self._set_up()
+
+    def _set_up(self) -> None:
+        super().__init__(layers=[TieredLayer(self, index) for index in range(self.shape.num_layers)])
+        self.step = self.tiered._core.step
+        self.sequence_ids: list[int] = []
+        self._kept: torch.Tensor | None = None  # bool [batch, seen]: which tokens are no padding; None: all
+        self._plan: Plan | None = None
+
+    def _find_or_learn(self, model: Any, path: pathlib.Path | None) -> None:
+        config = self.tiered.config()
+        if config.calibrate == "off" or config.calibration_file() or not config.wants_calibration():
+            return
+        number = fingerprint_of(model, self.shape)
+        path = path or calibration_path(number)
+        if path.exists() and self._use(path, number):
+            return
+        ropes = ropes_of(model, self.shape)
+        if ropes is not None:
+            grams = grams_of(model, self.shape)
+            self.tiered.learn(ropes, name=self.shape.name, fingerprint=number, grams=grams, path=path)
+
+    def _use(self, path: pathlib.Path, number: int) -> bool:
+        """Takes the tables of an earlier time; one that is damaged or another model's is passed over."""
+        info = CalibrationInfo()
+        info.model, info.fingerprint = self.shape.name, number
+        info.num_layers, info.num_heads = self.shape.num_layers, self.shape.num_heads
+        info.num_kv_heads, info.head_dim = self.shape.num_kv_heads, self.shape.head_dim
+        try:
+            tables = load_calibration(path)
+            tables.check_fit(info)
+            self.tiered.set_calibration(tables)
+        except Error:
+            return False
+        return True
+
+    # --- a forward pass, as the layers see it
+
+    def begin(self, layer: TieredLayer, batch: int) -> None:
+        """The first layer of a pass: rows of the batch become sequences."""
+        if layer.index == 0 and any(other.seen != layer.seen for other in self.layers):
+            raise FailedPrecondition("the last forward pass did not come to its end; call cache.roll_back(), then go on")
+        if not self.sequence_ids:
+            self.sequence_ids = [self.tiered.add_sequence() for _ in range(batch)]
+        if len(self.sequence_ids) != batch:
+            raise InvalidArgument(
+                f"a batch of {batch} for a cache that holds {len(self.sequence_ids)} sequences; batch_repeat_interleave() and "
+                "batch_select_indices() change that, and reset() starts anew"
+            )
+
+    def plan(self, layer: TieredLayer, mask: torch.Tensor | None, batch: int, tokens: int) -> Plan:
+        """What all layers of this pass do with the mask."""
+        past = layer.seen - tokens
+        plan = self._plan
+        if plan is None or plan.past != past or plan.tokens != tokens:
+            plan = self._plan = self._make_plan(mask, past, tokens, batch)
+        return plan
+
+    def _make_plan(self, mask: torch.Tensor | None, past: int, tokens: int, batch: int) -> Plan:
+        before = self._kept
+        plan = Plan(past, tokens, before, [], None)
+        if mask is None or bool(mask.all()):
+            if before is not None:
+                if mask is not None:
+                    raise InvalidArgument("the attention mask shows tokens that were padding when they came")
+                self._kept = torch.cat([before, torch.ones((batch, tokens), dtype=torch.bool)], dim=1)
+            return plan
+        if mask.shape != (batch, past + tokens):
+            raise InvalidArgument(f"the attention mask is {list(mask.shape)} and must be [{batch}, {past + tokens}]")
+        known = torch.ones((batch, past), dtype=torch.bool) if before is None else before
+        if not torch.equal(mask[:, :past], known):
+            raise InvalidArgument(
+                "the attention mask hides or shows other tokens than when they came; padding cannot change later"
+            )
+        fresh = mask[:, past:]
+        counts = fresh.sum(dim=1)
+        starts = (tokens - counts).tolist()
+        self._kept = mask.clone()
+        last = torch.arange(tokens)[None, :] >= (tokens - counts)[:, None]
+        if torch.equal(fresh, last):
+            plan.starts = [int(start) for start in starts] if any(starts) else []
+        else:
+            plan.starts = [1]  # anything: rows that nobody writes must be zero
+            plan.picks = [row.nonzero().flatten() for row in fresh]
+        return plan
+
+    def fail(self, length: int, error: BaseException) -> None:
+        """A pass that was refused: as long as before it in every layer; or empty where a window has moved on, and it says so."""
+        try:
+            self.roll_back(length)
+        except Error as stuck:
+            self.reset()
+            raise FailedPrecondition(f"{error}. And the cache is empty now, because it could not go back: {stuck}") from error
+
+    def roll_back(self, length: int | None = None) -> None:
+        """After a forward pass that failed half way: every layer as long as the shortest. Called by itself when tierkv refused."""
+        for layer in self.layers:
+            layer.staged = None
+        self._shorten(min(layer.seen for layer in self.layers) if length is None else length)
+
+    def _shorten(self, length: int) -> None:
+        kept = self._kept
+        for row, seq in enumerate(self.sequence_ids):
+            tokens = length if kept is None else int(kept[row, :length].sum())
+            # A layer may be longer than others in the middle of a pass: what matters is the longest.
+            if any(self.tiered.length(seq, layer) > tokens for layer in range(self.shape.num_layers)):
+                self.tiered.truncate(seq, tokens)
+        for layer in self.layers:
+            layer.seen = min(layer.seen, length)
+        self._kept = None if kept is None else kept[:, :length]
+        if self._kept is not None and bool(self._kept.all()):
+            self._kept = None
+        self._plan = None
+
+    # --- what generate() and its friends ask of a cache
+
+    def get_seq_length(self, layer_idx: int = 0, *args: Any) -> int:
+        """Tokens so far, padding and evicted ones included."""
+        return int(self.layers[layer_idx].seen)
+
+    def crop(self, tokens: int) -> None:
+        """Forgets the newest tokens: as many as a negative number says, or all after a positive one.
+
+        0 is nothing to do, and before transformers 5 everything.
+        """
+        seen = self.get_seq_length()
+        length = max(seen + tokens, 0) if tokens < 0 or not (tokens or CROPS_TO_A_LENGTH) else tokens
+        if length < seen:
+            self._shorten(length)
+
+    def reset(self) -> None:
+        """Forgets all sequences; settings and what was learned stay."""
+        self._drop(self.sequence_ids)
+        self.sequence_ids, self._kept, self._plan = [], None, None
+        for layer in self.layers:
+            layer.seen, layer.staged = 0, None
+
+    def _drop(self, ids: Sequence[int]) -> None:
+        for seq in ids:
+            self.tiered.remove(seq)
+
+    def _select(self, rows: list[int]) -> None:
+        """Row i is what row rows[i] was. All or nothing."""
+        if not self.sequence_ids:
+            return
+        count = len(self.sequence_ids)
+        if any(not -count <= row < count for row in rows):
+            raise InvalidArgument(f"rows {rows} of a cache that has {count}")
+        rows = [row % count for row in rows]
+        used: set[int] = set()
+        chosen: list[int] = []
+        forks: list[int] = []
+        try:
+            for row in rows:
+                if row in used:
+                    forks.append(self.tiered.fork(self.sequence_ids[row]))
+                    chosen.append(forks[-1])
+                else:
+                    used.add(row)
+                    chosen.append(self.sequence_ids[row])
+        except BaseException:
+            self._drop(forks)
+            raise
+        self._drop([seq for row, seq in enumerate(self.sequence_ids) if row not in used])
+        self.sequence_ids = chosen
+        if self._kept is not None:
+            self._kept = self._kept[rows]
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Beams take the places of others: blocks are shared, not copied."""
+        self._select([int(row) for row in beam_idx])
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Every row `repeats` times, side by side."""
+        self._select([row for row in range(len(self.sequence_ids)) for _ in range(repeats)])
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keeps these rows only: indices, or a bool for each row."""
+        places = torch.as_tensor(indices)
+        if places.dtype == torch.bool:
+            places = places.nonzero().flatten()
+        self._select([int(row) for row in places])
+
+    # --- copies
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TieredCache:
+        twin = object.__new__(type(self))
+        memo[id(self)] = twin
+        twin.shape, twin.tiered = self.shape, self.tiered
+        twin._set_up()
+        for seq in self.sequence_ids:
+            twin.sequence_ids.append(self.tiered.fork(seq))
+        twin._kept = None if self._kept is None else self._kept.clone()
+        for mine, other in zip(self.layers, twin.layers):
+            other.seen, other.is_initialized = mine.seen, mine.is_initialized
+        return twin
+
+    def __del__(self) -> None:
+        tiered = getattr(self, "tiered", None)
+        if tiered is None or tiered.closed:
+            return
+        for seq in getattr(self, "sequence_ids", []):
+            try:
+                tiered.remove(seq)
+            except Error:
+                pass  # somebody removed it by hand
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a TieredCache is not pickled; save its sequences: cache.tiered.save(cache.sequence_ids[0], path)")
+
+    # --- what it says about itself
+
+    def memory_usage(self) -> MemoryStats:
+        """Resident bytes by tier, of all sequences."""
+        return self.tiered.memory_usage()
+
+    def tiers(self) -> TierTable:
+        """The same as a small table; HTML in a notebook."""
+        return self.tiered.tiers()
+
+    def learning(self) -> LearningReport:
+        """How far learning in passing is."""
+        return self.tiered.learning()
+
+    def describe(self) -> str:
+        """What the archive is and why, in a sentence."""
+        return self.tiered.describe()
+
+    def __repr__(self) -> str:
+        return (
+            f"TieredCache({self.shape.name}, {len(self.sequence_ids)} x {self.get_seq_length()} tokens, {self.tiers().summary})"
+        )
+
+    def _repr_html_(self) -> str:
+        return self.tiers()._repr_html_()

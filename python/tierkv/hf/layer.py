@@ -1,0 +1,227 @@
+"""One layer of a TieredCache, as transformers sees it."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from transformers.cache_utils import CacheLayerMixin
+
+from ..errors import FailedPrecondition, InvalidArgument, Unsupported
+
+if TYPE_CHECKING:
+    from .cache import TieredCache
+
+# DType of tierkv/cache.h.
+TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+
+
+def _side_by_side(rows: torch.Tensor) -> torch.Tensor:
+    return rows if rows.stride(3) == 1 else rows.contiguous()
+
+
+class TieredLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
+    """Takes the rows of a layer in `update`, and appends them and attends when the attention function comes for them."""
+
+    is_compileable = False
+    is_croppable = True
+    # Of every layer, windowed ones too: masks are made for all tokens, and the cache itself knows who sees what.
+    is_sliding = False
+
+    def __init__(self, owner: TieredCache, index: int) -> None:
+        super().__init__()
+        self._owner = weakref.ref(owner)  # no circle: a cache that nobody holds gives its memory back at once
+        self.index = index
+        self.seen = 0
+        self.staged: torch.Tensor | None = None
+
+    def __repr__(self) -> str:
+        return f"TieredLayer({self.index}, {self.seen} tokens)"
+
+    @property
+    def owner(self) -> TieredCache:
+        """The cache that it is a layer of."""
+        owner = self._owner()
+        if owner is None:
+            raise FailedPrecondition("the TieredCache of this layer is gone")
+        return owner
+
+    # --- what transformers asks, in both generations
+
+    def lazy_initialization(self, *rows: torch.Tensor) -> None:
+        """Nothing is allocated before there are tokens."""
+        self.is_initialized = True
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """Notes the new rows, [batch, kv heads, tokens, head_dim], and hands them on to the attention function."""
+        self.is_initialized = True
+        self._check_rows(key_states, value_states)
+        self.owner.begin(self, key_states.shape[0])
+        self.staged = key_states
+        note: Any = key_states
+        note._tierkv_layer = self
+        self.seen += key_states.shape[2]
+        return key_states, value_states
+
+    def get_seq_length(self, *args: Any) -> int:
+        """Tokens so far, padding and evicted ones included."""
+        return self.seen
+
+    def get_mask_sizes(self, query: Any) -> tuple[int, int]:
+        """(length, offset) of the keys after the next update. `query`: a length, or before transformers 5 the positions."""
+        count = query if isinstance(query, int) else query.shape[0]
+        return self.seen + count, 0
+
+    def get_max_length(self) -> int:
+        """No limit."""
+        return -1
+
+    def get_max_cache_shape(self) -> int:
+        """No limit."""
+        return -1
+
+    def _whole_cache(self) -> NoReturn:
+        raise FailedPrecondition("the layers of a TieredCache share their sequences: call this on the cache, not on a layer")
+
+    def reset(self) -> None:
+        """Of the whole cache only."""
+        self._whole_cache()
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Of the whole cache only."""
+        self._whole_cache()
+
+    def crop(self, tokens: int) -> None:
+        """Of the whole cache only."""
+        self._whole_cache()
+
+    def offload(self) -> None:
+        """The rows are in host memory already."""
+
+    def prefetch(self) -> None:
+        """The rows are in host memory already."""
+
+    # --- attention
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        dropout: float,
+        scaling: float | None,
+        more: dict[str, Any],
+    ) -> torch.Tensor:
+        """Appends the rows that `update` noted, and attends: [batch, tokens, query heads, head_dim]."""
+        if self.staged is not key:
+            raise FailedPrecondition(f"layer {self.index}: these keys are not the ones that the last update() got")
+        self.staged = None
+        tokens = query.shape[2]
+        try:
+            self._check_call(query, mask, dropout, more)
+            plan = self.owner.plan(self, mask, query.shape[0], tokens)
+            return self._step(query, key, value, plan.starts, plan.picks, scaling or 0.0, more)
+        except BaseException as error:
+            self.owner.fail(self.seen - tokens, error)
+            raise
+
+    def _step(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        starts: list[int],
+        picks: list[torch.Tensor] | None,
+        scale: float,
+        more: dict[str, Any],
+    ) -> torch.Tensor:
+        if not (query.dtype == key.dtype == value.dtype):
+            query, key, value = query.float(), key.float(), value.float()
+        q, k, v = _side_by_side(query), _side_by_side(key), _side_by_side(value)
+        batch, heads, tokens, dim = q.shape
+        room = torch.empty if not starts else torch.zeros
+        out = room((batch, tokens, heads, dim), dtype=torch.float32)
+        softcap = more.get("softcap") or 0.0
+        sinks = more.get("s_aux")
+        logits = sinks.detach().float().contiguous() if sinks is not None else None
+        if picks is None:
+            self._rows(self.owner.sequence_ids, starts, q, k, v, out, scale, softcap, logits)
+        else:
+            for row, places in enumerate(picks):
+                if len(places) == 0:
+                    continue
+                part = [rows[row : row + 1].index_select(2, places) for rows in (q, k, v)]
+                answer = torch.empty((1, len(places), heads, dim), dtype=torch.float32)
+                self._rows([self.owner.sequence_ids[row]], [], part[0], part[1], part[2], answer, scale, softcap, logits)
+                out[row].index_copy_(0, places, answer[0])
+        return out if query.dtype == torch.float32 else out.to(query.dtype)
+
+    def _rows(
+        self,
+        ids: list[int],
+        starts: list[int],
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        scale: float,
+        softcap: float,
+        logits: torch.Tensor | None,
+    ) -> None:
+        kb, kh, kt, _ = k.stride()
+        vb, vh, vt, _ = v.stride()
+        qb, qh, qt, _ = q.stride()
+        self.owner.step(
+            self.index, ids, starts, q.shape[2], TYPES[q.dtype],
+            k.data_ptr(), kb, kh, kt, v.data_ptr(), vb, vh, vt, q.data_ptr(), qb, qh, qt,
+            out.data_ptr(), scale, softcap, 0 if logits is None else logits.data_ptr(),
+        )  # fmt: skip
+
+    # --- what is refused
+
+    def _check_rows(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        shape = self.owner.shape
+        batch, heads, tokens, dim = keys.shape
+        if heads != shape.num_kv_heads or dim != shape.head_dim or values.shape != keys.shape:
+            raise InvalidArgument(
+                f"layer {self.index}: keys {list(keys.shape)} and values {list(values.shape)} are not [batch, "
+                f"{shape.num_kv_heads}, tokens, {shape.head_dim}] of {shape.name}; a cache serves the model that it was made for"
+            )
+        if keys.dtype not in TYPES or values.dtype not in TYPES:
+            raise InvalidArgument(f"layer {self.index}: {keys.dtype} is not float32, float16 or bfloat16")
+        if keys.device.type != "cpu":
+            raise Unsupported(
+                f"layer {self.index}: the model computes on {keys.device}, and this build in host memory; model.cpu()"
+            )
+        if keys.requires_grad:
+            raise InvalidArgument(
+                f"layer {self.index}: the keys require a gradient, and a cache has none to give; run the model "
+                "under torch.no_grad()"
+            )
+        if self.staged is not None:
+            raise FailedPrecondition(
+                f"layer {self.index}: nobody attended to the rows before; the model must run with "
+                'model.set_attn_implementation("tierkv"), and after an exception call cache.roll_back()'
+            )
+
+    def _check_call(self, query: torch.Tensor, mask: torch.Tensor | None, dropout: float, more: dict[str, Any]) -> None:
+        shape = self.owner.shape
+        if query.shape[1] != shape.num_heads:
+            raise InvalidArgument(f"layer {self.index}: {query.shape[1]} query heads, and {shape.name} has {shape.num_heads}")
+        if dropout:
+            raise Unsupported("dropout is for training; call model.eval()")
+        if more.get("output_attentions"):
+            raise Unsupported("attention weights are not kept; leave output_attentions out")
+        for name in ("head_mask", "position_bias"):
+            if more.get(name) is not None:
+                raise Unsupported(f"{shape.name}: attention with a {name} is not supported")
+        window = more.get("sliding_window") or 0
+        if window != shape.windows[self.index]:
+            raise Unsupported(
+                f"{shape.name}: layer {self.index} attends over a window of {window or 'all'} tokens, and its configuration says "
+                f"{shape.windows[self.index] or 'all'}"
+            )
+        if getattr(mask, "_tierkv_custom", False) or (mask is not None and mask.ndim != 2):
+            raise Unsupported(f"{shape.name}: a mask that is more than causal order and padding is not supported")

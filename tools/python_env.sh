@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# The virtual environments that build and test the Python package, under TIERKV_CACHE, once: 5.5 GB and some minutes the first time.
+#
+#   python/common         torch, pytest, nanobind, …: python/requirements/common.txt
+#   python/transformers4  the last 4.x; sees what common has
+#   python/transformers5  the newest 5.x, likewise
+#
+#   tools/python_env.sh           makes what is missing or was made from other requirements
+#   tools/python_env.sh --check   only says whether all is there (exit status 1: it is not)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+TIERKV_CACHE=${TIERKV_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/tierkv}
+base=$TIERKV_CACHE/python
+python=${PYTHON:-python3}
+
+# An environment is as its requirements say when it holds a copy of them.
+ready() { cmp -s "python/requirements/$1.txt" "$base/$1/requirements.txt" && [[ -x $base/$1/bin/python ]]; }
+
+if [[ ${1:-} == --check ]]; then
+  for name in common transformers4 transformers5; do
+    ready "$name" || { echo "$base/$name is not there or was made from other requirements: make test-python sets it up"; exit 1; }
+  done
+  exit 0
+fi
+
+mkdir -p "$base"
+exec 9>"$base/lock"
+flock 9
+for name in common transformers4 transformers5; do
+  ready "$name" && continue
+  echo "setting up $base/$name"
+  [[ -x $base/$name/bin/python ]] || "$python" -m venv "$base/$name"
+  if [[ $name != common ]]; then
+    # What common has is seen from here, and pip does not install it again.
+    site=$("$base/$name/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
+    "$base/common/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' >"$site/common.pth"
+  fi
+  "$base/$name/bin/python" -m pip install --quiet --disable-pip-version-check -r "python/requirements/$name.txt"
+  cp "python/requirements/$name.txt" "$base/$name/requirements.txt"
+done
