@@ -92,6 +92,8 @@ class ServeBadInputTest(Served):
 
     def test_a_thousand_connections_and_one_client_that_is_served(self):
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if limit[1] < 2500:
+            self.skipTest(f"only {limit[1]} open files are allowed here")
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(limit[1], 8192), limit[1]))
         self.addCleanup(resource.setrlimit, resource.RLIMIT_NOFILE, limit)
         body = {"prompt": "that", "max_tokens": 200, "ignore_eos": True, "temperature": 0}

@@ -67,7 +67,7 @@ class ServePrometheusTest(Monitored):
         super().setUpClass()
         cls.port = free_port()
         config = cls.folder / "prometheus.yml"
-        config.write_text("scrape_configs:\n- job_name: tierkv\n  scrape_interval: 500ms\n  scrape_timeout: 400ms\n"
+        config.write_text("scrape_configs:\n- job_name: tierkv\n  scrape_interval: 1s\n  scrape_timeout: 900ms\n"
                           "  authorization: {credentials: sesame}\n"
                           f"  static_configs: [{{targets: ['127.0.0.1:{cls.server.port}']}}]\n")
         cls.log = open(cls.folder / "prometheus.log", "w+")
