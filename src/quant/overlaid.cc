@@ -106,7 +106,8 @@ class OverlaidCodec final : public Codec {
               float* out, size_t stride, Workspace& ws) const override {
     inner_->scores(base(in), ctx, queries, count, rows, out, stride, ws);
     const uint32_t d = shape().head_dim, better = better_below(in, rows);
-    if (count <= better + kFewQueries) return add_to_scores(in, inner_->error_queries(ctx, queries, count, ws), better, count, out, stride);
+    if (count <= better + kFewQueries)
+      return add_to_scores(in, inner_->error_queries(ctx, queries, count, ws), better, count, out, stride);
     const float* lost = decode_better(in, ctx, better, ws);
     for (uint32_t i = 0; i < count; ++i) {
       const float* query = queries + static_cast<size_t>(i) * d;

@@ -57,7 +57,8 @@ void add_kv_routes(HttpServer& server, Service& service) {
   server.route("GET", "/metrics", [&service](const HttpRequest&, HttpReply& reply) {
     reply.type = "text/plain; version=0.0.4";
     PrefixStore* const store = service.scheduler().store();
-    reply.body = prometheus_text(service.metrics().counts(), gauges(service)) + store_metrics(store ? store->counts() : StoreCounts());
+    reply.body = prometheus_text(service.metrics().counts(), gauges(service));
+    reply.body += store_metrics(store ? store->counts() : StoreCounts());
   });
 }
 
