@@ -34,8 +34,8 @@ void plan_of(const Scene& scene, uint32_t ctas, bool tensor_cores, Planned& out)
         ASSERT_TRUE(readable(*view.key_codec, *view.value_codec, desc));
         out.codecs.push_back(desc);
       }
-      out.placed[t].push_back({reinterpret_cast<const uint8_t*>(view.keys.data()),
-                               reinterpret_cast<const uint8_t*>(view.values.data()), at->second});
+      out.placed[t].push_back(
+          {reinterpret_cast<const uint8_t*>(view.keys.data()), reinterpret_cast<const uint8_t*>(view.values.data()), at->second});
     }
     const uint32_t group = scene.shape().group;
     out.tasks.push_back({scene.views(t), out.placed[t], scene.position(t), static_cast<uint32_t>(t) * group,
@@ -121,7 +121,7 @@ TEST(CudaPlan, EverySeenRowIsInOnePieceAndPiecesAreEqual) {
         for (uint32_t v = 0; v < segment.views; ++v) {
           const ViewDesc& view = plan.views[segment.first_view + v];
           rows[segment.task] += view.end - view.begin;
-          if (segment.path != Path::general) EXPECT_EQ(view.end - view.begin, kTileRows);
+          EXPECT_TRUE(segment.path == Path::general || view.end - view.begin == kTileRows);
         }
         if (segment.path != Path::general) fast_views[c] += segment.views;
       }
