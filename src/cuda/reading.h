@@ -21,6 +21,13 @@
 #define TIERKV_BOTH inline
 #endif
 
+// Only a device's compiler knows this one.
+#ifdef __CUDA_ARCH__
+#define TIERKV_UNROLL _Pragma("unroll")
+#else
+#define TIERKV_UNROLL
+#endif
+
 namespace tierkv::cuda {
 
 inline constexpr uint32_t kTile = 16;
@@ -114,10 +121,10 @@ TIERKV_BOTH void unpack_quad(const quant::SideLayout& side, const uint8_t* bytes
     const quant::LayoutPlane& plane = side.planes[i];
     const uint32_t fields = 8 / plane.bits, chunk = quad / fields, place = quad % fields * plane.bits;
     const uint32_t word = load_word(bytes + plane.offset + ((lane / kTile * plane.chunks + chunk) * kTile + lane % kTile) * 4);
-#pragma unroll
+    TIERKV_UNROLL
     for (uint32_t k = 0; k < kQuad; ++k) codes[k] |= (word >> (8 * k + place) & ((1u << plane.bits) - 1u)) << plane.shift;
   }
-#pragma unroll
+  TIERKV_UNROLL
   for (uint32_t k = 0; k < kQuad; ++k) out[k] = side.has_levels ? side.levels[codes[k]] : static_cast<float>(codes[k]);
 }
 
@@ -132,7 +139,7 @@ TIERKV_BOTH void unpack_components(const quant::SideLayout& side, const uint8_t*
     bits = 4, word = wide + (quad - wide) / 2, field = (quad - wide) % 2;
   }
   const uint32_t packed = load_word(bytes + ((token / kTile * total + word) * kTile + token % kTile) * 4);
-#pragma unroll
+  TIERKV_UNROLL
   for (uint32_t k = 0; k < kQuad; ++k) out[k] = static_cast<float>(packed >> (8 * k + bits * field) & ((1u << bits) - 1u));
 }
 
