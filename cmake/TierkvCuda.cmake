@@ -1,4 +1,4 @@
-# The kernels for CUDA devices and the host code beside them (src/cuda/*.cu), compiled with nvcc as custom commands: a toolkit's nvcc or
+# The kernels for CUDA devices and the host code beside them (src/cuda/*.cu), compiled with nvcc as custom commands: a toolkit's, or
 # the one that tools/fetch_nvcc.sh gets from PyPI, no GPU needed. CMake's own CUDA language wants a toolkit's layout of folders.
 find_program(TIERKV_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda/bin PATH_SUFFIXES bin
   DOC "nvcc of CUDA 13.0 or later")
@@ -7,8 +7,8 @@ if(NOT TIERKV_NVCC)
   execute_process(COMMAND ${PROJECT_SOURCE_DIR}/tools/fetch_nvcc.sh OUTPUT_VARIABLE fetched OUTPUT_STRIP_TRAILING_WHITESPACE
     RESULT_VARIABLE failed)
   if(failed)
-    message(FATAL_ERROR "TIERKV_CUDA is ON, but there is no nvcc and none could be fetched. Install a CUDA toolkit (13.0 or later), or \
-set TIERKV_NVCC to its nvcc, or configure with -DTIERKV_CUDA=OFF.")
+    message(FATAL_ERROR "TIERKV_CUDA is ON, but there is no nvcc and none could be fetched. Install a CUDA toolkit, 13.0 or later, \
+or set TIERKV_NVCC to its nvcc, or configure with -DTIERKV_CUDA=OFF.")
   endif()
   set(TIERKV_NVCC ${fetched}/bin/nvcc CACHE FILEPATH "nvcc of CUDA 13.0 or later" FORCE)
 endif()

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A CUDA compiler without a CUDA toolkit: NVIDIA's packages from PyPI, pinned, unpacked once under TIERKV_CACHE. Prints the folder that
-# has bin/nvcc, include/ and lib/. Nothing is installed; a GPU is not needed.
+# A CUDA compiler without a CUDA toolkit: NVIDIA's packages from PyPI, pinned, unpacked once under TIERKV_CACHE. Prints the folder
+# that has bin/nvcc, include/ and lib/. Nothing is installed; a GPU is not needed.
 set -euo pipefail
 cache=${TIERKV_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/tierkv}
 packages=(nvidia-cuda-nvcc==13.0.88 nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85 nvidia-cuda-crt==13.0.88

@@ -123,9 +123,8 @@ def main():
     brief = "--brief" in sys.argv
     grid = [(8, 32, 8, 128, 131072), (8, 32, 8, 128, 32768), (1, 32, 8, 128, 131072), (1, 32, 32, 128, 131072)]
     if not brief:
-        grid += [(1, 32, 8, 128, 8192), (1, 32, 8, 128, 32768), (32, 32, 8, 128, 8192), (32, 32, 8, 128, 32768), (8, 32, 8, 128, 8192),
-                 (8, 32, 32, 128, 32768), (1, 32, 4, 128, 131072), (8, 32, 4, 128, 32768), (8, 32, 8, 64, 32768),
-                 (1, 32, 8, 64, 131072)]
+        grid += [(1, 32, 8, 128, 8192), (1, 32, 8, 128, 32768), (8, 32, 8, 128, 8192), (32, 32, 8, 128, 8192),
+                 (1, 32, 4, 128, 131072), (8, 32, 8, 64, 32768)]
     rows = []
     print(torch.cuda.get_device_name(), torch.__version__, flush=True)
     for batch, query_heads, kv_heads, dim, length in grid:
@@ -134,14 +133,14 @@ def main():
               f"{batch * kv_heads * length * dim * 4 / base / 1e6:.2f} TB/s", flush=True)
         torch.cuda.empty_cache()
         for cache in CACHES:
-            if dim != 128 and cache not in ("kivi2", "kivi4", "balanced"):
+            if (dim != 128 or length * batch * kv_heads < 1 << 20) and cache not in ("kivi2", "kivi4", "balanced"):
                 continue
             result = run_case(lib, cache, [length] * batch, query_heads, kv_heads, dim, 21)
             result.update(cache=cache, batch=batch, query_heads=query_heads, kv_heads=kv_heads, dim=dim, length=length, sdpa=peer,
                           sdpa_us=base, ratio=base / result["us"])
             rows.append(result)
-            print(f"  {cache:9s} {result['us']:8.1f} us  {result['ratio']:.2f}x  {result['tbs']:.2f} TB/s  error {result['error']:.1e}  "
-                  f"{result['says']}", flush=True)
+            print(f"  {cache:9s} {result['us']:8.1f} us  {result['ratio']:.2f}x  {result['tbs']:.2f} TB/s  "
+                  f"error {result['error']:.1e}  {result['says']}", flush=True)
     ragged = [1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072]
     equal = [sum(ragged) // len(ragged) // 128 * 128] * len(ragged)
     for cache in ("kivi2", "kivi4", "balanced"):

@@ -171,8 +171,9 @@ Status tierkv_bench::place(Set& set, std::vector<std::vector<Placed>>& placed) {
       const Kind& kind = *kinds[k];
       size_t n = 1;  // blocks that follow one another in the strip too
       while (v + n < views[t].size() && views[t][v + n].key_codec == kind.key.get() && which[t][v + n] == which[t][v] + n) ++n;
-      TIERKV_RETURN_IF_ERROR(status_of(
-          cudaMemcpyAsync(at, strips[k]->data() + which[t][v] * kind.slot, n * kind.slot, cudaMemcpyDeviceToDevice), "copying blocks"));
+      TIERKV_RETURN_IF_ERROR(
+          status_of(cudaMemcpyAsync(at, strips[k]->data() + which[t][v] * kind.slot, n * kind.slot, cudaMemcpyDeviceToDevice),
+                    "copying blocks"));
       for (size_t i = 0; i < n; ++i, at += kind.slot) out.push_back({at, at + kind.value_offset, kind.codec});
       v += n;
     }

@@ -1,5 +1,5 @@
-/* cases.h — what bench/cuda/bench.py calls: pieces of attention on the device, made, checked and launched. A C interface, so that one
- * process can time them beside torch. */
+/* cases.h — what bench/cuda/bench.py calls: pieces of attention on the device, made, checked and launched. A C interface, so that
+ * one process can time them beside torch. */
 #pragma once
 
 #include <stdint.h>
@@ -30,7 +30,7 @@ int tierkv_bench_run(tierkv_bench* bench, uint32_t set, void* stream);
 /* The largest relative error of a few KV heads against double precision over the decoded rows. Waits for the device. */
 double tierkv_bench_check(tierkv_bench* bench, uint32_t set);
 
-double tierkv_bench_bytes(const tierkv_bench* bench);  /* of keys and values that one launch reads */
+double tierkv_bench_bytes(const tierkv_bench* bench);     /* of keys and values that one launch reads */
 const char* tierkv_bench_says(const tierkv_bench* bench); /* the path, and the bits a value */
 
 #ifdef __cplusplus

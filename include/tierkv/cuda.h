@@ -33,9 +33,9 @@ struct Usage {
   uint64_t block_bytes = 0;    // copies of sealed blocks
   uint64_t scratch_bytes = 0;  // descriptors, hot rows, queries, partial results, tables
   uint64_t blocks = 0;
-  uint64_t uploads = 0;        // blocks copied so far
+  uint64_t uploads = 0;  // blocks copied so far
   uint64_t launches = 0;
-  uint64_t on_processor = 0;   // pieces of work that the processor took
+  uint64_t on_processor = 0;  // pieces of work that the processor took
 };
 
 class Device {

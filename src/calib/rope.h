@@ -35,7 +35,7 @@ class Turner {
 
   Rope rope_;
   uint32_t dim_;
-  bool halves_ = false;        // pair p is (p, p + pairs): one run of channels with another
+  bool halves_ = false;  // pair p is (p, p + pairs): one run of channels with another
   std::vector<uint16_t> channels_;
   std::vector<float> tables_;  // [digit][value][cos of every pair, sin of every pair]
 };

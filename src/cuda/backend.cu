@@ -94,7 +94,8 @@ class CudaBackend final : public DeviceBackend {
   static const attn::Backend& cpu() { return attn::cpu_backend(); }
 
   bool serves(const AttendWork& work) const {
-    if (!work.observers.empty() || !work.mass.empty() || work.queries.tokens == 0 || work.queries.tokens > kMostQueries) return false;
+    if (!work.observers.empty() || !work.mass.empty() || work.queries.tokens == 0 || work.queries.tokens > kMostQueries)
+      return false;
     if (work.heads.empty() || group_of(work) > kMostGroup || work.params.head_dim > 256) return false;
     for (const auto& views : work.heads) {
       for (const attn::BlockView& view : views) {
@@ -125,11 +126,7 @@ class CudaBackend final : public DeviceBackend {
     std::vector<PlanTask> tasks;
     std::vector<float> queries;
     collect(batch, placed, tasks, queries);
-    const PlanInput input{tables_.on_host(),
-                          tasks,
-                          first.params,
-                          group,
-                          static_cast<uint32_t>(facts_.multiprocessors),
+    const PlanInput input{tables_.on_host(),  tasks, first.params, group, static_cast<uint32_t>(facts_.multiprocessors),
                           facts_.tensor_paths};
     const Plan plan = make_plan(input);
     Launch launch;
@@ -249,8 +246,8 @@ class CudaBackend final : public DeviceBackend {
   Status take_results(const std::vector<AttendWork*>& batch, size_t rows, size_t tasks, const Launch& launch) const {
     const size_t d = launch.head_dim, bytes = (rows * (d + 1) + tasks) * sizeof(float);
     TIERKV_RETURN_IF_ERROR(results_host_.reserve(bytes));
-    TIERKV_RETURN_IF_ERROR(
-        status_of(cudaMemcpyAsync(results_host_.data(), results_.data(), bytes, cudaMemcpyDeviceToHost, stream_), "reading results"));
+    TIERKV_RETURN_IF_ERROR(status_of(cudaMemcpyAsync(results_host_.data(), results_.data(), bytes, cudaMemcpyDeviceToHost, stream_),
+                                     "reading results"));
     TIERKV_RETURN_IF_ERROR(status_of(cudaStreamSynchronize(stream_), "attention"));
     const auto* out = reinterpret_cast<const float*>(results_host_.data());
     const float* lse = out + rows * d;

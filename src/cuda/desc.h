@@ -49,7 +49,7 @@ struct SegmentDesc {
 };
 
 struct TaskDesc {
-  uint32_t first_row = 0;  // of queries, out and lse: `group` rows
+  uint32_t first_row = 0;   // of queries, out and lse: `group` rows
   uint32_t first_head = 0;  // of the sink logits
   uint32_t first_partial = 0, partials = 0;
 };
@@ -70,10 +70,10 @@ struct Launch {
   uint32_t* failed = nullptr;          // [tasks]: set to 1 where a row is not finite; the row is zeros then
 
   // Partial states: maximum (of score·log2 e) and sum of each row, and the weighted values, not divided, in the plain frame.
-  float* partial_out = nullptr;   // [partials][group][head_dim]
-  float* partial_top = nullptr;   // [partials][group]
-  float* partial_sum = nullptr;   // [partials][group]
-  uint32_t* arrived = nullptr;    // [tasks]: 0 before and after a launch
+  float* partial_out = nullptr;  // [partials][group][head_dim]
+  float* partial_top = nullptr;  // [partials][group]
+  float* partial_sum = nullptr;  // [partials][group]
+  uint32_t* arrived = nullptr;   // [tasks]: 0 before and after a launch
 
   uint32_t head_dim = 0, group = 0;
   float scale = 1.0f, softcap = 0.0f;

@@ -56,8 +56,8 @@ TIERKV_DEVICE void raise_top(WarpState& state, float x0, float x1) {
   state.top0 = x0, state.top1 = x1;
 }
 
-// Scores of 64 tokens become weights times 2^up in shared memory. A score is s·scale + base: one scale for all (`scales` 0), or one a
-// token, tile after tile at `scales` in shared memory. `mine`: this lane's columns count.
+// Scores of 64 tokens become weights times 2^up in shared memory. A score is s·scale + base: one scale for all (`scales` 0), or one
+// a token, tile after tile at `scales` in shared memory. `mine`: this lane's columns count.
 template <bool kByToken>
 TIERKV_DEVICE void weigh_half(WarpState& state, float (&s)[4][4], float scale, uint32_t scales, float base0, float base1, bool mine,
                               float up, uint32_t weights) {
@@ -152,12 +152,12 @@ TIERKV_DEVICE void load_value_grid(WarpState& state, const MetaTerms& terms, uin
 
 template <int B>
 struct ValueFormat {
-  static constexpr int kWords = B == 4 ? 2 : 1;          // chunks of tokens a lane takes of a half
-  static constexpr int kFields = B == 4 ? 2 : 4;         // of a byte
-  static constexpr int kStep = B == 4 ? 4 : 2;           // bits between fields
-  static constexpr int kTop = B == 4 ? 4 : 6;            // the highest field's place
+  static constexpr int kWords = B == 4 ? 2 : 1;                   // chunks of tokens a lane takes of a half
+  static constexpr int kFields = B == 4 ? 2 : 4;                  // of a byte
+  static constexpr int kStep = B == 4 ? 4 : 2;                    // bits between fields
+  static constexpr int kTop = B == 4 ? 4 : 6;                     // the highest field's place
   static constexpr uint32_t kTileBytes = (B == 4 ? 4 : 2) * 256;  // 16 channels of the first plane
-  static constexpr uint32_t kPlane = kTileBytes * 8;     // 3 bits: where the plane of single bits begins
+  static constexpr uint32_t kPlane = kTileBytes * 8;              // 3 bits: where the plane of single bits begins
 };
 
 // Two codes of a half each, at their places.
@@ -226,10 +226,10 @@ TIERKV_DEVICE void add_value_half(WarpState& state, uint32_t values, uint32_t gr
 #pragma unroll
       for (int f = 0; f < F::kFields; ++f) {
         const int k = h * F::kFields + f;
-        multiply(c[0], codes<B>(v.x, u.x, f), codes<B>(v.y, u.y, f), codes<B>(v.x >> 8, u.x >> 8, f), codes<B>(v.y >> 8, u.y >> 8, f),
-                 p[k][0], p[k][1]);
-        multiply(c[1], codes<B>(v.z, u.z, f), codes<B>(v.w, u.w, f), codes<B>(v.z >> 8, u.z >> 8, f), codes<B>(v.w >> 8, u.w >> 8, f),
-                 p[k][0], p[k][1]);
+        multiply(c[0], codes<B>(v.x, u.x, f), codes<B>(v.y, u.y, f), codes<B>(v.x >> 8, u.x >> 8, f),
+                 codes<B>(v.y >> 8, u.y >> 8, f), p[k][0], p[k][1]);
+        multiply(c[1], codes<B>(v.z, u.z, f), codes<B>(v.w, u.w, f), codes<B>(v.z >> 8, u.z >> 8, f),
+                 codes<B>(v.w >> 8, u.w >> 8, f), p[k][0], p[k][1]);
       }
     }
 #pragma unroll
@@ -239,8 +239,8 @@ TIERKV_DEVICE void add_value_half(WarpState& state, uint32_t values, uint32_t gr
 
 // The warps of a thread block together, in the plain frame, to where the merge looks. `memory`: all of shared memory, free by now.
 // `warps` took part; `up`: the power of two that weights carry. Folded: columns c and c + 4 are one head.
-TIERKV_DEVICE void end_segment(const Launch& launch, const SegmentDesc& segment, WarpState& state, uint32_t warps, float up, bool fold,
-                               bool hadamard, uint8_t* memory) {
+TIERKV_DEVICE void end_segment(const Launch& launch, const SegmentDesc& segment, WarpState& state, uint32_t warps, float up,
+                               bool fold, bool hadamard, uint8_t* memory) {
   constexpr uint32_t kRow = 136, kWarp = 8 * kRow;  // floats of a head, padded against bank conflicts; of a warp
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   auto* values = reinterpret_cast<float*>(memory);

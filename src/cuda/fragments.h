@@ -22,8 +22,8 @@ struct StepWord {
 };
 StepWord step_word(const quant::SideLayout& key, uint32_t step, uint32_t t);
 
-// Component of row `row` (0..15) of a step's operand; UINT32_MAX: none. Row order is the k order of the score product: lane t's half
-// 2t, 2t+1 are bytes 0 and 2, and 2t+8, 2t+9 are bytes 1 and 3.
+// Component of row `row` (0..15) of a step's operand; UINT32_MAX: none. Row order is the k order of the score product: lane t's
+// half 2t, 2t+1 are bytes 0 and 2, and 2t+8, 2t+9 are bytes 1 and 3.
 uint32_t component_of(const quant::SideLayout& key, uint32_t step, uint32_t row);
 
 // The rows in operand order, each times 2^(6 - p) where its codes lie at bits p.. of a byte; empty where a half cannot hold that.

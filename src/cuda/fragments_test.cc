@@ -82,13 +82,12 @@ TEST_P(KltFragments, ScoresAreThoseOfTheCodes) {
     }
     double want = 0.0;
     std::vector<double> sum(mean_.begin(), mean_.end());
-    for (uint32_t w = 0; w < key_.words[0] + key_.words[1] + key_.words[2]; ++w) {
-      float codes[kTile];
-      uint32_t count = 0;
-      const uint32_t first = unpack_word(key_, reinterpret_cast<const uint8_t*>(tile_.data()), token, w, count, codes);
-      for (uint32_t k = 0; k < count; ++k) {
-        for (uint32_t c = 0; c < 128; ++c)
-          sum[c] += (codes[k] - middle_of(key_, first + k)) * half_value(rows_[(first + k) * 128 + c]);
+    for (uint32_t quad = 0; quad * kQuad < key_.components; ++quad) {
+      float codes[kQuad];
+      unpack_components(key_, reinterpret_cast<const uint8_t*>(tile_.data()), token, quad, codes);
+      for (uint32_t k = 0; k < kQuad; ++k) {
+        const uint32_t j = quad * kQuad + k;
+        for (uint32_t c = 0; c < 128; ++c) sum[c] += (codes[k] - middle_of(key_, j)) * half_value(rows_[j * 128 + c]);
       }
     }
     for (uint32_t c = 0; c < 128; ++c) want += sum[c] * query_[c];
@@ -97,7 +96,8 @@ TEST_P(KltFragments, ScoresAreThoseOfTheCodes) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Mixes, KltFragments,
-                         ::testing::Values(Words{8, 0, 0}, Words{4, 2, 1}, Words{5, 1, 0}, Words{0, 3, 2}, Words{1, 0, 5}, Words{3, 3, 2}));
+                         ::testing::Values(Words{8, 0, 0}, Words{4, 2, 1}, Words{5, 1, 0}, Words{0, 3, 2}, Words{1, 0, 5},
+                                           Words{3, 3, 2}));
 
 }  // namespace
 }  // namespace tierkv::cuda

@@ -2,10 +2,10 @@
 // in 32-bit floats, no tensor cores.
 //
 // Teams of 128 threads (256 where heads are wider, or groups larger) take a view each, so that one team's waits are another's work:
-// the query in the codec's terms; scores, a token a thread and the channels shared among threads; softmax; values, a channel a thread
-// and the tokens shared among threads. What a thread has summed of its channel stays in registers for the whole segment; in the end
-// the teams' states become one. Queries and weights lie [channel or token][row of the group], so that a thread reads all rows' with
-// one wide load.
+// the query in the codec's terms; scores, a token a thread and the channels shared among threads; softmax; values, a channel a
+// thread and the tokens shared among threads. What a thread has summed of its channel stays in registers for the whole segment; in
+// the end the teams' states become one. Queries and weights lie [channel or token][row of the group], so that a thread reads all
+// rows' with one wide load.
 #pragma once
 
 #include "cuda/desc.h"
@@ -26,9 +26,10 @@ struct TeamShared {
   float query[kMostDim * R];             // in the codec's terms
   float sums[kMostDim / 16 * R];         // of `query` over every 16 channels
   float weights[kMostRows * R];
-  float shared[kParts * kMostRows * R];  // scores of the parts
+  float shared[kParts * kMostRows * R];                   // scores of the parts
   float value_scale[kMostRows], value_offset[kMostRows];  // where values have one group of channels
   float base[R], top[R], sum[R], shrink[R];
+  alignas(16) uint8_t codec[sizeof(CodecDesc)];  // of the view at hand: its fields are read all the time
 };
 
 template <uint32_t R>
@@ -109,7 +110,8 @@ __device__ void query_of_words(const quant::SideLayout& key, uint32_t position, 
     s.query[i] = sum;
   }
   team.sync();
-  add_to_base<R>(team, s.base, group, dim, [&](uint32_t c) { return key.mean[c]; }, [&](uint32_t c, uint32_t r) { return turned[c * R + r]; });
+  add_to_base<R>(
+      team, s.base, group, dim, [&](uint32_t c) { return key.mean[c]; }, [&](uint32_t c, uint32_t r) { return turned[c * R + r]; });
   team.sync();
   add_to_base<R>(
       team, s.base, group, key.components, [&](uint32_t j) { return -middle_of(key, j); },
@@ -165,49 +167,51 @@ __device__ __forceinline__ void multiply_row(float x, const float* row, float (&
   }
 }
 
-// What `part` of `parts` threads adds to the scores of one token, without the base.
+// Eight neighbouring 16-bit floats.
+__device__ __forceinline__ void load_eight(const uint16_t* from, bool bf16, float (&out)[8]) {
+  const uint4 v = *reinterpret_cast<const uint4*>(from);
+  const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) out[i] = short_value(static_cast<uint16_t>(words[i / 2] >> (i % 2 * 16)), bf16);
+}
+
+// What `part` of `parts` threads adds to the scores of one token, without the base. Loops are not unrolled: see reading.h.
 template <uint32_t R>
 __device__ void part_of_scores(const quant::SideLayout& key, const uint8_t* bytes, uint32_t token, uint32_t part, uint32_t parts,
                                const TeamShared<R>& s, float (&acc)[R]) {
   const uint32_t dim = key.head_dim;
   if (key.kind == quant::LayoutKind::rows16) {
     const uint16_t* row = reinterpret_cast<const uint16_t*>(bytes) + token * dim;
-    for (uint32_t c = part * 16; c < dim; c += parts * 16) {
+#pragma unroll 1
+    for (uint32_t c = part * 8; c < dim; c += parts * 8) {
+      float x[8];
+      load_eight(row + c, key.bf16, x);
 #pragma unroll
-      for (uint32_t k = 0; k < 16; ++k) multiply_row<R>(short_value(row[c + k], key.bf16), s.query + (c + k) * R, acc);
+      for (uint32_t k = 0; k < 8; ++k) multiply_row<R>(x[k], s.query + (c + k) * R, acc);
     }
     return;
   }
-  if (key.kind == quant::LayoutKind::words) {
-    const uint32_t words = key.words[0] + key.words[1] + key.words[2];
-    for (uint32_t w = part; w < words; w += parts) {
-      float codes[kTile];
-      uint32_t count;
-      const uint32_t first = unpack_word(key, bytes, token, w, count, codes);
+  const bool words = key.kind == quant::LayoutKind::words, by_token = !words && !key.by_channel;
+  const uint32_t quads = (words ? key.components : dim) / kQuad, entries = key.groups * key.tokens;
+  const bool one = key.groups == 1;
+  ScaleOffset grid{1.0f, 0.0f};
+  if (by_token && one) grid = meta_entry(key, bytes + key.meta_at, token, entries);
+    // Runs of 16 positions, which never straddle a group.
+#pragma unroll 1
+  for (uint32_t run = part; run * 4 < quads; run += parts) {
+    float sums[R] = {};
+#pragma unroll 1
+    for (uint32_t quad = run * 4; quad < min(quads, run * 4 + 4); ++quad) {
+      float x[kQuad];
+      if (words) unpack_components(key, bytes, token, quad, x);
+      else unpack_quad(key, bytes, token, quad, x);
 #pragma unroll
-      for (uint32_t k = 0; k < kTile; ++k) {
-        if (k < count) multiply_row<R>(codes[k], s.query + (first + k) * R, acc);
-      }
+      for (uint32_t k = 0; k < kQuad; ++k) multiply_row<R>(x[k], s.query + (quad * kQuad + k) * R, sums);
     }
-    return;
-  }
-  const uint32_t entries = key.groups * key.tokens;
-  for (uint32_t unit = part; unit * kUnit < dim; unit += parts) {
-    float levels[kUnit];
-    unpack_unit(key, bytes, token, unit, levels);
+    if (by_token && !one) grid = meta_entry(key, bytes + key.meta_at, run * 16 / key.group * key.tokens + token, entries);
 #pragma unroll
-    for (uint32_t half = 0; half < 2; ++half) {
-      const uint32_t first = unit * kUnit + half * 16;
-      if (first >= dim) break;
-      float sums[R] = {};
-#pragma unroll
-      for (uint32_t k = 0; k < 16; ++k) multiply_row<R>(levels[half * 16 + k], s.query + (first + k) * R, sums);
-      ScaleOffset grid{1.0f, 0.0f};
-      if (!key.by_channel) grid = meta_entry(key, bytes + key.meta_at, first / key.group * key.tokens + token, entries);
-#pragma unroll
-      for (uint32_t i = 0; i < R; ++i) acc[i] += grid.scale * sums[i];
-      if (!key.by_channel) multiply_row<R>(grid.offset, s.sums + first / 16 * R, acc);
-    }
+    for (uint32_t i = 0; i < R; ++i) acc[i] += grid.scale * sums[i];
+    if (by_token) multiply_row<R>(grid.offset, s.sums + run * R, acc);
   }
 }
 
@@ -317,13 +321,13 @@ __device__ void add_values(const quant::SideLayout& value, const ViewDesc& view,
     return;
   }
   const uint32_t first = channel / value.group * value.tokens, entries = value.groups * value.tokens;
-  for (uint32_t unit = view.begin / kUnit + part; unit * kUnit < view.end; unit += parts) {
-    float levels[kUnit];
-    unpack_unit(value, view.values, channel, unit, levels);
+#pragma unroll 1
+  for (uint32_t quad = view.begin / kQuad + part; quad * kQuad < view.end; quad += parts) {
+    float levels[kQuad];
+    unpack_quad(value, view.values, channel, quad, levels);
 #pragma unroll
-    for (uint32_t k = 0; k < kUnit; ++k) {
-      const uint32_t t = unit * kUnit + k;
-      if (t >= view.end) break;
+    for (uint32_t k = 0; k < kQuad; ++k) {
+      const uint32_t t = quad * kQuad + k;  // rows that are not seen have no weight
       ScaleOffset grid{s.value_scale[t], s.value_offset[t]};
       if (value.groups != 1) grid = meta_entry(value, view.values + value.meta_at, first + t, entries);
       multiply_row<R>(levels[k] * grid.scale + grid.offset, s.weights + t * R, acc);
@@ -385,13 +389,14 @@ __device__ void join_teams(GeneralShared<R>& all, uint32_t teams, uint32_t mine,
 // Asks for all bytes of a segment's views at once, so that no step has to wait for memory farther than the L2 cache.
 __device__ inline void prefetch_views(const Launch& launch, const SegmentDesc& segment) {
   constexpr uint32_t kLine = 128;
-  for (uint32_t v = 0; v < segment.views; ++v) {
+  const uint32_t lane = threadIdx.x % 32;
+  for (uint32_t v = threadIdx.x / 32; v < segment.views; v += kThreads / 32) {
     const ViewDesc& view = launch.views[segment.first_view + v];
     const CodecDesc& codec = launch.codecs[view.codec];
     const uint32_t key = codec.key.kind == quant::LayoutKind::rows16 ? view.end * codec.key.head_dim * 2 : codec.key.bytes;
     const uint32_t value = codec.value.kind == quant::LayoutKind::rows16 ? view.end * codec.value.head_dim * 2 : codec.value.bytes;
-    for (uint32_t i = threadIdx.x * kLine; i < key; i += kThreads * kLine) asm("prefetch.global.L2 [%0];" ::"l"(view.keys + i));
-    for (uint32_t i = threadIdx.x * kLine; i < value; i += kThreads * kLine) asm("prefetch.global.L2 [%0];" ::"l"(view.values + i));
+    for (uint32_t i = lane * kLine; i < key; i += 32 * kLine) asm("prefetch.global.L2 [%0];" ::"l"(view.keys + i));
+    for (uint32_t i = lane * kLine; i < value; i += 32 * kLine) asm("prefetch.global.L2 [%0];" ::"l"(view.values + i));
   }
 }
 
@@ -418,7 +423,10 @@ __device__ void attend_general(const Launch& launch, const SegmentDesc& segment,
   float plain[R] = {}, rotated[R] = {};  // sums of values in either frame
   for (uint32_t v = mine; v < segment.views; v += teams) {
     const ViewDesc view = launch.views[segment.first_view + v];
-    const CodecDesc& codec = launch.codecs[view.codec];
+    for (uint32_t i = team.thread; i < sizeof(CodecDesc) / 4; i += threads)
+      reinterpret_cast<uint32_t*>(s.codec)[i] = reinterpret_cast<const uint32_t*>(launch.codecs + view.codec)[i];
+    team.sync();
+    const CodecDesc& codec = *reinterpret_cast<const CodecDesc*>(s.codec);
     score_view<R>(launch, codec.key, view, team, queries, s);
     load_value_grids<R>(codec.value, view.values, team, s);
     weigh<R>(launch, view, team, s);

@@ -1,7 +1,7 @@
 // klt.cuh — the tensor-core path of klt's keys with mid's values.
 //
-// Once a pair of blocks: the query turned to each block's position, columns 0..3 to the first and 4..7 to the second (groups of up to
-// 4 heads; larger ones take block by block), and its products with the head's rows, which lie in shared memory as operands
+// Once a pair of blocks: the query turned to each block's position, columns 0..3 to the first and 4..7 to the second (groups of up
+// to 4 heads; larger ones take block by block), and its products with the head's rows, which lie in shared memory as operands
 // (fragments.h). Then codes meet those products as everywhere else. Every width mix runs: lanes have a table of words and masks.
 #pragma once
 

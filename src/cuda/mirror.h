@@ -2,7 +2,8 @@
 //
 // A sealed block never changes, and forks share it, so its checksum and its length name its bytes. Nobody tells the mirror that a
 // block was released: when it needs room, the copies that were used longest ago go, and those that the call under way uses stay.
-// Layout:  [key bytes, padded to 128][value bytes], 128-byte aligned, in slabs of 32 MiB; a place is used again by blocks of its size.
+// Layout:  [key bytes, padded to 128][value bytes], 128-byte aligned, in slabs of 32 MiB; a place is used again by blocks of its
+// size.
 #pragma once
 
 #include <list>

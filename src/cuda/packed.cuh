@@ -1,5 +1,5 @@
-// packed.cuh — the tensor-core path of codes on one grid: kivi (a scale and a minimum a channel of keys) and rot (a scale a token and
-// a mean a channel), keys of 2 or 4 bits, values of 2 or 4.
+// packed.cuh — the tensor-core path of codes on one grid: kivi (a scale and a minimum a channel of keys) and rot (a scale a token
+// and a mean a channel), keys of 2 or 4 bits, values of 2 or 4.
 //
 // kivi:  the channels' scales go into the query, block by block; the minimums' product with the query is one number a head.
 // rot:   the query stays, the tokens' scales meet the finished scores; the middle of the codes is where sums begin.
@@ -17,7 +17,8 @@ struct PackedShape {
   static constexpr uint32_t kWarps = K + V >= 8 ? 8 : K + V > 4 ? 12 : 16;
   // Of a warp: copies of keys and values, weights, the values' grid, the tokens' scales.
   static constexpr uint32_t kWarp = kKeySlot + kValueSlot + kWeightBytes + kGridBytes + 512;
-  static constexpr uint32_t kQuery = 2 * 8 * 64 * 4 + 128 + 4096;  // operands of the query, plain and raised; sums of its heads; rows
+  static constexpr uint32_t kQuery =
+      2 * 8 * 64 * 4 + 128 + 4096;  // operands of the query, plain and raised; sums of its heads; rows
   static constexpr uint32_t kBytes = kWarps * kWarp + kQuery;
 };
 
@@ -41,8 +42,8 @@ TIERKV_DEVICE void load_pairs(uint32_t at, uint32_t (&out)[N]) {
 
 // The query as B operands: [step pair][lane][4], step = chunk half·fields + field; and raised by 2^(top - place of the field).
 template <int K, int V>
-TIERKV_DEVICE void load_packed_query(const Launch& launch, const SegmentDesc& segment, bool hadamard, uint32_t* plain, uint32_t* raised,
-                                     float* sums, float* rows) {
+TIERKV_DEVICE void load_packed_query(const Launch& launch, const SegmentDesc& segment, bool hadamard, uint32_t* plain,
+                                     uint32_t* raised, float* sums, float* rows) {
   using S = PackedShape<K, V>;
   const float* queries = launch.queries + static_cast<size_t>(segment.first_row) * kTileRows;
   for (uint32_t i = threadIdx.x; i < kTileRows * 8; i += kThreads) {

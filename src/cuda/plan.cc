@@ -15,9 +15,9 @@ using quant::MetaKind;
 using quant::SideLayout;
 
 // Costs in bytes of a fast path, of which a multiprocessor of an H200 reads about 30,000 a microsecond: what a view of the general
-// path takes beside and for each row, and what a segment takes to begin and to end. Sixteen warps take fast views in turns, four teams
-// those of the general path.
-constexpr uint64_t kGeneralView = 50000, kGeneralRow = 400, kSegment = 150000;
+// path takes beside and for each row, and what a segment takes to begin and to end. Sixteen warps take fast views in turns, four
+// teams those of the general path.
+constexpr uint64_t kGeneralView = 280000, kGeneralRow = 400, kSegment = 150000;
 constexpr uint32_t kFastTurn = 16, kGeneralTurn = 4;
 
 // Values of one scale a token that the tensor-core paths unpack.
@@ -165,10 +165,12 @@ class Planner {
     std::vector<Piece> pieces;
     for (uint32_t r = 0; r < runs_.size(); ++r) {
       const Run& run = runs_[r];
-      const uint64_t each = std::max<uint64_t>(1, run.cost / run.views), turn = run.path == Path::general ? kGeneralTurn : kFastTurn;
+      const uint64_t each = std::max<uint64_t>(1, run.cost / run.views),
+                     turn = run.path == Path::general ? kGeneralTurn : kFastTurn;
       const uint64_t room = most > kSegment ? most - kSegment : 1;
       const uint64_t turns = (run.views + turn - 1) / turn;
-      const uint64_t per_piece = std::clamp<uint64_t>(room / (each * turn), 1, turns);
+      // One turn of the general path is enough for a piece: small pieces fill what the large ones leave.
+      const uint64_t per_piece = run.path == Path::general ? 1 : std::clamp<uint64_t>(room / (each * turn), 1, turns);
       const uint64_t count = (turns + per_piece - 1) / per_piece;
       for (uint64_t i = 0; i < count; ++i) {
         const auto from = static_cast<uint32_t>(std::min<uint64_t>(run.views, turns * i / count * turn));
@@ -246,7 +248,7 @@ class Planner {
 
   const PlanInput& input_;
   Plan plan_;
-  std::vector<Path> paths_;     // by codec
+  std::vector<Path> paths_;  // by codec
   std::vector<Run> runs_;
   std::vector<ViewDesc> fast_;  // of the task at hand
 };

@@ -1,7 +1,8 @@
 // plan.h — from views and queries to what a launch reads (desc.h): which rows a query sees, which way each view is read, and equal
 // pieces of work. Host code, no device needed.
 //
-// Split:    each task's views are cut into pieces of equal cost (bytes, and a fixed part each), and the pieces shared out among `ctas`
+// Split:    each task's views are cut into pieces of equal cost (bytes, and a fixed part each), and the pieces shared out among
+// `ctas`
 //           thread blocks, so that a ragged batch keeps every multiprocessor of a device about as busy as an even one.
 // Path:     of the fast paths that a launch's views could take, the one that covers most bytes is the launch's; other views are
 //           read in the general way.
@@ -36,7 +37,7 @@ struct PlanInput {
   std::span<const PlanTask> tasks;
   attn::AttendParams params;
   uint32_t group = 1;
-  uint32_t ctas = 1;        // at most as many are made
+  uint32_t ctas = 1;          // at most as many are made
   bool tensor_cores = false;  // the device has what the fast paths need
 };
 

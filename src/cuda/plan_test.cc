@@ -34,8 +34,8 @@ void plan_of(const Scene& scene, uint32_t ctas, bool tensor_cores, Planned& out)
         ASSERT_TRUE(readable(*view.key_codec, *view.value_codec, desc));
         out.codecs.push_back(desc);
       }
-      out.placed[t].push_back({reinterpret_cast<const uint8_t*>(view.keys.data()),
-                               reinterpret_cast<const uint8_t*>(view.values.data()), at->second});
+      out.placed[t].push_back(
+          {reinterpret_cast<const uint8_t*>(view.keys.data()), reinterpret_cast<const uint8_t*>(view.values.data()), at->second});
     }
     const uint32_t group = scene.shape().group;
     out.tasks.push_back({scene.views(t), out.placed[t], scene.position(t), static_cast<uint32_t>(t) * group,
@@ -98,8 +98,8 @@ TEST(CudaPlan, RowsThatAQuerySees) {
 TEST(CudaPlan, EverySeenRowIsInOnePieceAndPiecesAreEqual) {
   SceneShape shape;
   shape.codecs = {"kivi2"};
-  shape.lengths = {20000, 900, 131, 6000};
-  shape.hot = 64, shape.sinks = 4, shape.group = 1;
+  shape.lengths = {20480, 1024, 6144, 128};  // 434 whole blocks in all, two heads each
+  shape.hot = 0, shape.group = 1;
   const Scene scene(shape, 3);
   ASSERT_TRUE(scene.status().ok());
   for (const uint32_t ctas : {1u, 7u, 33u}) {
@@ -121,14 +121,14 @@ TEST(CudaPlan, EverySeenRowIsInOnePieceAndPiecesAreEqual) {
         for (uint32_t v = 0; v < segment.views; ++v) {
           const ViewDesc& view = plan.views[segment.first_view + v];
           rows[segment.task] += view.end - view.begin;
-          if (segment.path != Path::general) EXPECT_EQ(view.end - view.begin, kTileRows);
+          EXPECT_TRUE(segment.path == Path::general || view.end - view.begin == kTileRows);
         }
         if (segment.path != Path::general) fast_views[c] += segment.views;
       }
     }
     for (size_t t = 0; t < scene.tasks(); ++t) EXPECT_EQ(rows[t], scene.position(t) + 1);
     const uint32_t most = *std::max_element(fast_views.begin(), fast_views.end());
-    EXPECT_LE(most, 420 / ctas + 40) << ctas;
+    EXPECT_LE(most, 434 / ctas + 48) << ctas;
   }
 }
 

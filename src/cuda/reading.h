@@ -1,8 +1,8 @@
 // reading.h — reading block bytes by their SideLayout, one lane at a time: the same code for a device and, in tests, for the
 // processor.
 //
-// A lane is a token of keys or a channel of values (lanes.h). Thirty-two positions of a lane, a "unit", are whole words of every
-// plane, so that all indices into what is unpacked are constants: on a device the unit lives in registers.
+// A lane is a token of keys or a channel of values (lanes.h). Four neighbouring positions of a lane are unpacked at a time: little
+// code beats wide steps here, since a device runs it once a view and fetches it every time.
 #pragma once
 
 #include <cstdint>
@@ -21,10 +21,17 @@
 #define TIERKV_BOTH inline
 #endif
 
+// Only a device's compiler knows this one.
+#ifdef __CUDA_ARCH__
+#define TIERKV_UNROLL _Pragma("unroll")
+#else
+#define TIERKV_UNROLL
+#endif
+
 namespace tierkv::cuda {
 
-inline constexpr uint32_t kUnit = 32;
 inline constexpr uint32_t kTile = 16;
+inline constexpr uint32_t kQuad = 4;
 
 TIERKV_BOTH float half_value(uint16_t bits) {
 #ifdef __CUDACC__
@@ -105,65 +112,35 @@ TIERKV_BOTH ScaleOffset meta_entry(const quant::SideLayout& side, const uint8_t*
   return meta_entry(meta_terms(side), meta, i, n);
 }
 
-// One plane of one unit: P words, every shift a constant.
-template <uint32_t P>
-TIERKV_BOTH void add_plane(const uint8_t* words, uint32_t stride, float weight, float (&out)[kUnit]) {
-#pragma unroll
-  for (uint32_t j = 0; j < P; ++j) {
-    const uint32_t word = load_word(words + j * stride);
-#pragma unroll
-    for (uint32_t p = 0; p < 32 / P; ++p) {
-      out[j * (32 / P) + p] += weight * static_cast<float>(word >> (8 * (p % 4) + P * (p / 4)) & ((1u << P) - 1u));
-    }
-  }
-}
-
-// Positions 32·unit .. 32·unit+31 of a lane as levels: codes, or what the codebook says. Positions past the depth are zero codes
-// or not there at all: a plane's words of a unit that it does not have are not read.
-TIERKV_BOTH void unpack_unit(const quant::SideLayout& side, const uint8_t* bytes, uint32_t lane, uint32_t unit, float (&out)[kUnit]) {
-#pragma unroll
-  for (uint32_t p = 0; p < kUnit; ++p) out[p] = 0.0f;
+// Positions 4·quad .. 4·quad+3 of a lane as levels: codes, or what the codebook says. They are the four bytes of one field of one
+// word of each plane.
+TIERKV_BOTH void unpack_quad(const quant::SideLayout& side, const uint8_t* bytes, uint32_t lane, uint32_t quad,
+                             float (&out)[kQuad]) {
+  uint32_t codes[kQuad] = {};
   for (uint32_t i = 0; i < quant::kMostPlanes && side.planes[i].bits != 0; ++i) {
     const quant::LayoutPlane& plane = side.planes[i];
-    const float weight = static_cast<float>(1u << plane.shift);
-    const uint8_t* words = bytes + plane.offset + ((lane / kTile * plane.chunks + unit * plane.bits) * kTile + lane % kTile) * 4;
-    constexpr uint32_t kStride = kTile * 4;
-    if ((unit + 1) * plane.bits > plane.chunks) {  // half a unit: depths in steps of 16
-#pragma unroll
-      for (uint32_t p = 0; p < kUnit / 2; ++p) {
-        const uint32_t per_word = 32 / plane.bits, chunk = p / per_word, at = p % per_word;
-        const uint32_t word = load_word(words + chunk * kStride);
-        out[p] += weight * static_cast<float>(word >> (8 * (at % 4) + plane.bits * (at / 4)) & ((1u << plane.bits) - 1u));
-      }
-      continue;
-    }
-    switch (plane.bits) {
-      case 8: add_plane<8>(words, kStride, weight, out); break;
-      case 4: add_plane<4>(words, kStride, weight, out); break;
-      case 2: add_plane<2>(words, kStride, weight, out); break;
-      default: add_plane<1>(words, kStride, weight, out); break;
-    }
+    const uint32_t fields = 8 / plane.bits, chunk = quad / fields, place = quad % fields * plane.bits;
+    const uint32_t word = load_word(bytes + plane.offset + ((lane / kTile * plane.chunks + chunk) * kTile + lane % kTile) * 4);
+    TIERKV_UNROLL
+    for (uint32_t k = 0; k < kQuad; ++k) codes[k] |= (word >> (8 * k + place) & ((1u << plane.bits) - 1u)) << plane.shift;
   }
-  if (!side.has_levels) return;
-#pragma unroll
-  for (uint32_t p = 0; p < kUnit; ++p) out[p] = side.levels[static_cast<uint32_t>(out[p])];
+  TIERKV_UNROLL
+  for (uint32_t k = 0; k < kQuad; ++k) out[k] = side.has_levels ? side.levels[codes[k]] : static_cast<float>(codes[k]);
 }
 
-// Word `word` of a token of klt's keys: up to 16 codes, the widest components first. Returns the first component in it.
-TIERKV_BOTH uint32_t unpack_word(const quant::SideLayout& side, const uint8_t* bytes, uint32_t token, uint32_t word, uint32_t& count,
-                                 float (&out)[kTile]) {
-  const uint32_t total = side.words[0] + side.words[1] + side.words[2];
-  const uint32_t packed = load_word(bytes + ((token / kTile * total + word) * kTile + token % kTile) * 4);
-  const uint32_t wide = side.words[2], middle = side.words[1];
-  const uint32_t bits = word < wide ? 8 : word < wide + middle ? 4 : 2;
-  count = 32 / bits;
-#pragma unroll
-  for (uint32_t p = 0; p < kTile; ++p) {
-    out[p] = p < count ? static_cast<float>(packed >> (8 * (p % 4) + bits * (p / 4)) & ((1u << bits) - 1u)) : 0.0f;
+// Components 4·quad .. 4·quad+3 of a token of klt's keys, the widest first: again four bytes of one field of one word.
+TIERKV_BOTH void unpack_components(const quant::SideLayout& side, const uint8_t* bytes, uint32_t token, uint32_t quad,
+                                   float (&out)[kQuad]) {
+  const uint32_t wide = side.words[2], middle = side.words[1], total = wide + middle + side.words[0];
+  uint32_t bits = 8, word = quad, field = 0;
+  if (quad >= wide + 2 * middle) {
+    bits = 2, word = wide + middle + (quad - wide - 2 * middle) / 4, field = (quad - wide - 2 * middle) % 4;
+  } else if (quad >= wide) {
+    bits = 4, word = wide + (quad - wide) / 2, field = (quad - wide) % 2;
   }
-  if (word < wide) return word * 4;
-  if (word < wide + middle) return wide * 4 + (word - wide) * 8;
-  return wide * 4 + middle * 8 + (word - wide - middle) * 16;
+  const uint32_t packed = load_word(bytes + ((token / kTile * total + word) * kTile + token % kTile) * 4);
+  TIERKV_UNROLL
+  for (uint32_t k = 0; k < kQuad; ++k) out[k] = static_cast<float>(packed >> (8 * k + bits * field) & ((1u << bits) - 1u));
 }
 
 // Steps of a tensor-core product over klt's components: 4 words of 8 bits, 2 of 4 or 1 of 2 each.

@@ -27,8 +27,8 @@ Result<DeviceFacts> open_device(int ordinal) {
                  ", this build needs 13.0; install driver 580 or later");
   }
   if (const cudaError_t found = cudaGetDeviceCount(&count); found != cudaSuccess || count == 0) {
-    return error(StatusCode::failed_precondition, "no CUDA device was found: ",
-                 found == cudaSuccess ? "the driver lists none" : cudaGetErrorString(found));
+    return error(StatusCode::failed_precondition,
+                 "no CUDA device was found: ", found == cudaSuccess ? "the driver lists none" : cudaGetErrorString(found));
   }
   if (ordinal < 0 || ordinal >= count) {
     return error(StatusCode::invalid_argument, "device ", ordinal, " does not exist; there are ", count, ", counted from 0");
@@ -37,8 +37,10 @@ Result<DeviceFacts> open_device(int ordinal) {
   facts.ordinal = ordinal;
   int major = 0, minor = 0;
   TIERKV_RETURN_IF_ERROR(status_of(cudaSetDevice(ordinal), "choosing the device"));
-  TIERKV_RETURN_IF_ERROR(status_of(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal), "asking the device"));
-  TIERKV_RETURN_IF_ERROR(status_of(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal), "asking the device"));
+  TIERKV_RETURN_IF_ERROR(
+      status_of(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal), "asking the device"));
+  TIERKV_RETURN_IF_ERROR(
+      status_of(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal), "asking the device"));
   TIERKV_RETURN_IF_ERROR(
       status_of(cudaDeviceGetAttribute(&facts.multiprocessors, cudaDevAttrMultiProcessorCount, ordinal), "asking the device"));
   if (major < 8) {

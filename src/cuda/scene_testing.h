@@ -1,5 +1,5 @@
-// scene_testing.h — random pieces of attention for tests of this room: sequences of blocks in any codecs, hot rows, dead rows, windows,
-// softcaps and sinks, and what double precision over the decoded rows makes of them.
+// scene_testing.h — random pieces of attention for tests of this room: sequences of blocks in any codecs, hot rows, dead rows,
+// windows, softcaps and sinks, and what double precision over the decoded rows makes of them.
 #pragma once
 
 #include <algorithm>
@@ -22,12 +22,12 @@ namespace tierkv::cuda::testing {
 
 struct SceneShape {
   uint32_t head_dim = 128, group = 4, kv_heads = 2, block = 128;
-  std::vector<std::string> codecs;     // names of pairs: blocks take them in runs, in this order
-  std::vector<uint32_t> lengths;       // tokens of each sequence
-  uint32_t sinks = 0;                  // fp16 rows in front
-  uint32_t hot = 16;                   // fp16 rows at the end
-  bool dead = false;                   // some rows were evicted
-  bool cut = false;                    // some blocks are not full
+  std::vector<std::string> codecs;  // names of pairs: blocks take them in runs, in this order
+  std::vector<uint32_t> lengths;    // tokens of each sequence
+  uint32_t sinks = 0;               // fp16 rows in front
+  uint32_t hot = 16;                // fp16 rows at the end
+  bool dead = false;                // some rows were evicted
+  bool cut = false;                 // some blocks are not full
   bool sink_logits = false;
   attn::AttendParams params;
   float sharpness = 1.0f;
@@ -219,8 +219,8 @@ inline std::vector<std::string> readable_codecs() {
       if (k.ok() && v.ok() && readable(**k, **v, desc)) names.push_back(to_string(quant::CodecPair{spec, value}));
     }
   }
-  for (const char* name : {"kivi4-g64", "kivi2-g64", "kivi3-g32+s8", "kivi2-g64+s4+clip", "kivi4+had+center", "int8-g32", "even4/mid2",
-                           "even3/mid2", "even4/mid3", "kltk4/rot4"}) {
+  for (const char* name : {"kivi4-g64", "kivi2-g64", "kivi3-g32+s8", "kivi2-g64+s4+clip", "kivi4+had+center", "int8-g32",
+                           "even4/mid2", "even3/mid2", "even4/mid3", "kltk4/rot4"}) {
     names.push_back(name);
   }
   return names;

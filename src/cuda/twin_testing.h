@@ -67,13 +67,13 @@ class Twin {
     }
   }
 
-  // Codes of one lane as levels·scale + offset, along its depth.
+  // Codes of one lane as levels, along its depth.
   static std::vector<float> lane_values(const quant::SideLayout& side, const uint8_t* bytes, uint32_t lane, uint32_t depth) {
     std::vector<float> out(depth);
-    for (uint32_t unit = 0; unit * kUnit < depth; ++unit) {
-      float levels[kUnit];
-      unpack_unit(side, bytes, lane, unit, levels);
-      for (uint32_t k = 0; k < kUnit && unit * kUnit + k < depth; ++k) out[unit * kUnit + k] = levels[k];
+    for (uint32_t quad = 0; quad * kQuad < depth; ++quad) {
+      float levels[kQuad];
+      unpack_quad(side, bytes, lane, quad, levels);
+      std::copy(levels, levels + kQuad, out.begin() + quad * kQuad);
     }
     return out;
   }
@@ -105,13 +105,12 @@ class Twin {
 
   std::vector<float> word_row(const quant::SideLayout& key, const ViewDesc& view, uint32_t t) const {
     std::vector<float> row(key.mean, key.mean + d_);
-    for (uint32_t w = 0; w < key.words[0] + key.words[1] + key.words[2]; ++w) {
-      float codes[kTile];
-      uint32_t count = 0;
-      const uint32_t first = unpack_word(key, view.keys, t, w, count, codes);
-      for (uint32_t k = 0; k < count; ++k) {
-        const float level = codes[k] - middle_of(key, first + k);
-        for (uint32_t c = 0; c < d_; ++c) row[c] += level * half_value(key.rows[(first + k) * d_ + c]);
+    for (uint32_t quad = 0; quad * kQuad < key.components; ++quad) {
+      float codes[kQuad];
+      unpack_components(key, view.keys, t, quad, codes);
+      for (uint32_t k = 0; k < kQuad; ++k) {
+        const uint32_t j = quad * kQuad + k;
+        for (uint32_t c = 0; c < d_; ++c) row[c] += (codes[k] - middle_of(key, j)) * half_value(key.rows[j * d_ + c]);
       }
     }
     for (uint32_t p = 0; p < key.pairs; ++p) {
@@ -132,11 +131,11 @@ class Twin {
         row[c] = short_value(reinterpret_cast<const uint16_t*>(bytes)[static_cast<size_t>(t) * d_ + c], value.bf16);
         continue;
       }
-      float levels[kUnit];
-      unpack_unit(value, bytes, c, t / kUnit, levels);
+      float levels[kQuad];
+      unpack_quad(value, bytes, c, t / kQuad, levels);
       const ScaleOffset grid =
           meta_entry(value, bytes + value.meta_at, c / value.group * value.tokens + t, value.groups * value.tokens);
-      row[c] = levels[t % kUnit] * grid.scale + grid.offset;
+      row[c] = levels[t % kQuad] * grid.scale + grid.offset;
     }
     return row;
   }

@@ -58,9 +58,7 @@ TIERKV_DEVICE uint32_t pack_halves(float low, float high) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
   return r;
 }
-TIERKV_DEVICE float2 halves_of(uint32_t x) {
-  return __half22float2(*reinterpret_cast<const __half2*>(&x));
-}
+TIERKV_DEVICE float2 halves_of(uint32_t x) { return __half22float2(*reinterpret_cast<const __half2*>(&x)); }
 TIERKV_DEVICE uint32_t times(uint32_t a, uint32_t b) {
   uint32_t r;
   asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));

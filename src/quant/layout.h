@@ -48,13 +48,13 @@ struct SideLayout {
   float levels[kMostLevels] = {};
 
   // words
-  uint32_t words[3] = {};             // of 2-, 4- and 8-bit components; widest first in a tile
-  uint32_t components = 0;            // in use
-  uint32_t pairs = 0;                 // of channels that turn together
-  const uint16_t* rows = nullptr;     // fp16 [components][head_dim]
-  const float* mean = nullptr;        // [head_dim]
-  const float* turns = nullptr;       // [digit][value][cosines of the pairs, sines of the pairs]
-  const uint16_t* turned = nullptr;   // [pairs][2]: the channels of each
+  uint32_t words[3] = {};            // of 2-, 4- and 8-bit components; widest first in a tile
+  uint32_t components = 0;           // in use
+  uint32_t pairs = 0;                // of channels that turn together
+  const uint16_t* rows = nullptr;    // fp16 [components][head_dim]
+  const float* mean = nullptr;       // [head_dim]
+  const float* turns = nullptr;      // [digit][value][cosines of the pairs, sines of the pairs]
+  const uint16_t* turned = nullptr;  // [pairs][2]: the channels of each
 
   bool operator==(const SideLayout&) const = default;
 };

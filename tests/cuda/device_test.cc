@@ -162,7 +162,10 @@ TEST(CudaDevice, ACacheAnswersAsOnTheProcessor) {
     const auto append = [&](int c, SeqId seq, uint32_t tokens, uint32_t seed) {
       const auto rows = noise(static_cast<size_t>(tokens) * 2 * 128, seed), values = noise(rows.size(), seed + 1);
       for (uint32_t layer = 0; layer < 2; ++layer)
-        ASSERT_TRUE(caches[c]->append(seq, layer, RowsView::f32(rows.data(), tokens, 2, 128), RowsView::f32(values.data(), tokens, 2, 128)).ok());
+        ASSERT_TRUE(
+            caches[c]
+                ->append(seq, layer, RowsView::f32(rows.data(), tokens, 2, 128), RowsView::f32(values.data(), tokens, 2, 128))
+                .ok());
     };
     const auto compare = [&](int sequence, uint32_t seed) {
       const auto queries = noise(8 * 128, seed);
