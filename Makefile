@@ -146,4 +146,4 @@ format: deps-lint  ## clang-format over everything
 	@tools/format.sh
 
 clean:  ## remove every build directory
-	rm -rf build build-debug build-asan build-tsan build-fuzz build-neon build-cuda build-python
+	rm -rf build build-debug build-asan build-tsan build-fuzz build-neon build-cuda build-python build-py-*

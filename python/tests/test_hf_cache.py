@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import time
 
 import pytest
 
@@ -260,11 +261,9 @@ def test_a_model_is_learned_in_passing_and_known_the_next_time(tmp_path):
     for seed in range(5):
         read(model, prompt(2048, seed=seed), cache)
         cache.reset()
-    waited = 0
-    while cache.learning().phase in ("gathering", "solving") and waited < 600:
-        read(model, prompt(64, seed=waited), cache)
-        cache.reset()
-        waited += 1
+    patience = time.monotonic() + 200  # the thread that solves has the lowest priority, and others may compute here
+    while cache.learning().phase in ("gathering", "solving") and time.monotonic() < patience:
+        time.sleep(0.1)
     assert cache.learning().phase == "done", cache.learning().sentence
     assert cache.tiered.archive_codec(0).startswith("klt") and path.exists()
     again = TieredCache("balanced", model, learn=path)
