@@ -49,6 +49,14 @@ void bind_tiers(nb::module_& m) {
       .def_rw("ratio", &DeepConfig::ratio)
       .def_rw("quality", &DeepConfig::quality)
       .def(nb::self == nb::self, nb::sig("def __eq__(self, arg: object, /) -> bool"));
+  nb::class_<ColdConfig>(m, "ColdConfig", "Copies of what is archived, in a file.")
+      .def(nb::init<>())
+      .def_rw("path", &ColdConfig::path)
+      .def_rw("codec", &ColdConfig::codec)
+      .def_rw("budget", &ColdConfig::budget)
+      .def_rw("spill", &ColdConfig::spill)
+      .def("off", &ColdConfig::off)
+      .def(nb::self == nb::self, nb::sig("def __eq__(self, arg: object, /) -> bool"));
 }
 
 void bind_cache_config(nb::module_& m) {
@@ -71,6 +79,7 @@ void bind_cache_config(nb::module_& m) {
       .def_rw("eviction", &Config::eviction)
       .def_rw("window_slack", &Config::window_slack)
       .def_rw("deep", &Config::deep)
+      .def_rw("cold", &Config::cold)
       .def_rw("calibrate", &Config::calibrate)
       .def_rw("calibration", &Config::calibration)
       .def_rw("quality_target", &Config::quality_target)

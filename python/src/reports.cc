@@ -15,6 +15,12 @@ nb::list tiers_of(const MemoryStats& stats) {
   return tiers;
 }
 
+nb::list graduated_of(const MemoryStats& stats) {
+  nb::list rows;
+  for (const uint64_t count : stats.graduated) rows.append(count);
+  return rows;
+}
+
 void bind_memory(nb::module_& m) {
   nb::list names;
   for (int t = 0; t < kNumTiers; ++t) names.append(tier_name(static_cast<Tier>(t)));
@@ -30,6 +36,9 @@ void bind_memory(nb::module_& m) {
       .def_ro("bookkeeping_bytes", &MemoryStats::bookkeeping_bytes)
       .def_ro("parked_tokens", &MemoryStats::parked_tokens)
       .def_ro("parked_bytes", &MemoryStats::parked_bytes)
+      .def_ro("promoted_tokens", &MemoryStats::promoted_tokens)
+      .def_ro("promoted_bytes", &MemoryStats::promoted_bytes)
+      .def_ro("spilled_tokens", &MemoryStats::spilled_tokens)
       .def_ro("free_bytes", &MemoryStats::free_bytes)
       .def_ro("total_bytes", &MemoryStats::total_bytes)
       .def_ro("peak_bytes", &MemoryStats::peak_bytes)
@@ -37,8 +46,31 @@ void bind_memory(nb::module_& m) {
       .def_ro("fp16_bytes", &MemoryStats::fp16_bytes)
       .def_ro("table_bytes", &MemoryStats::table_bytes)
       .def_ro("scratch_bytes", &MemoryStats::scratch_bytes)
+      .def_ro("cold_bytes", &MemoryStats::cold_bytes)
+      .def_prop_ro("graduated", &graduated_of, "rows that became part of a block, by tier")
+      .def_ro("evicted", &MemoryStats::evicted)
       .def("resident_bytes", &MemoryStats::resident_bytes)
       .def("compression", &MemoryStats::compression);
+}
+
+void bind_cold(nb::module_& m) {
+  nb::class_<ColdStats>(m, "ColdStats", "The cold file, its queue, and what was read from it.")
+      .def_ro("copies", &ColdStats::copies)
+      .def_ro("used_bytes", &ColdStats::used_bytes)
+      .def_ro("file_bytes", &ColdStats::file_bytes)
+      .def_ro("queue_bytes", &ColdStats::queue_bytes)
+      .def_ro("written", &ColdStats::written)
+      .def_ro("skipped", &ColdStats::skipped)
+      .def_ro("failed", &ColdStats::failed)
+      .def_ro("damaged", &ColdStats::damaged)
+      .def_ro("loaded", &ColdStats::loaded)
+      .def_ro("left_out", &ColdStats::left_out)
+      .def_ro("left_out_mass", &ColdStats::left_out_mass)
+      .def_ro("problem", &ColdStats::problem);
+  nb::class_<PromotionReport>(m, "PromotionReport", "What came back from the cold file.")
+      .def_ro("blocks", &PromotionReport::blocks)
+      .def_ro("tokens", &PromotionReport::tokens)
+      .def_ro("without_copy", &PromotionReport::without_copy);
 }
 
 void bind_quality(nb::module_& m) {
@@ -119,6 +151,7 @@ void bind_deep(nb::module_& m) {
 
 void bind_reports(nb::module_& m) {
   bind_memory(m);
+  bind_cold(m);
   bind_quality(m);
   bind_learning(m);
   bind_deep(m);

@@ -46,6 +46,7 @@ nb::object calibration_of(const Handle& self) {
 
 void bind_statistics(nb::class_<Handle>& cache) {
   cache.def("memory_usage", [](const Handle& self) { return self.ask([](auto& c) { return c.memory_usage(); }); })
+      .def("cold_usage", [](const Handle& self) { return self.ask([](auto& c) { return c.cold_usage(); }); })
       .def(
           "sequence_memory_usage",
           [](const Handle& self, SeqId seq) { return self.get([&](auto& c) { return c.memory_usage(seq); }); }, nb::arg("seq"))

@@ -335,3 +335,40 @@ def test_a_long_call_lets_other_threads_run():
         stop.set()
         thread.join()
         assert during > 5
+
+
+def test_runs_make_the_sequence_again():
+    with tierkv.Cache("hot=16,warm=32,warm_codec=rot4,archive=rot2,sinks=4", **SHAPE) as cache:
+        seq = fill(cache, 700)
+        ends = cache.run_ends(seq)
+        assert len(ends) >= 2 and ends == sorted(ends) and ends[-1] < 700
+        pieces = [cache.freeze_run(seq, first, end) for first, end in zip([0, *ends[:2]], [*ends[:2], 700])]
+        twin = cache.unfreeze_runs(pieces)
+        assert cache.length(twin) == 700 and cache.freeze(twin) == cache.freeze(seq)
+        damaged = bytearray(pieces[1])
+        damaged[len(damaged) // 2] ^= 1
+        with pytest.raises(tierkv.Error):
+            cache.unfreeze_runs([pieces[0], damaged, pieces[2]])
+        with pytest.raises(tierkv.InvalidArgument):
+            cache.freeze_run(seq, 1, 2)
+
+
+def test_a_cold_file_brings_archived_tokens_back(tmp_path):
+    spec = f"hot=16,warm=32,warm_codec=fp16,archive=rot2,sinks=4,cold_codec=fp16,cold={tmp_path}"
+    with tierkv.Cache(spec, **SHAPE) as cache:
+        seq = fill(cache, 500)
+        before = cache.freeze(seq)
+        keys, _ = cache.get(seq, 0, [200])
+        report = cache.promote(seq)
+        better, _ = cache.get(seq, 0, [200])
+        exact = rows(500, KV_HEADS, 0)[200].astype(np.float16)
+        assert report.blocks > 0 and report.without_copy == 0
+        np.testing.assert_array_equal(better[0], exact.astype(np.float32))
+        assert np.abs(keys[0] - exact).max() > 0
+        assert cache.memory_usage().promoted_bytes > 0 and cache.cold_usage().copies > 0
+        cache.demote(seq)
+        assert cache.freeze(seq) == before
+    with tierkv.Cache("balanced", **SHAPE) as cache:
+        assert cache.cold_usage().copies == 0
+        with pytest.raises(tierkv.FailedPrecondition):
+            cache.promote(fill(cache, 10))

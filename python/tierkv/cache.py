@@ -17,7 +17,9 @@ import numpy as np
 
 from . import _core
 from ._core import (
+    ALL,
     Calibration,
+    ColdStats,
     DeepOptions,
     DeepReport,
     LayerThresholds,
@@ -25,6 +27,7 @@ from ._core import (
     MassReport,
     MemoryPressure,
     MemoryStats,
+    PromotionReport,
     QualityMetrics,
 )
 from .arrays import Array, empty_like_rows, floats_or_none, shape_of
@@ -361,6 +364,30 @@ class Cache:
     def unfreeze(self, data: bytes | bytearray | memoryview) -> int:
         """A sequence from such bytes."""
         return self._core.unfreeze(data)
+
+    def run_ends(self, seq: int) -> list[int]:
+        """Where a run of the sequence may end: no block before that will be coded again."""
+        return self._core.run_ends(seq)
+
+    def freeze_run(self, seq: int, first: int, end: int) -> bytes:
+        """The tokens ``first`` to ``end`` alone; up to the end of the sequence the recent tiers are in it."""
+        return self._core.freeze_run(seq, first, end)
+
+    def unfreeze_runs(self, runs: Sequence[bytes | bytearray | memoryview]) -> int:
+        """A sequence of consecutive runs, the first from position 0 on."""
+        return self._core.unfreeze_runs(runs)
+
+    def promote(self, seq: int, first: int = 0, count: int = ALL) -> PromotionReport:
+        """Lays the copies of the cold file over the archive blocks of a range, bit for bit."""
+        return self._core.promote(seq, first, count)
+
+    def demote(self, seq: int, first: int = 0, count: int = ALL) -> None:
+        """Drops what :meth:`promote` laid over a range."""
+        self._core.demote(seq, first, count)
+
+    def cold_usage(self) -> ColdStats:
+        """The cold file and its queue; all zero without one."""
+        return self._core.cold_usage()
 
     def park(self, seq: int, options: DeepOptions | None = None) -> DeepReport:
         """Packs the older tokens of an idle sequence until :meth:`wake`. Takes a calibration with tables for it."""

@@ -7,12 +7,13 @@ import os
 from typing import Any
 
 from . import _core
-from ._core import ALL, CacheConfig, DeepConfig, EvictionConfig, LayerConfig, LayerOverride
+from ._core import ALL, CacheConfig, ColdConfig, DeepConfig, EvictionConfig, LayerConfig, LayerOverride
 from .errors import InvalidArgument
 
 __all__ = [
     "ALL",
     "CacheConfig",
+    "ColdConfig",
     "DeepConfig",
     "EvictionConfig",
     "LayerConfig",

@@ -39,7 +39,7 @@ class ServeConfigTest(Command):
     def test_every_option_has_its_variable_and_its_place_in_a_file(self):
         given = {"host": "127.0.0.2", "port": 1, "grpc-port": 2, "no-api-key": True, "alias": "x \"y\"", "parallel": 3, "ctx": 256,
                  "queue": 5, "conversations": 6, "kv-budget": "7MiB", "prompt-piece": 8, "timeout": 9.5, "drain": 10,
-                 "max-body": 1111,
+                 "max-body": 1111, "store": "/tmp/prefixes", "store-size": "3MiB", "no-store": True,
                  "slot-save-path": "/tmp", "cors": ["https://a.example", "https://b.example"], "model": "m.gguf", "threads": 1,
                  "kv": "hot=64,warm=448", "quiet": True}
         values, _, text = self.settings()
@@ -81,7 +81,7 @@ class ServeCheckTest(Command):
 
     def test_all_is_well(self):
         lines = self.lines("--slot-save-path", self.folder, "--kv-budget", "64MiB", "-c", 512)
-        self.assertEqual(set(lines), {"address", "port", "slots", "model", "cache", "calibration", "budget", "start"})
+        self.assertEqual(set(lines), {"address", "port", "slots", "store", "model", "cache", "calibration", "budget", "start"})
         self.assertTrue(all(line.startswith("ok") for line in lines.values()), lines)
         self.assertEqual([path for path in self.folder.iterdir() if path.name.startswith(".tierkv-check")], [])
 
