@@ -294,6 +294,14 @@ static void adaptation_and_eviction(void) {
   OK(tierkv_quality_metrics(cache, &quality));
   CHECK(quality.samples == 20 && quality.adaptations >= 1 && fabs(quality.mean - 0.5) < 1e-9);
   CHECK(tierkv_adapt_thresholds(cache, NAN) == TIERKV_INVALID_ARGUMENT);
+  OK(tierkv_set_thresholds(cache, before, sizeof *before, LAYERS));
+  tierkv_thresholds set[LAYERS];
+  OK(tierkv_get_thresholds(cache, set, sizeof *set, LAYERS, &count));
+  CHECK(memcmp(set, before, sizeof set) == 0);
+  CHECK(tierkv_set_thresholds(cache, before, sizeof *before, LAYERS - 1) == TIERKV_INVALID_ARGUMENT);
+  CHECK(tierkv_set_thresholds(cache, before, 1, LAYERS) == TIERKV_INVALID_ARGUMENT);
+  set[1].archive_bits = 17;
+  CHECK(tierkv_set_thresholds(cache, set, sizeof *set, LAYERS) == TIERKV_INVALID_ARGUMENT);
   const char* path = "c_api_test_thresholds.json";
   OK(tierkv_save_thresholds(cache, path));
   OK(tierkv_load_thresholds(cache, path));

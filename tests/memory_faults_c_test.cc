@@ -139,6 +139,11 @@ TEST(MemoryFaultsInC, StatisticsAndSnapshots) {
     tierkv_thresholds limits[kLayers];
     return tierkv_get_thresholds(w.cache, limits, sizeof *limits, kLayers, &w.size);
   });
+  check("set_thresholds", [](World& w) {
+    tierkv_thresholds limits[kLayers];
+    const tierkv_status status = tierkv_get_thresholds(w.cache, limits, sizeof *limits, kLayers, &w.size);
+    return status == TIERKV_OK ? tierkv_set_thresholds(w.cache, limits, sizeof *limits, kLayers) : status;
+  });
   check("save_thresholds", [](World& w) { return tierkv_save_thresholds(w.cache, w.thresholds.c_str()); });
   check("load_thresholds", [](World& w) { return tierkv_load_thresholds(w.cache, w.thresholds.c_str()); });
   check("save", [](World& w) { return tierkv_save(w.cache, w.seq, w.path.c_str()); });

@@ -255,6 +255,8 @@ TEST(MemoryFaults, Statistics) {
   const TestFolder folder;
   const std::string path = folder.file("thresholds");
   check("save_thresholds", kTiers, 10, [&](World& w) { return w.cache->save_thresholds(path).code(); });
+  const std::vector<LayerThresholds> wanted(kLayers, {48, 64, 3});
+  check("set_thresholds", kTiers, 5, [&](World& w) { return w.cache->set_thresholds(wanted).code(); });
   check("load_thresholds", kTiers, 10, [&](World& w) { return w.cache->load_thresholds(path).code(); });
   check("adapt_thresholds", kTiers, 10,
         [](World& w) {

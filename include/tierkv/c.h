@@ -315,6 +315,8 @@ tierkv_status tierkv_adapt_thresholds(tierkv_cache* cache, double score);
  * sizeof(tierkv_thresholds) of the caller. */
 tierkv_status tierkv_get_thresholds(const tierkv_cache* cache, tierkv_thresholds* out, size_t element_size, size_t capacity,
                                     size_t* count);
+/* One per layer, as the call above lists them. Nothing changes when one is refused. */
+tierkv_status tierkv_set_thresholds(tierkv_cache* cache, const tierkv_thresholds* given, size_t element_size, size_t count);
 tierkv_status tierkv_save_thresholds(const tierkv_cache* cache, const char* path);
 tierkv_status tierkv_load_thresholds(tierkv_cache* cache, const char* path);
 

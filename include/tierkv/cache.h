@@ -207,6 +207,10 @@ class AdaptiveKVCache {
   // bits -1 (min 2). Running sequences follow as they grow.
   Status adapt_thresholds(const QualityFeedback& feedback);
   std::vector<LayerThresholds> thresholds() const;
+  // One for each layer, as adapt_thresholds() would leave them; what a layer does not have (a warm tier, a codec of other bits)
+  // stays as it is. invalid_argument: another number of layers, a length past 2^30 that is not kAll, more than 16 bits; nothing has
+  // changed then.
+  Status set_thresholds(std::span<const LayerThresholds> thresholds);
   Status save_thresholds(const std::string& path) const;
   Status load_thresholds(const std::string& path);
 

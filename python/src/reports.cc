@@ -81,6 +81,7 @@ void bind_quality(nb::module_& m) {
       .def_ro("target", &QualityMetrics::target)
       .def_ro("adaptations", &QualityMetrics::adaptations);
   nb::class_<LayerThresholds>(m, "LayerThresholds", "What adaptation moves, one for each layer.")
+      .def(nb::init<uint32_t, uint32_t, uint32_t>(), nb::arg("hot"), nb::arg("warm"), nb::arg("archive_bits"))
       .def_ro("hot", &LayerThresholds::hot)
       .def_ro("warm", &LayerThresholds::warm)
       .def_ro("archive_bits", &LayerThresholds::archive_bits)

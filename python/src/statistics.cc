@@ -59,6 +59,12 @@ void bind_statistics(nb::class_<Handle>& cache) {
           nb::arg("score"))
       .def("thresholds", [](const Handle& self) { return self.ask([](auto& c) { return c.thresholds(); }); })
       .def(
+          "set_thresholds",
+          [](const Handle& self, const std::vector<LayerThresholds>& given) {
+            self.run([&](auto& c) { return c.set_thresholds(given); });
+          },
+          nb::arg("thresholds"))
+      .def(
           "save_thresholds",
           [](const Handle& self, const std::string& path) { self.run([&](auto& c) { return c.save_thresholds(path); }); },
           nb::arg("path"))

@@ -160,6 +160,11 @@ def test_adaptation_and_its_file(tmp_path):
         with tierkv.Cache("balanced", **SHAPE) as other:
             other.load_thresholds(tmp_path / "t.json")
             assert other.thresholds() == after
+            wanted = [tierkv.LayerThresholds(96, 512, layer.archive_bits) for layer in after]
+            other.set_thresholds(wanted)
+            assert [(layer.hot, layer.warm) for layer in other.thresholds()] == [(96, 512)] * len(wanted)
+            with pytest.raises(tierkv.InvalidArgument, match="layers"):
+                other.set_thresholds(wanted[:1])
 
 
 def learned(tmp_path, tokens: int = 4096) -> tierkv.Cache:

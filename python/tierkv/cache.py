@@ -292,6 +292,10 @@ class Cache:
         """What adaptation moves, of each layer."""
         return self._core.thresholds()
 
+    def set_thresholds(self, thresholds: Sequence[LayerThresholds]) -> None:
+        """Sets them, one for each layer. Blocks that exist stay as they are; nothing changes when one is refused."""
+        self._core.set_thresholds(thresholds)
+
     def save_thresholds(self, path: str | os.PathLike[str]) -> None:
         """Writes them to a file."""
         self._core.save_thresholds(os.fspath(path))

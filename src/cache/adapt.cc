@@ -37,6 +37,10 @@ QualityMetrics AdaptiveKVCache::quality_metrics() const { return impl_->planner-
 
 std::vector<LayerThresholds> AdaptiveKVCache::thresholds() const { return impl_->planner->thresholds(); }
 
+Status AdaptiveKVCache::set_thresholds(std::span<const LayerThresholds> thresholds) {
+  return guarded("set thresholds", [&] { return impl_->planner->set_thresholds(thresholds); });
+}
+
 Status AdaptiveKVCache::save_thresholds(const std::string& path) const try {
   return plan::save_thresholds_file(path, impl_->config.model, thresholds());
 }

@@ -1,16 +1,12 @@
 #include "cache/learning.h"
 
-#include <sys/resource.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <chrono>
 #include <cmath>
-#include <csignal>
 #include <filesystem>
 
 #include "base/guarded.h"
 #include "base/mapped_memory.h"
+#include "base/modest_thread.h"
 #include "base/status_macros.h"
 #include "cache/learning_text.h"
 
@@ -18,16 +14,6 @@ namespace tierkv::cache {
 namespace {
 
 namespace fs = std::filesystem;
-
-// Whoever waits for a token comes first, and signals are for the threads of the program.
-void be_modest() {
-  sigset_t all;
-  sigfillset(&all);
-  (void)pthread_sigmask(SIG_BLOCK, &all, nullptr);
-#ifdef __linux__
-  (void)setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), 19);
-#endif
-}
 
 Status check_rope(const calib::Rope& rope, uint32_t layer, uint32_t head_dim) {
   std::vector<bool> named(head_dim, false);
@@ -189,7 +175,7 @@ void Learning::start_solving() noexcept {
 }
 
 void Learning::solve() noexcept {
-  be_modest();
+  be_modest(19);
   std::shared_ptr<learn::Learner> learner;
   {
     std::lock_guard lock(state_);

@@ -93,6 +93,27 @@ tierkv_status tierkv_get_thresholds(const tierkv_cache* cache, tierkv_thresholds
   });
 }
 
+tierkv_status tierkv_set_thresholds(tierkv_cache* cache, const tierkv_thresholds* given, size_t element_size, size_t count) {
+  return guarded([&]() -> Status {
+    TIERKV_NOT_NULL(cache);
+    TIERKV_NOT_NULL(given);
+    if (element_size < sizeof(tierkv_thresholds)) {
+      return tierkv::error(tierkv::StatusCode::invalid_argument, "element_size is ", element_size, "; give sizeof(*given)");
+    }
+    if (count > cache->value->config().num_layers) {
+      return tierkv::error(tierkv::StatusCode::invalid_argument, "thresholds for ", count, " layers, this cache has ",
+                           cache->value->config().num_layers);
+    }
+    std::vector<tierkv::LayerThresholds> all(count);
+    for (size_t i = 0; i < count; ++i) {
+      tierkv_thresholds one;
+      std::memcpy(&one, reinterpret_cast<const std::byte*>(given) + i * element_size, sizeof one);
+      all[i] = {one.hot, one.warm, one.archive_bits};
+    }
+    return cache->value->set_thresholds(all);
+  });
+}
+
 tierkv_status tierkv_save_thresholds(const tierkv_cache* cache, const char* path) {
   return guarded([&]() -> Status {
     TIERKV_NOT_NULL(cache);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/status_macros.h"
+#include "config/schema.h"
 #include "quant/warm_auto.h"
 
 namespace tierkv::plan {
@@ -40,6 +41,13 @@ CodecPair at_bits(const CodecPair& configured, uint32_t key_bits) {
   if (more == 0) return configured;
   return {quant::with_bits(configured.key, quant::whole_bits(configured.key) + more),
           quant::with_bits(configured.value, quant::whole_bits(configured.value) + more)};
+}
+
+Status check_thresholds(uint32_t layer, const LayerThresholds& wanted) {
+  const auto fits = [](uint32_t tokens) { return tokens <= config::kMaxTokens || tokens == kAll; };
+  if (fits(wanted.hot) && fits(wanted.warm) && wanted.archive_bits <= 16) return {};
+  return error(StatusCode::invalid_argument, "layer ", layer, ": ", wanted.hot, " hot and ", wanted.warm, " warm tokens, ",
+               wanted.archive_bits, " bits; at most ", config::kMaxTokens, " tokens each and 16 bits");
 }
 
 }  // namespace
@@ -235,6 +243,7 @@ Status Planner::set_thresholds(std::span<const LayerThresholds> wanted) {
   if (wanted.size() != config_.num_layers) {
     return error(StatusCode::invalid_argument, "thresholds for ", wanted.size(), " layers, this cache has ", config_.num_layers);
   }
+  for (uint32_t l = 0; l < wanted.size(); ++l) TIERKV_RETURN_IF_ERROR(check_thresholds(l, wanted[l]));
   std::lock_guard lock(writer_);
   QualityTracker quality = quality_;
   quality.restart_window();

@@ -6,23 +6,10 @@
 #include <system_error>
 #include <utility>
 
-#ifdef __linux__
-#include <sys/resource.h>
-#endif
-
+#include "base/modest_thread.h"
 #include "base/status_macros.h"
 
 namespace tierkv::store {
-namespace {
-
-// Copies can wait, tokens cannot.
-void lower_priority() {
-#ifdef __linux__
-  (void)setpriority(PRIO_PROCESS, 0, 10);  // of this thread alone
-#endif
-}
-
-}  // namespace
 
 ColdFile::ColdFile(std::unique_ptr<ColdMedium> medium, Arena& arena, uint64_t limit, size_t queue_bytes)
     : medium_(std::move(medium)), arena_(arena), limit_(limit), queue_limit_(queue_bytes) {
@@ -296,7 +283,7 @@ void ColdFile::finish(Lock& lock) {
 }
 
 void ColdFile::write_loop() {
-  lower_priority();
+  be_modest(10);  // copies can wait, tokens cannot
   Lock lock(mutex_);
   for (;;) {
     ready_.wait(lock, [&] { return stop_ || busy(); });

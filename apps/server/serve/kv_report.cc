@@ -1,16 +1,13 @@
 // kv_report.cc — the cache's own figures, with the names that clients read.
 #include "serve/kv_report.h"
 
-#include <cstdlib>
-#include <filesystem>
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "engine/clock.h"
 #include "engine/error.h"
-#include "engine/files.h"
 #include "serve/api_error.h"
 #include "serve/json_input.h"
-#include "tierkv/file.h"
 
 namespace tierkv::serve {
 namespace {
@@ -26,25 +23,6 @@ json tier_json(const TierMemory& tier, uint32_t streams, uint32_t head_dim) {
 }
 
 const char* state_of(const Conversation& one) { return one.busy ? "busy" : one.parked ? "parked" : one.prompt ? "prompt" : "idle"; }
-
-// A file that is there only as long as somebody looks at it: the library reads and writes thresholds as files.
-class ShortLivedFile {
- public:
-  ShortLivedFile() : folder_((std::filesystem::temp_directory_path() / "tierkv-XXXXXX").string()) {
-    if (mkdtemp(folder_.data()) == nullptr) engine::fail("no temporary folder can be made");
-    path_ = folder_ + "/thresholds.json";
-  }
-  ~ShortLivedFile() {
-    std::error_code ignored;
-    std::filesystem::remove_all(folder_, ignored);
-  }
-  ShortLivedFile(const ShortLivedFile&) = delete;
-  ShortLivedFile& operator=(const ShortLivedFile&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  std::string folder_, path_;
-};
 
 constexpr int64_t kMostBoundary = 1 << 24;
 
@@ -81,26 +59,6 @@ std::vector<LayerThresholds> changed(std::vector<LayerThresholds> layers, const 
     change_layer(layers[static_cast<size_t>(*number)], Fields(one));
   }
   return layers;
-}
-
-// By the library's own file, which checks what it reads.
-void store(AdaptiveKVCache& cache, const std::vector<LayerThresholds>& layers) {
-  const ShortLivedFile file;
-  engine::check(cache.save_thresholds(file.path()));
-  json saved = json::parse(engine::read_file(file.path()));
-  const std::string prefix = "kv_threshold:" + cache.config().model + ":";
-  for (size_t i = 0; i < layers.size(); ++i) {
-    saved[prefix + std::to_string(i)] = {
-        {"hot", layers[i].hot}, {"warm", layers[i].warm}, {"archive_bits", layers[i].archive_bits}};
-  }
-  const std::string text = saved.dump();
-  engine::check(replace_file(file.path(), [&](const ByteSink& sink) { return sink(std::as_bytes(std::span(text))); }));
-  if (const Status status = cache.load_thresholds(file.path()); !status.ok()) {
-    std::string sentence = status.message();
-    if (const size_t at = sentence.find(file.path()); at != std::string::npos)
-      sentence.replace(at, file.path().size(), "the request");
-    throw ApiError(status.code() == StatusCode::internal ? 500 : 400, sentence, "layers");
-  }
 }
 
 }  // namespace
@@ -212,7 +170,8 @@ void add_measurement(Service& service, const json& body) {
 void set_thresholds(Service& service, const json& body) {
   service.scheduler().on_thread([&] {
     AdaptiveKVCache& cache = service.context().cache();
-    store(cache, changed(cache.thresholds(), body));
+    const Status status = cache.set_thresholds(changed(cache.thresholds(), body));
+    if (!status.ok()) throw ApiError(status.code() == StatusCode::internal ? 500 : 400, status.message(), "layers");
   });
 }
 
