@@ -1,6 +1,7 @@
 // body_rows.h — kernels on rows of floats: 16-bit rows, softmax, metadata lookups, the Walsh–Hadamard transform. See body_codes.h.
 #pragma once
 
+#include "quant/simd/body_better.h"
 #include "quant/simd/body_blocks.h"
 #include "quant/simd/body_fit.h"
 #include "quant/simd/body_frame.h"
@@ -265,6 +266,8 @@ constexpr Kernels make_kernels(const char* isa) {
           accumulate,
           half_scores,
           half_accumulate,
+          three_bit_scores,
+          three_bit_accumulate,
           widen,
           lookup_bytes,
           affine_bytes,
@@ -280,6 +283,7 @@ constexpr Kernels make_kernels(const char* isa) {
           rotate_rows,
           column_sums,
           add_row,
+          project_rows,
           within,
           narrow};
 }
