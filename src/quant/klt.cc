@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <mutex>
 
 #include "base/f16.h"
 #include "base/status_macros.h"
@@ -67,14 +68,14 @@ class KltCodec final : public Codec {
               float* out, size_t stride, Workspace& ws) const override {
     const uint32_t d = shape().head_dim;
     float* turned = at_least(ws.a, static_cast<size_t>(count) * d);
-    float* factors = at_least(ws.b, static_cast<size_t>(count) * padded_ + 16 * d);
+    float* factors = at_least(ws.b, static_cast<size_t>(count) * padded_);
     float* base = at_least(ws.c, 3 * static_cast<size_t>(count));
     turner_.turn(queries, count, -static_cast<int64_t>(ctx.first_position), turned);
     const Kernels* kernels = active_kernels();
     for (uint32_t i = 0; i < count; ++i) base[i] = product(turned + static_cast<size_t>(i) * d, mean_.data(), d);
     if (kernels) return fast_scores(*kernels, in, turned, count, rows, factors, base, out, stride, ws);
 
-    products(turned, count, 0, padded_, factors, padded_, nullptr);
+    products(rows_, padded_, turned, count, factors);
     for (uint32_t t = 0; t < rows; ++t) {
       for (uint32_t i = 0; i < count; ++i) out[i * stride + t] = base[i];
       for_each_code([&](uint32_t j, uint32_t bits, size_t word, uint32_t shift) {
@@ -105,33 +106,30 @@ class KltCodec final : public Codec {
 
   uint32_t error_channels() const override { return known_; }
 
-  void from_error_frame(const BlockContext& ctx, float* rows, uint32_t count, bool exact, float* out) const override {
+  // Attention turns queries instead, so there is one way, the exact one.
+  void from_error_frame(const BlockContext& ctx, float* rows, uint32_t count, bool, float* out) const override {
     const uint32_t d = shape().head_dim, n = known_;
     from_frame(Frame::hadamard, rows, count, n);
     std::fill_n(out, static_cast<size_t>(count) * d, 0.0f);
     for (uint32_t i = 0; i < count; ++i) {
       for (uint32_t j = 0; j < n; ++j) rows[static_cast<size_t>(i) * n + j] *= unit_[j];
     }
-    if (const Kernels* kernels = active_kernels(); kernels && !exact) {
-      kernels->half_accumulate(rows_.data(), /*bf16=*/false, d, rows, n, count, n, out, Ahead());
-    } else {
-      add_weighted(widened_rows(), n, d, rows, n, count, out);
-    }
+    add_weighted(widened_rows(), n, d, rows, n, count, out);
     turner_.turn(out, count, ctx.first_position, out);
   }
 
   // scores() left the queries turned to the block in ws.a, and their products with the components that have bits in ws.b.
   const float* error_queries(const BlockContext&, const float*, uint32_t count, Workspace& ws) const override {
-    const uint32_t d = shape().head_dim, n = known_;
-    const float* turned = ws.a.data();
+    const uint32_t n = known_, more = n - padded_;
     const float* factors = ws.b.data();
-    float* out = at_least(ws.c, static_cast<size_t>(count) * n + 16 * d);
-    products(turned, count, padded_, n - padded_, out + padded_, n, out + static_cast<size_t>(count) * n);
+    float* out = at_least(ws.c, static_cast<size_t>(count) * (n + more));
+    float* others = out + static_cast<size_t>(count) * n;
+    products(more_rows_, more, ws.a.data(), count, others);
     for (uint32_t i = 0; i < count; ++i) {
       float* row = out + static_cast<size_t>(i) * n;
-      const float* first = factors + static_cast<size_t>(i) * padded_;
+      const float *first = factors + static_cast<size_t>(i) * padded_, *second = others + static_cast<size_t>(i) * more;
       for (uint32_t j = 0; j < padded_; ++j) row[j] = first[j] * unit_[j];
-      for (uint32_t j = padded_; j < n; ++j) row[j] *= unit_[j];
+      for (uint32_t j = 0; j < more; ++j) row[padded_ + j] = second[j] * unit_[padded_ + j];
     }
     to_frame(Frame::hadamard, out, count, n);
     return out;
@@ -140,7 +138,7 @@ class KltCodec final : public Codec {
   size_t table_bytes() const override {
     return sizeof *this +
            (mean_.size() + step_.size() + shift_.size() + middle_.size() + weights_.size() + unit_.size()) * sizeof(float) +
-           (analysis_.size() + rows_.size()) * sizeof(uint16_t);
+           (analysis_.size() + rows_.size() + more_rows_.size() + device_rows_.size()) * sizeof(uint16_t);
   }
 
   bool layout(SideLayout& out) const override {
@@ -150,7 +148,7 @@ class KltCodec final : public Codec {
     out.bytes = static_cast<uint32_t>(bytes());
     for (int w = 0; w < kKltWidths; ++w) out.words[w] = words_.words[w];
     out.components = components_;
-    out.rows = rows_.data();
+    out.rows = device_rows();
     out.mean = mean_.data();
     out.pairs = static_cast<uint32_t>(turner_.rope().size());
     out.turns = turner_.tables();
@@ -260,7 +258,34 @@ class KltCodec final : public Codec {
     }
     return out;
   }
-  const float* widened_rows() const { return widened(rows_); }
+
+  // A step of every component, row by row: floats [known][d].
+  const float* widened_rows() const {
+    const uint32_t d = shape().head_dim;
+    float* out = at_least(block_scratch().tile, static_cast<size_t>(known_) * d);
+    const auto put = [&](const std::vector<uint16_t>& halves, uint32_t n, float* to) {
+      const float* wide = widened(halves);
+      for (uint32_t c = 0; c < d; ++c) {
+        for (uint32_t j = 0; j < n; ++j) to[static_cast<size_t>(j) * d + c] = wide[static_cast<size_t>(c) * n + j];
+      }
+    };
+    put(rows_, padded_, out);
+    put(more_rows_, known_ - padded_, out + static_cast<size_t>(padded_) * d);
+    return out;
+  }
+
+  // The same of those that have bits as a device reads them, fp16 [padded][d], made when one asks.
+  const uint16_t* device_rows() const {
+    std::call_once(device_rows_made_, [this] {
+      const uint32_t d = shape().head_dim;
+      device_rows_.resize(rows_.size());
+      for (uint32_t c = 0; c < d; ++c) {
+        for (uint32_t j = 0; j < padded_; ++j)
+          device_rows_[static_cast<size_t>(j) * d + c] = rows_[static_cast<size_t>(c) * padded_ + j];
+      }
+    });
+    return device_rows_.data();
+  }
 
   // In units of the steps.
   const float* widened_analysis() const {
@@ -282,7 +307,8 @@ class KltCodec final : public Codec {
     shift_.assign(known_, 0.0f);
     step_.assign(known_, 1.0f);
     analysis_.assign(static_cast<size_t>(d) * known_, 0);
-    rows_.assign(static_cast<size_t>(known_) * d, 0);
+    rows_.assign(static_cast<size_t>(d) * padded_, 0);
+    more_rows_.assign(static_cast<size_t>(d) * (known_ - padded_), 0);
     for_each_code([&](uint32_t j, uint32_t bits, size_t, uint32_t) {
       const int w = bits == 2 ? 0 : bits == 4 ? 1 : 2;
       const float step = head.step[w][j];
@@ -294,7 +320,7 @@ class KltCodec final : public Codec {
         const uint16_t half = head.analysis[static_cast<size_t>(j) * d + c];
         analysis_[static_cast<size_t>(c) * known_ + j] = half;
         offset -= static_cast<double>(f16_to_f32(half) / step) * mean_[c];
-        rows_[static_cast<size_t>(j) * d + c] = f32_to_f16(f16_to_f32(head.synthesis[static_cast<size_t>(j) * d + c]) * step);
+        rows_[static_cast<size_t>(c) * padded_ + j] = f32_to_f16(f16_to_f32(head.synthesis[static_cast<size_t>(j) * d + c]) * step);
       }
       shift_[j] = static_cast<float>(offset);
     });
@@ -349,7 +375,9 @@ class KltCodec final : public Codec {
         const uint16_t half = head.analysis[static_cast<size_t>(j) * d + c];
         analysis_[static_cast<size_t>(c) * known_ + j] = half;
         offset -= static_cast<double>(f16_to_f32(half)) * mean_[c];
-        rows_[static_cast<size_t>(j) * d + c] = head.synthesis[static_cast<size_t>(j) * d + c];
+        const uint16_t row = head.synthesis[static_cast<size_t>(j) * d + c];
+        if (j < padded_) rows_[static_cast<size_t>(c) * padded_ + j] = row;
+        else more_rows_[static_cast<size_t>(c) * (known_ - padded_) + j - padded_] = row;
       }
       shift_[j] = static_cast<float>(offset);
     }
@@ -360,19 +388,19 @@ class KltCodec final : public Codec {
     }
   }
 
-  // out[i*stride + j]: a turned query times a step of component first + j, j < n. scratch: 16·head_dim floats, for kernels.
-  void products(const float* turned, uint32_t count, uint32_t first, uint32_t n, float* out, size_t stride, float* scratch) const {
+  // out[i*n + j]: a turned query times a step of component j of a table [d][n]. Channel by channel, no sum runs across a register.
+  void products(const std::vector<uint16_t>& table, uint32_t n, const float* turned, uint32_t count, float* out) const {
     const uint32_t d = shape().head_dim;
-    const uint16_t* rows = rows_.data() + static_cast<size_t>(first) * d;
+    std::fill_n(out, static_cast<size_t>(count) * n, 0.0f);
     if (n == 0) return;
     if (const Kernels* kernels = active_kernels())
-      return kernels->half_scores(rows, /*bf16=*/false, d, turned, count, n, out, stride, scratch, Ahead());
+      return kernels->half_accumulate(table.data(), /*bf16=*/false, n, turned, d, count, d, out, Ahead());
     for (uint32_t i = 0; i < count; ++i) {
       for (uint32_t j = 0; j < n; ++j) {
         double sum = 0.0;
         for (uint32_t c = 0; c < d; ++c)
-          sum += static_cast<double>(turned[static_cast<size_t>(i) * d + c]) * f16_to_f32(rows[static_cast<size_t>(j) * d + c]);
-        out[i * stride + j] = static_cast<float>(sum);
+          sum += static_cast<double>(turned[static_cast<size_t>(i) * d + c]) * f16_to_f32(table[static_cast<size_t>(c) * n + j]);
+        out[static_cast<size_t>(i) * n + j] = static_cast<float>(sum);
       }
     }
   }
@@ -383,8 +411,7 @@ class KltCodec final : public Codec {
       for (uint32_t i = 0; i < count; ++i) std::fill_n(out + i * stride, rows, base[i]);
       return;
     }
-    float* scratch = factors + static_cast<size_t>(count) * padded_;
-    products(turned, count, 0, padded_, factors, padded_, scratch);
+    products(rows_, padded_, turned, count, factors);
     int8_t* bytes = at_least(ws.bytes, 2 * static_cast<size_t>(count) * padded_);
     kernels.scores_by_word(words_, in.data(), factors, middle_.data(), base, count, padded_, rows, out, stride, bytes, ws.ahead);
   }
@@ -401,8 +428,11 @@ class KltCodec final : public Codec {
   std::vector<float> step_;               // [known]: of the components; 1 for those that have no bits
   std::vector<float> shift_;              // [known]: what a code is beside (analysis / step) · key
   std::vector<float> middle_;             // [padded]: of the codes
-  std::vector<uint16_t> rows_;            // fp16 [known][d]: a step of each component
-  std::vector<float> unit_;               // [known] where errors are coded too: what 1 of the error frame is, in steps
+  std::vector<uint16_t> rows_;            // fp16 [d][padded]: a step of each component that has bits
+  std::vector<uint16_t> more_rows_;       // fp16 [d][known - padded]: of the others
+  mutable std::vector<uint16_t> device_rows_;
+  mutable std::once_flag device_rows_made_;
+  std::vector<float> unit_;  // [known] where errors are coded too: what 1 of the error frame is, in steps
 };
 
 // A head's tables, and what keeps them in memory while a codec is made from them.

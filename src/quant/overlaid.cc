@@ -20,9 +20,6 @@ namespace {
 constexpr uint32_t kBits = 3, kLevels = 1u << kBits;
 constexpr float kMiddle = 0.5f * static_cast<float>(kLevels - 1);
 constexpr uint32_t kNoStep = 0xF8u;  // the first byte whose half float is not finite
-// So many more queries than better rows are turned before it is cheaper to turn the rows: part of a query is turned already.
-constexpr uint32_t kFewQueries = 4;
-
 size_t code_bytes(uint32_t channels) { return static_cast<size_t>(channels) * kBits / 8; }
 
 float step_of(std::byte stored) { return f16_to_f32(static_cast<uint16_t>(std::to_integer<uint32_t>(stored) << 7)); }
@@ -100,15 +97,8 @@ class OverlaidCodec final : public Codec {
   void scores(std::span<const std::byte> in, const BlockContext& ctx, const float* queries, uint32_t count, uint32_t rows,
               float* out, size_t stride, Workspace& ws) const override {
     inner_->scores(base(in), ctx, queries, count, rows, out, stride, ws);
-    const uint32_t d = shape().head_dim, better = better_below(in, rows);
-    if (better == 0) return;
-    if (count <= better + kFewQueries)
-      return add_to_scores(in, inner_->error_queries(ctx, queries, count, ws), better, count, out, stride);
-    const float* lost = decode_better(in, ctx, better, ws);
-    for (uint32_t i = 0; i < count; ++i) {
-      const float* query = queries + static_cast<size_t>(i) * d;
-      for (uint32_t b = 0; b < better; ++b) out[i * stride + index(in, b)] += product(query, lost + b * d, d);
-    }
+    const uint32_t better = better_below(in, rows);
+    if (better != 0) add_to_scores(in, inner_->error_queries(ctx, queries, count, ws), better, count, out, stride, ws);
   }
 
   void accumulate(std::span<const std::byte> in, const BlockContext& ctx, const float* weights, size_t stride, uint32_t count,
@@ -207,12 +197,12 @@ class OverlaidCodec final : public Codec {
     for (uint32_t c = 0; c < n; ++c) out[c] = step * (code_at(row, c) - kMiddle);
   }
 
-  // `asked`: error_queries().
-  void add_to_scores(std::span<const std::byte> in, const float* asked, uint32_t better, uint32_t count, float* out,
-                     size_t stride) const {
+  // `asked`: error_queries(), which may be in ws.c.
+  void add_to_scores(std::span<const std::byte> in, const float* asked, uint32_t better, uint32_t count, float* out, size_t stride,
+                     Workspace& ws) const {
     const uint32_t n = error_channels();
-    float sums[(kMostTop + kFewQueries) * kMostTop];
     if (const Kernels* kernels = active_kernels()) {
+      float* sums = at_least(ws.b, static_cast<size_t>(count) * better);
       kernels->three_bit_scores(codes(in), n, asked, count, better, sums, better);
       for (uint32_t b = 0; b < better; ++b) {
         const uint32_t t = index(in, b);

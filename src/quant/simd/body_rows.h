@@ -149,7 +149,13 @@ void add_rows(const uint16_t* rows, uint32_t dim, const float* weights, size_t s
   for (; c + 4 * kLanes <= dim && kVectors > 4; c += 4 * kLanes) {
     add_columns<kBf16, N, 4>(rows + c, dim, weights, stride, n, acc + c, c == 0 ? ahead : Ahead());
   }
-  for (; c < dim; c += kLanes) add_columns<kBf16, N, 1>(rows + c, dim, weights, stride, n, acc + c, Ahead());
+  for (; c + 3 * kLanes <= dim && kVectors > 3; c += 3 * kLanes) {
+    add_columns<kBf16, N, 3>(rows + c, dim, weights, stride, n, acc + c, c == 0 ? ahead : Ahead());
+  }
+  for (; c + 2 * kLanes <= dim && kVectors > 2; c += 2 * kLanes) {
+    add_columns<kBf16, N, 2>(rows + c, dim, weights, stride, n, acc + c, c == 0 ? ahead : Ahead());
+  }
+  for (; c < dim; c += kLanes) add_columns<kBf16, N, 1>(rows + c, dim, weights, stride, n, acc + c, c == 0 ? ahead : Ahead());
 }
 
 template <bool kBf16>
