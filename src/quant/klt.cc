@@ -138,7 +138,7 @@ class KltCodec final : public Codec {
   size_t table_bytes() const override {
     return sizeof *this +
            (mean_.size() + step_.size() + shift_.size() + middle_.size() + weights_.size() + unit_.size()) * sizeof(float) +
-           (analysis_.size() + rows_.size() + more_rows_.size() + device_rows_.size()) * sizeof(uint16_t);
+           (analysis_.size() + rows_.size() + more_rows_.size()) * sizeof(uint16_t);
   }
 
   bool layout(SideLayout& out) const override {
@@ -274,7 +274,8 @@ class KltCodec final : public Codec {
     return out;
   }
 
-  // The same of those that have bits as a device reads them, fp16 [padded][d], made when one asks.
+  // The same of those that have bits as a device reads them, fp16 [padded][d], made when one asks: it copies them
+  // into its own memory, so table_bytes() leaves them out.
   const uint16_t* device_rows() const {
     std::call_once(device_rows_made_, [this] {
       const uint32_t d = shape().head_dim;
@@ -347,7 +348,8 @@ class KltCodec final : public Codec {
   }
 
   // So many components have all but kLeftOver of the squared error that the tables measured: those that have bits, and the widest
-  // of those that have none. The others spread so little that coding them would be bits and time for nothing.
+  // of those that have none. The others spread so little that coding them would be bits and time for little. Blocks are laid out by
+  // this: it cannot change.
   uint32_t components_of_errors(const calib::KltHead& head) const {
     const uint32_t d = shape().head_dim;
     double all = 0.0;

@@ -13,9 +13,8 @@
 //           them. Squared errors are taken there too. A step is a half float without its sign and its seven lowest bits, to
 //           nearest.
 // Size:     3 bits a channel of the error frame and two bytes a better row: 4 rows of 128 at 64 channels are 0.102 bits a value.
-// Error:    a better row's is about a twenty-fifth of the base's squared error, for klt's keys a ninth and less, because a tenth
-// may
-//           lie in components that are left out; the other rows are the base's to the bit.
+// Error:    a better row's is about a twenty-fifth of the base's squared error, for klt's keys up to a quarter, because a fifth
+//           may lie in components that are left out; the other rows are the base's to the bit.
 // Frame:    the base's.
 // Refused:  what the base refuses. validate() also refuses indices that do not ascend or leave the block, and steps past fp16.
 #pragma once
