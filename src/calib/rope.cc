@@ -1,10 +1,21 @@
 #include "calib/rope.h"
 
+#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
 
 namespace tierkv::calib {
+namespace {
+
+// 0, 1, 2, ...: the channels of pairs that are neighbours, as libllama has most models'.
+constexpr auto kNeighbours = [] {
+  std::array<uint16_t, 256> all{};
+  for (uint16_t c = 0; c < all.size(); ++c) all[c] = c;
+  return all;
+}();
+
+}  // namespace
 
 Turner::Turner(const Rope& rope, uint32_t head_dim) : rope_(rope), dim_(head_dim) {
   const size_t n = rope_.size();
@@ -51,9 +62,16 @@ void Turner::turn(const float* rows, uint32_t count, int64_t by, float* out) con
   if (by < 0) {
     for (size_t p = 0; p < n; ++p) sine[p] = -sine[p];
   }
+  const bool neighbours = std::memcmp(channels_.data(), kNeighbours.data(), 2 * n * sizeof(uint16_t)) == 0;
   for (uint32_t i = 0; i < count; ++i) {
     float* row = out + static_cast<size_t>(i) * dim_;
-    if (halves_) {  // the usual order, which a compiler turns into vectors
+    if (neighbours) {  // the two usual orders, which a compiler turns into vectors
+      for (size_t p = 0; p < n; ++p) {
+        const float a = row[2 * p], b = row[2 * p + 1];
+        row[2 * p] = a * cosine[p] - b * sine[p];
+        row[2 * p + 1] = a * sine[p] + b * cosine[p];
+      }
+    } else if (halves_) {
       float* other = row + n;
       for (size_t p = 0; p < n; ++p) {
         const float a = row[p], b = other[p];

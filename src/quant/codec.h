@@ -134,14 +134,17 @@ class Codec {
     return 0;
   }
 
-  // What rows lost by being coded, in place, from the plain frame into one in which an error does as much harm in every direction,
-  // as far as the codec knows, spread evenly over the channels; and back, into frame(). For overlaid.h, which codes it there.
-  // `exact`: the same bits on every machine, as decode() has to give.
-  virtual void to_error_frame(const BlockContext& ctx, float* rows, uint32_t count) const;
-  virtual void from_error_frame(const BlockContext& ctx, float* rows, uint32_t count, bool exact) const;
+  // encode(), and what the rows lost by it, in a frame in which an error does as much harm in every direction, as far as the codec
+  // knows, spread evenly over error_channels() channels: shape.tokens x error_channels(). For overlaid.h, which codes it there.
+  // Directions in which next to nothing is lost may be left out. The error frame of a codec in Frame::hadamard is that frame.
+  virtual uint32_t error_channels() const { return shape_.head_dim; }  // a multiple of 16, at most head_dim
+  virtual Status encode_with_errors(const float* rows, const BlockContext& ctx, std::span<std::byte> out, float* errors) const;
+  // And back, into frame(). `rows` are used up, `out` is apart from them. `exact`: the same bits on every machine, as decode() has
+  // to give.
+  virtual void from_error_frame(const BlockContext& ctx, float* rows, uint32_t count, bool exact, float* out) const;
   // Keys: the queries turned the other way. Their product with a row of the error frame is what that row adds to a score, so a few
-  // queries need no row turned back. count x head_dim, in `ws` until its next use. REQUIRES: scores() was just called with the same
-  // block, queries and workspace.
+  // queries need no row turned back. count x error_channels(), in `ws` until its next use. REQUIRES: scores() was just called with
+  // the same block, queries and workspace.
   virtual const float* error_queries(const BlockContext& ctx, const float* queries, uint32_t count, Workspace& ws) const;
 
   // Memory of its own, calibrated tables of one head included.

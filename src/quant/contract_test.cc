@@ -31,7 +31,7 @@ TEST(Contract, WritesEveryByteAndNothingElseAndTheSameEachTime) {
 
 // Better rows apart, which overlaid.h counts.
 double bits_per_value(const Codec& codec) {
-  const size_t bytes = codec.bytes() - overlay_bytes(codec.spec().top, codec.shape().head_dim);
+  const size_t bytes = codec.bytes() - overlay_bytes(codec.spec().top, codec.error_channels());
   return 8.0 * static_cast<double>(bytes) / (static_cast<double>(codec.shape().tokens) * codec.shape().head_dim);
 }
 

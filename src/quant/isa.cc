@@ -92,6 +92,35 @@ bool rows_work(const Kernels& k) {
   return near(sum, want, 1e-5);
 }
 
+bool three_bits_work(const Kernels& k) {
+  constexpr uint32_t d = 48, n = 5, count = 3;
+  std::byte bytes[1 + n * d * 3 / 8];
+  for (uint32_t i = 0; i < sizeof bytes; ++i) bytes[i] = static_cast<std::byte>(i * 2654435761u >> 24);
+  const auto value = [&](uint32_t t, uint32_t c) {
+    const std::byte* at = bytes + 1 + (t * d + c) / 8 * 3;
+    const uint32_t packed =
+        std::to_integer<uint32_t>(at[0]) | std::to_integer<uint32_t>(at[1]) << 8 | std::to_integer<uint32_t>(at[2]) << 16;
+    return static_cast<float>(packed >> 3 * (c % 8) & 7u) - 3.5f;
+  };
+  float q[count * d], scores[count * n], acc[count * d] = {};
+  for (uint32_t i = 0; i < count * d; ++i) q[i] = static_cast<float>(static_cast<int>(i * 29 % 31) - 15) / 4.0f;
+  k.three_bit_scores(bytes + 1, d, q, count, n, scores, n);
+  k.three_bit_accumulate(bytes + 1, d, scores, n, count, n, acc);
+  for (uint32_t i = 0; i < count; ++i) {
+    double sums[d] = {};
+    for (uint32_t t = 0; t < n; ++t) {
+      double want = 0;
+      for (uint32_t c = 0; c < d; ++c) want += q[i * d + c] * value(t, c);
+      if (!near(scores[i * n + t], want, 1e-3)) return false;
+      for (uint32_t c = 0; c < d; ++c) sums[c] += want * value(t, c);
+    }
+    for (uint32_t c = 0; c < d; ++c) {
+      if (!near(acc[i * d + c], sums[c], 1e-3 * (1 + std::fabs(sums[c])))) return false;
+    }
+  }
+  return true;
+}
+
 bool codes_work(const Kernels& k) {
   constexpr uint32_t d = 32, n = 16;
   for (const uint32_t bits : {2u, 3u, 4u, 8u}) {
@@ -154,7 +183,9 @@ bool blocks_work(const Kernels& k) {
 
 }  // namespace
 
-bool kernels_work(const Kernels& kernels) { return rows_work(kernels) && codes_work(kernels) && blocks_work(kernels); }
+bool kernels_work(const Kernels& kernels) {
+  return rows_work(kernels) && three_bits_work(kernels) && codes_work(kernels) && blocks_work(kernels);
+}
 
 const Kernels* active_kernels() { return active().load(std::memory_order_relaxed); }
 

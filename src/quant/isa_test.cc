@@ -84,6 +84,11 @@ TEST_P(IsaKernels, AWrongKernelIsFoundOut) {
                               const KernelScratch&) { std::fill(out, out + rows, 0.0f); };
   EXPECT_FALSE(kernels_work(broken));
   broken = *kernels;
+  broken.three_bit_scores = [](const std::byte*, uint32_t, const float*, uint32_t count, uint32_t n, float* out, size_t) {
+    std::fill(out, out + count * n, 0.0f);
+  };
+  EXPECT_FALSE(kernels_work(broken));
+  broken = *kernels;
   broken.transpose_tile = [](const float*, size_t, uint32_t n, float* tile) { std::fill(tile, tile + 16 * n, 0.0f); };
   EXPECT_FALSE(kernels_work(broken));
 }
@@ -175,6 +180,8 @@ std::vector<CodecSpec> specs_of(const CodecRow& row, const BlockShape& shape) {
         if (shape.tokens == 128 && (flags & (1 | 16)) != 0) continue;  // the wrappers are tried on the small shapes
         if (shape.tokens == 128 && brief && (flags | group) != 0) continue;
         specs.push_back({row.id, static_cast<uint8_t>(bits), 0, group, flags});
+        const bool better = row.max_bits != 0 && bits <= 16 && (flags | group) == 0 && shape.tokens == 64;
+        if (better) specs.push_back({row.id, static_cast<uint8_t>(bits), 3, 0, 0});
       }
     }
   }

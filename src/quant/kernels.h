@@ -112,6 +112,12 @@ struct Kernels {
                       size_t stride, float* scratch, const Ahead&);  // scratch: 16*dim
   void (*half_accumulate)(const uint16_t* rows, bool bf16, uint32_t dim, const float* weights, size_t stride, uint32_t count,
                           uint32_t n, float* acc, const Ahead&);
+  // The same two for rows of 3-bit codes (overlaid.h): dim·3/8 bytes a row, value = code - 3.5. dim % 16 == 0. The byte before
+  // `codes` is read too.
+  void (*three_bit_scores)(const std::byte* codes, uint32_t dim, const float* queries, uint32_t count, uint32_t n, float* out,
+                           size_t stride);
+  void (*three_bit_accumulate)(const std::byte* codes, uint32_t dim, const float* weights, size_t stride, uint32_t count,
+                               uint32_t n, float* acc);
   // out[i] = value of a 16-bit float, n % 16 == 0.
   void (*widen)(const uint16_t* in, bool bf16, uint32_t n, float* out);
 
@@ -149,6 +155,10 @@ struct Kernels {
   void (*rotate_rows)(const float* in, uint32_t rows, uint32_t dim, uint32_t run, const float* signs, bool forward, float* out);
   void (*column_sums)(const float* in, uint32_t rows, uint32_t dim, float* sums);
   void (*add_row)(const float* in, const float* row, uint32_t rows, uint32_t dim, float* out);
+
+  // out[r*n + j] = start[j] + the sum over c of rows[r*dim + c]·matrix[c*n + j], term by term. n % 16 == 0.
+  void (*project_rows)(const float* rows, uint32_t count, uint32_t dim, const float* matrix, uint32_t n, const float* start,
+                       float* out);
 
   // Whether no value is NaN or beyond ±limit; floats to 16 bits, to nearest even, past the range infinity. n % 16 == 0.
   bool (*within)(const float* x, size_t n, float limit);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <mutex>
 
 #include "base/f16.h"
 #include "base/status_macros.h"
@@ -22,6 +23,7 @@ namespace {
 constexpr uint32_t kNoPosition = 0xFFFFFFFFu;  // of a row that is not in use
 
 constexpr float kLeastSpread = 1e-4f;  // of the largest: what no key ever had is no reason to divide by nothing
+constexpr double kLeftOver = 0.2;      // of the squared error may lie in components that better rows leave out
 
 using calib::kKltBits;
 using calib::kKltWidths;
@@ -40,34 +42,11 @@ class KltCodec final : public Codec {
   }
 
   Status encode(const float* rows, const BlockContext& ctx, std::span<std::byte> out) const override {
-    TIERKV_RETURN_IF_ERROR(check_size(out.size(), bytes()));
-    TIERKV_RETURN_IF_ERROR(check_finite(rows, shape()));
-    const uint32_t d = shape().head_dim, tokens = shape().tokens;
-    if (ctx.positions) TIERKV_RETURN_IF_ERROR(check_span(ctx));
-    float* turned = at_least(block_scratch().rotated, static_cast<size_t>(tokens) * d);
-    turner_.turn(rows, tokens, -static_cast<int64_t>(ctx.first_position), turned);
-    std::fill(out.begin(), out.end(), std::byte{0});
-    const float* analysis = widened_analysis();
-    float sums[256];
-    for (uint32_t t = 0; t < tokens; ++t) {
-      std::copy(shift_.begin(), shift_.end(), sums);
-      for (uint32_t c = 0; c < d; ++c) {
-        const float x = turned[static_cast<size_t>(t) * d + c];
-        const float* row = analysis + static_cast<size_t>(c) * known_;
-        for (uint32_t j = 0; j < padded_; ++j) sums[j] += x * row[j];
-      }
-      std::byte* lane = out.data() + static_cast<size_t>(t / kTileLanes) * tile_bytes() + t % kTileLanes * sizeof(uint32_t);
-      for_each_code([&](uint32_t j, uint32_t bits, size_t word, uint32_t shift) {
-        const float most = static_cast<float>((1u << bits) - 1u);
-        const float level = std::floor(sums[j]);  // not a number where rows near the end of float cancel: code 0
-        const auto code = level > 0.0f ? static_cast<uint32_t>(std::min(level, most)) : 0u;
-        uint32_t packed;
-        std::memcpy(&packed, lane + word * kTileLanes * sizeof packed, sizeof packed);
-        packed |= code << shift;
-        std::memcpy(lane + word * kTileLanes * sizeof packed, &packed, sizeof packed);
-      });
-    }
-    return Status();
+    return encode(rows, ctx, out, nullptr);
+  }
+
+  Status encode_with_errors(const float* rows, const BlockContext& ctx, std::span<std::byte> out, float* errors) const override {
+    return encode(rows, ctx, out, errors);
   }
 
   void decode(std::span<const std::byte> in, const BlockContext& ctx, uint32_t first, uint32_t count, float* out) const override {
@@ -89,14 +68,14 @@ class KltCodec final : public Codec {
               float* out, size_t stride, Workspace& ws) const override {
     const uint32_t d = shape().head_dim;
     float* turned = at_least(ws.a, static_cast<size_t>(count) * d);
-    float* factors = at_least(ws.b, static_cast<size_t>(count) * padded_ + 16 * d);
+    float* factors = at_least(ws.b, static_cast<size_t>(count) * padded_);
     float* base = at_least(ws.c, 3 * static_cast<size_t>(count));
     turner_.turn(queries, count, -static_cast<int64_t>(ctx.first_position), turned);
     const Kernels* kernels = active_kernels();
     for (uint32_t i = 0; i < count; ++i) base[i] = product(turned + static_cast<size_t>(i) * d, mean_.data(), d);
     if (kernels) return fast_scores(*kernels, in, turned, count, rows, factors, base, out, stride, ws);
 
-    products(turned, count, 0, padded_, factors, padded_, nullptr);
+    products(rows_, padded_, turned, count, factors);
     for (uint32_t t = 0; t < rows; ++t) {
       for (uint32_t i = 0; i < count; ++i) out[i * stride + t] = base[i];
       for_each_code([&](uint32_t j, uint32_t bits, size_t word, uint32_t shift) {
@@ -125,60 +104,41 @@ class KltCodec final : public Codec {
     return count;
   }
 
-  // An error of one spread of a component is as large as the component.
-  void to_error_frame(const BlockContext& ctx, float* rows, uint32_t count) const override {
-    const uint32_t d = shape().head_dim;
-    turner_.turn(rows, count, -static_cast<int64_t>(ctx.first_position), rows);
-    const float* analysis = widened(analysis_);
-    float sums[256];
-    for (uint32_t i = 0; i < count; ++i) {
-      float* row = rows + static_cast<size_t>(i) * d;
-      std::fill_n(sums, d, 0.0f);
-      for (uint32_t c = 0; c < d; ++c) {
-        const float* parts = analysis + static_cast<size_t>(c) * d;
-        for (uint32_t j = 0; j < d; ++j) sums[j] += row[c] * parts[j];
-      }
-      for (uint32_t j = 0; j < d; ++j) row[j] = sums[j] * spread_[j];
-    }
-    to_frame(Frame::hadamard, rows, count, d);
-  }
+  uint32_t error_channels() const override { return known_; }
 
-  void from_error_frame(const BlockContext& ctx, float* rows, uint32_t count, bool exact) const override {
-    const uint32_t d = shape().head_dim;
-    from_frame(Frame::hadamard, rows, count, d);
-    float* sums = at_least(block_scratch().centered, static_cast<size_t>(count) * d);
-    std::fill_n(sums, static_cast<size_t>(count) * d, 0.0f);
+  // Attention turns queries instead, so there is one way, the exact one.
+  void from_error_frame(const BlockContext& ctx, float* rows, uint32_t count, bool, float* out) const override {
+    const uint32_t d = shape().head_dim, n = known_;
+    from_frame(Frame::hadamard, rows, count, n);
+    std::fill_n(out, static_cast<size_t>(count) * d, 0.0f);
     for (uint32_t i = 0; i < count; ++i) {
-      for (uint32_t j = 0; j < d; ++j) rows[static_cast<size_t>(i) * d + j] /= spread_[j] * step_[j];
+      for (uint32_t j = 0; j < n; ++j) rows[static_cast<size_t>(i) * n + j] *= unit_[j];
     }
-    if (const Kernels* kernels = active_kernels(); kernels && !exact) {
-      kernels->half_accumulate(rows_.data(), /*bf16=*/false, d, rows, d, count, d, sums, Ahead());
-    } else {
-      add_weighted(widened_rows(), d, d, rows, d, count, sums);
-    }
-    turner_.turn(sums, count, ctx.first_position, rows);
+    add_weighted(widened_rows(), n, d, rows, n, count, out);
+    turner_.turn(out, count, ctx.first_position, out);
   }
 
   // scores() left the queries turned to the block in ws.a, and their products with the components that have bits in ws.b.
   const float* error_queries(const BlockContext&, const float*, uint32_t count, Workspace& ws) const override {
-    const uint32_t d = shape().head_dim, rest = d - padded_;
-    const float* turned = ws.a.data();
+    const uint32_t n = known_, more = n - padded_;
     const float* factors = ws.b.data();
-    float* out = at_least(ws.c, (static_cast<size_t>(count) + 16) * d);
-    products(turned, count, padded_, rest, out + padded_, d, out + static_cast<size_t>(count) * d);
+    float* out = at_least(ws.c, static_cast<size_t>(count) * (n + more));
+    float* others = out + static_cast<size_t>(count) * n;
+    products(more_rows_, more, ws.a.data(), count, others);
     for (uint32_t i = 0; i < count; ++i) {
-      float* row = out + static_cast<size_t>(i) * d;
-      std::copy_n(factors + static_cast<size_t>(i) * padded_, padded_, row);
-      for (uint32_t j = 0; j < d; ++j) row[j] /= spread_[j] * step_[j];
+      float* row = out + static_cast<size_t>(i) * n;
+      const float *first = factors + static_cast<size_t>(i) * padded_, *second = others + static_cast<size_t>(i) * more;
+      for (uint32_t j = 0; j < padded_; ++j) row[j] = first[j] * unit_[j];
+      for (uint32_t j = 0; j < more; ++j) row[padded_ + j] = second[j] * unit_[padded_ + j];
     }
-    to_frame(Frame::hadamard, out, count, d);
+    to_frame(Frame::hadamard, out, count, n);
     return out;
   }
 
   size_t table_bytes() const override {
     return sizeof *this +
-           (mean_.size() + step_.size() + shift_.size() + middle_.size() + weights_.size() + spread_.size()) * sizeof(float) +
-           (analysis_.size() + rows_.size()) * sizeof(uint16_t);
+           (mean_.size() + step_.size() + shift_.size() + middle_.size() + weights_.size() + unit_.size()) * sizeof(float) +
+           (analysis_.size() + rows_.size() + more_rows_.size()) * sizeof(uint16_t);
   }
 
   bool layout(SideLayout& out) const override {
@@ -188,7 +148,7 @@ class KltCodec final : public Codec {
     out.bytes = static_cast<uint32_t>(bytes());
     for (int w = 0; w < kKltWidths; ++w) out.words[w] = words_.words[w];
     out.components = components_;
-    out.rows = rows_.data();
+    out.rows = device_rows();
     out.mean = mean_.data();
     out.pairs = static_cast<uint32_t>(turner_.rope().size());
     out.turns = turner_.tables();
@@ -200,6 +160,60 @@ class KltCodec final : public Codec {
   Status validate(std::span<const std::byte> in) const override { return check_size(in.size(), bytes()); }
 
  private:
+  // errors: as encode_with_errors() has them, or null.
+  Status encode(const float* rows, const BlockContext& ctx, std::span<std::byte> out, float* errors) const {
+    TIERKV_RETURN_IF_ERROR(check_size(out.size(), bytes()));
+    TIERKV_RETURN_IF_ERROR(check_finite(rows, shape()));
+    const uint32_t d = shape().head_dim, tokens = shape().tokens;
+    if (ctx.positions) TIERKV_RETURN_IF_ERROR(check_span(ctx));
+    float* turned = at_least(block_scratch().rotated, static_cast<size_t>(tokens) * d);
+    turner_.turn(rows, tokens, -static_cast<int64_t>(ctx.first_position), turned);
+    float* levels = at_least(block_scratch().tile, static_cast<size_t>(tokens) * known_);
+    project(turned, tokens, levels);
+    std::fill(out.begin(), out.end(), std::byte{0});
+    for (uint32_t t = 0; t < tokens; ++t) {
+      float* level = levels + static_cast<size_t>(t) * known_;
+      std::byte* lane = out.data() + static_cast<size_t>(t / kTileLanes) * tile_bytes() + t % kTileLanes * sizeof(uint32_t);
+      for_each_code([&](uint32_t j, uint32_t bits, size_t word, uint32_t shift) {
+        const float most = static_cast<float>((1u << bits) - 1u);
+        const float below = std::floor(level[j]);  // not a number where rows near the end of float cancel: code 0
+        const auto code = below > 0.0f ? static_cast<uint32_t>(std::min(below, most)) : 0u;
+        level[j] -= static_cast<float>(code) + 0.5f;
+        uint32_t packed;
+        std::memcpy(&packed, lane + word * kTileLanes * sizeof packed, sizeof packed);
+        packed |= code << shift;
+        std::memcpy(lane + word * kTileLanes * sizeof packed, &packed, sizeof packed);
+      });
+    }
+    if (errors) put_errors(levels, errors);
+    return Status();
+  }
+
+  // The rows' components, in units of their steps from the bottom of the code range; those without bits in units of their spreads.
+  void project(const float* turned, uint32_t count, float* levels) const {
+    const uint32_t d = shape().head_dim, n = known_;
+    const float* analysis = widened_analysis();
+    if (const Kernels* kernels = active_kernels())
+      return kernels->project_rows(turned, count, d, analysis, n, shift_.data(), levels);
+    for (uint32_t i = 0; i < count; ++i) {
+      float* sums = levels + static_cast<size_t>(i) * n;
+      std::copy(shift_.begin(), shift_.end(), sums);
+      for (uint32_t c = 0; c < d; ++c) {
+        const float x = turned[static_cast<size_t>(i) * d + c];
+        for (uint32_t j = 0; j < n; ++j) sums[j] += x * analysis[static_cast<size_t>(c) * n + j];
+      }
+    }
+  }
+
+  // From steps that codes are off. An error of one spread of a component is as large as the component.
+  void put_errors(const float* off, float* errors) const {
+    const uint32_t n = known_, tokens = shape().tokens;
+    for (uint32_t t = 0; t < tokens; ++t) {
+      for (uint32_t j = 0; j < n; ++j) errors[static_cast<size_t>(t) * n + j] = off[static_cast<size_t>(t) * n + j] / unit_[j];
+    }
+    to_frame(Frame::hadamard, errors, tokens, n);
+  }
+
   size_t tile_bytes() const {
     return static_cast<size_t>(words_.words[0] + words_.words[1] + words_.words[2]) * kTileLanes * sizeof(uint32_t);
   }
@@ -244,7 +258,35 @@ class KltCodec final : public Codec {
     }
     return out;
   }
-  const float* widened_rows() const { return widened(rows_); }
+
+  // A step of every component, row by row: floats [known][d].
+  const float* widened_rows() const {
+    const uint32_t d = shape().head_dim;
+    float* out = at_least(block_scratch().tile, static_cast<size_t>(known_) * d);
+    const auto put = [&](const std::vector<uint16_t>& halves, uint32_t n, float* to) {
+      const float* wide = widened(halves);
+      for (uint32_t c = 0; c < d; ++c) {
+        for (uint32_t j = 0; j < n; ++j) to[static_cast<size_t>(j) * d + c] = wide[static_cast<size_t>(c) * n + j];
+      }
+    };
+    put(rows_, padded_, out);
+    put(more_rows_, known_ - padded_, out + static_cast<size_t>(padded_) * d);
+    return out;
+  }
+
+  // The same of those that have bits as a device reads them, fp16 [padded][d], made when one asks: it copies them
+  // into its own memory, so table_bytes() leaves them out.
+  const uint16_t* device_rows() const {
+    std::call_once(device_rows_made_, [this] {
+      const uint32_t d = shape().head_dim;
+      device_rows_.resize(rows_.size());
+      for (uint32_t c = 0; c < d; ++c) {
+        for (uint32_t j = 0; j < padded_; ++j)
+          device_rows_[static_cast<size_t>(j) * d + c] = rows_[static_cast<size_t>(c) * padded_ + j];
+      }
+    });
+    return device_rows_.data();
+  }
 
   // In units of the steps.
   const float* widened_analysis() const {
@@ -260,13 +302,14 @@ class KltCodec final : public Codec {
     components_ = 0;
     for (int w = 0; w < kKltWidths; ++w) components_ += words_.words[w] * (32 / kKltBits[w]);
     padded_ = (components_ + 15) / 16 * 16;
-    known_ = spec().top != 0 ? d : padded_;
+    known_ = spec().top != 0 ? components_of_errors(head) : padded_;
     mean_ = head.mean;
     middle_.assign(padded_, 0.0f);
-    shift_.assign(padded_, 0.0f);
+    shift_.assign(known_, 0.0f);
     step_.assign(known_, 1.0f);
     analysis_.assign(static_cast<size_t>(d) * known_, 0);
-    rows_.assign(static_cast<size_t>(known_) * d, 0);
+    rows_.assign(static_cast<size_t>(d) * padded_, 0);
+    more_rows_.assign(static_cast<size_t>(d) * (known_ - padded_), 0);
     for_each_code([&](uint32_t j, uint32_t bits, size_t, uint32_t) {
       const int w = bits == 2 ? 0 : bits == 4 ? 1 : 2;
       const float step = head.step[w][j];
@@ -278,7 +321,7 @@ class KltCodec final : public Codec {
         const uint16_t half = head.analysis[static_cast<size_t>(j) * d + c];
         analysis_[static_cast<size_t>(c) * known_ + j] = half;
         offset -= static_cast<double>(f16_to_f32(half) / step) * mean_[c];
-        rows_[static_cast<size_t>(j) * d + c] = f32_to_f16(f16_to_f32(head.synthesis[static_cast<size_t>(j) * d + c]) * step);
+        rows_[static_cast<size_t>(c) * padded_ + j] = f32_to_f16(f16_to_f32(head.synthesis[static_cast<size_t>(j) * d + c]) * step);
       }
       shift_[j] = static_cast<float>(offset);
     });
@@ -304,33 +347,62 @@ class KltCodec final : public Codec {
     floor_ = static_cast<float>(others / d);
   }
 
-  // What errors need beyond that: the components that have no bits, and the spreads of all in units of the largest.
-  void build_errors(const calib::KltHead& head) {
+  // So many components have all but kLeftOver of the squared error that the tables measured: those that have bits, and the widest
+  // of those that have none. The others spread so little that coding them would be bits and time for little. Blocks are laid out by
+  // this: it cannot change.
+  uint32_t components_of_errors(const calib::KltHead& head) const {
     const uint32_t d = shape().head_dim;
-    for (uint32_t j = components_; j < d; ++j) {
-      for (uint32_t c = 0; c < d; ++c) {
-        analysis_[static_cast<size_t>(c) * d + j] = head.analysis[static_cast<size_t>(j) * d + c];
-        rows_[static_cast<size_t>(j) * d + c] = head.synthesis[static_cast<size_t>(j) * d + c];
-      }
+    double all = 0.0;
+    for_each_code([&](uint32_t j, uint32_t bits, size_t, uint32_t) {
+      all += head.distortion[bits == 2 ? 0 : bits == 4 ? 1 : 2][j];
+    });
+    for (uint32_t j = components_; j < d; ++j) all += head.variance[j];
+    uint32_t n = d;
+    double left = 0.0;
+    while (n > std::max(padded_, 16u)) {
+      for (uint32_t j = n - 16; j < n; ++j) left += head.variance[j];
+      if (left > kLeftOver * all) break;
+      n -= 16;
     }
-    const float largest = *std::max_element(head.variance.begin(), head.variance.end());
-    for (const float variance : head.variance)
-      spread_.push_back(largest > 0.0f ? std::max(kLeastSpread, std::sqrt(variance / largest)) : 1.0f);
+    return n;
   }
 
-  // out[i*stride + j]: a turned query times a step of component first + j, j < n. scratch: 16·head_dim floats, for kernels.
-  void products(const float* turned, uint32_t count, uint32_t first, uint32_t n, float* out, size_t stride, float* scratch) const {
+  // What errors need beyond that: the components that have no bits, and what an even error is of each, in units of their steps.
+  // Spreads are in units of the largest.
+  void build_errors(const calib::KltHead& head) {
     const uint32_t d = shape().head_dim;
-    const uint16_t* rows = rows_.data() + static_cast<size_t>(first) * d;
+    for (uint32_t j = components_; j < known_; ++j) {
+      double offset = 0.0;
+      for (uint32_t c = 0; c < d; ++c) {
+        const uint16_t half = head.analysis[static_cast<size_t>(j) * d + c];
+        analysis_[static_cast<size_t>(c) * known_ + j] = half;
+        offset -= static_cast<double>(f16_to_f32(half)) * mean_[c];
+        const uint16_t row = head.synthesis[static_cast<size_t>(j) * d + c];
+        if (j < padded_) rows_[static_cast<size_t>(c) * padded_ + j] = row;
+        else more_rows_[static_cast<size_t>(c) * (known_ - padded_) + j - padded_] = row;
+      }
+      shift_[j] = static_cast<float>(offset);
+    }
+    const float largest = *std::max_element(head.variance.begin(), head.variance.end());
+    for (uint32_t j = 0; j < known_; ++j) {
+      const float spread = largest > 0.0f ? std::max(kLeastSpread, std::sqrt(head.variance[j] / largest)) : 1.0f;
+      unit_.push_back(1.0f / (spread * step_[j]));
+    }
+  }
+
+  // out[i*n + j]: a turned query times a step of component j of a table [d][n]. Channel by channel, no sum runs across a register.
+  void products(const std::vector<uint16_t>& table, uint32_t n, const float* turned, uint32_t count, float* out) const {
+    const uint32_t d = shape().head_dim;
+    std::fill_n(out, static_cast<size_t>(count) * n, 0.0f);
     if (n == 0) return;
     if (const Kernels* kernels = active_kernels())
-      return kernels->half_scores(rows, /*bf16=*/false, d, turned, count, n, out, stride, scratch, Ahead());
+      return kernels->half_accumulate(table.data(), /*bf16=*/false, n, turned, d, count, d, out, Ahead());
     for (uint32_t i = 0; i < count; ++i) {
       for (uint32_t j = 0; j < n; ++j) {
         double sum = 0.0;
         for (uint32_t c = 0; c < d; ++c)
-          sum += static_cast<double>(turned[static_cast<size_t>(i) * d + c]) * f16_to_f32(rows[static_cast<size_t>(j) * d + c]);
-        out[i * stride + j] = static_cast<float>(sum);
+          sum += static_cast<double>(turned[static_cast<size_t>(i) * d + c]) * f16_to_f32(table[static_cast<size_t>(c) * n + j]);
+        out[static_cast<size_t>(i) * n + j] = static_cast<float>(sum);
       }
     }
   }
@@ -341,8 +413,7 @@ class KltCodec final : public Codec {
       for (uint32_t i = 0; i < count; ++i) std::fill_n(out + i * stride, rows, base[i]);
       return;
     }
-    float* scratch = factors + static_cast<size_t>(count) * padded_;
-    products(turned, count, 0, padded_, factors, padded_, scratch);
+    products(rows_, padded_, turned, count, factors);
     int8_t* bytes = at_least(ws.bytes, 2 * static_cast<size_t>(count) * padded_);
     kernels.scores_by_word(words_, in.data(), factors, middle_.data(), base, count, padded_, rows, out, stride, bytes, ws.ahead);
   }
@@ -351,16 +422,19 @@ class KltCodec final : public Codec {
   const calib::Turner& turner_;
   WordCounts words_;
   uint32_t components_ = 0, padded_ = 0;  // in use; to whole vectors
-  uint32_t known_ = 0;                    // in the tables below: padded_, or all where errors are coded too
+  uint32_t known_ = 0;                    // in the tables below: padded_, or more where errors are coded too
   std::vector<float> mean_;               // [d]
   std::vector<float> weights_;            // of the first components: what directions() gives is these times rows of analysis_
   float floor_ = 0.0f;                    // of directions()
   std::vector<uint16_t> analysis_;        // fp16 [d][known]
   std::vector<float> step_;               // [known]: of the components; 1 for those that have no bits
-  std::vector<float> shift_;              // [padded]: what a code is beside (analysis / step) · key
+  std::vector<float> shift_;              // [known]: what a code is beside (analysis / step) · key
   std::vector<float> middle_;             // [padded]: of the codes
-  std::vector<uint16_t> rows_;            // fp16 [known][d]: a step of each component
-  std::vector<float> spread_;             // [d] where errors are coded too: of the components, in units of the largest
+  std::vector<uint16_t> rows_;            // fp16 [d][padded]: a step of each component that has bits
+  std::vector<uint16_t> more_rows_;       // fp16 [d][known - padded]: of the others
+  mutable std::vector<uint16_t> device_rows_;
+  mutable std::once_flag device_rows_made_;
+  std::vector<float> unit_;  // [known] where errors are coded too: what 1 of the error frame is, in steps
 };
 
 // A head's tables, and what keeps them in memory while a codec is made from them.

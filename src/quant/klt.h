@@ -7,7 +7,8 @@
 // Scores:   the query is turned by -s0 and multiplied with the rows once per block; then codes meet bytes, two planes of them, in
 //           the same integer products as every other codec's.
 // Frame:    Frame::block. s0 is BlockContext::first_position. Rows need not be consecutive, but the basis only fits keys near s0.
-// Errors:   count as the metric of the tables says (calib/klt.h): the error frame is that of all components of a head, used or not.
+// Errors:   count as the metric of the tables says (calib/klt.h). The error frame is that of the components that have bits and of
+//           the widest that have none: four fifths of the squared error and more lie there.
 // Refuses:  rows that span more than twice the block's tokens (what eviction leaves): another codec has to take those.
 #pragma once
 

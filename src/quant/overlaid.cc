@@ -19,12 +19,8 @@ namespace {
 
 constexpr uint32_t kBits = 3, kLevels = 1u << kBits;
 constexpr float kMiddle = 0.5f * static_cast<float>(kLevels - 1);
-constexpr uint32_t kPlanes[] = {2, 1};  // low bits first
-constexpr uint32_t kNoStep = 0xF8u;     // the first byte whose half float is not finite
-// So many more queries than better rows are turned before it is cheaper to turn the rows: part of a query is turned already.
-constexpr uint32_t kFewQueries = 4;
-
-size_t code_bytes(uint32_t head_dim) { return static_cast<size_t>(head_dim) * kBits / 8; }
+constexpr uint32_t kNoStep = 0xF8u;  // the first byte whose half float is not finite
+size_t code_bytes(uint32_t channels) { return static_cast<size_t>(channels) * kBits / 8; }
 
 float step_of(std::byte stored) { return f16_to_f32(static_cast<uint16_t>(std::to_integer<uint32_t>(stored) << 7)); }
 
@@ -34,55 +30,51 @@ std::byte stored_step(float step) {
   return static_cast<std::byte>(std::min((half + 64u) >> 7, kNoStep - 1u));
 }
 
-void pack(const uint16_t* codes, uint32_t d, std::byte* out) {
-  uint32_t shift = 0;
-  for (const uint32_t bits : kPlanes) {
-    const uint32_t bytes = d * bits / 8, mask = (1u << bits) - 1u;
-    for (uint32_t j = 0; j < bytes; ++j) {
-      uint32_t packed = 0;
-      for (uint32_t k = 0; k < 8 / bits; ++k) packed |= (codes[k * bytes + j] >> shift & mask) << (k * bits);
-      out[j] = static_cast<std::byte>(packed);
-    }
-    out += bytes;
-    shift += bits;
+// Eight codes in three bytes, the first in the lowest bits.
+void pack(const uint16_t* codes, uint32_t n, std::byte* out) {
+  for (uint32_t c = 0; c < n; c += 8, out += kBits) {
+    uint32_t packed = 0;
+    for (uint32_t k = 0; k < 8; ++k) packed |= static_cast<uint32_t>(codes[c + k]) << (kBits * k);
+    for (uint32_t k = 0; k < kBits; ++k) out[k] = static_cast<std::byte>(packed >> (8 * k));
   }
 }
 
-void unpack(const std::byte* in, uint32_t d, uint8_t* codes) {
-  const auto* from = reinterpret_cast<const uint8_t*>(in);
-  const uint32_t quarter = d / 4, eighth = d / 8;
-  for (uint32_t k = 0; k < 4; ++k) {
-    for (uint32_t j = 0; j < quarter; ++j) codes[k * quarter + j] = static_cast<uint8_t>(from[j] >> (2 * k) & 3u);
-  }
-  from += quarter;
-  for (uint32_t k = 0; k < 8; ++k) {
-    for (uint32_t j = 0; j < eighth; ++j) codes[k * eighth + j] |= static_cast<uint8_t>((from[j] >> k & 1u) << 2);
-  }
+float code_at(const std::byte* codes, uint32_t c) {
+  const std::byte* at = codes + c / 8 * kBits;
+  uint32_t packed = 0;
+  for (uint32_t k = 0; k < kBits; ++k) packed |= std::to_integer<uint32_t>(at[k]) << (8 * k);
+  return static_cast<float>(packed >> (kBits * (c % 8)) & (kLevels - 1u));
 }
 
 class OverlaidCodec final : public Codec {
  public:
   OverlaidCodec(std::unique_ptr<Codec> inner, const CodecSpec& spec)
-      : Codec(spec, inner->side(), inner->shape(), inner->frame()), inner_(std::move(inner)) {
+      : Codec(spec, inner->side(), inner->shape(), inner->frame()),
+        inner_(std::move(inner)),
+        same_frame_(frame() == Frame::hadamard) {
     tolerance_ = inner_->tolerance();
-    bytes_ = inner_->bytes() + overlay_bytes(spec.top, shape().head_dim);
+    bytes_ = inner_->bytes() + overlay_bytes(spec.top, inner_->error_channels());
   }
 
   Status encode(const float* rows, const BlockContext& ctx, std::span<std::byte> out) const override {
+    float* lost = at_least(block_scratch().lost, static_cast<size_t>(shape().tokens) * error_channels());
+    return encode_with_errors(rows, ctx, out, lost);
+  }
+
+  Status encode_with_errors(const float* rows, const BlockContext& ctx, std::span<std::byte> out, float* errors) const override {
     TIERKV_RETURN_IF_ERROR(check_size(out.size(), bytes()));
-    TIERKV_RETURN_IF_ERROR(inner_->encode(rows, ctx, base(out)));
-    const uint32_t d = shape().head_dim, tokens = shape().tokens;
-    float* lost = at_least(block_scratch().decoded, static_cast<size_t>(tokens) * d);
-    inner_->decode(base(out), ctx, 0, tokens, lost);
-    for (size_t i = 0; i < static_cast<size_t>(tokens) * d; ++i) lost[i] = rows[i] - lost[i];
-    inner_->to_error_frame(ctx, lost, tokens);
+    TIERKV_RETURN_IF_ERROR(inner_->encode_with_errors(rows, ctx, base(out), errors));
+    const uint32_t n = error_channels();
     uint32_t chosen[kMostTop];
-    choose(lost, ctx.mass, chosen);
+    choose(errors, ctx.mass, chosen);
     std::byte* at = out.data() + inner_->bytes();
+    float given[256];
     for (uint32_t i = 0; i < top(); ++i) {
-      const float* row = lost + static_cast<size_t>(chosen[i]) * d;
+      float* row = errors + static_cast<size_t>(chosen[i]) * n;
       at[i] = static_cast<std::byte>(chosen[i]);
-      at[top() + i] = encode_row(row, at + 2 * top() + i * code_bytes(d));
+      at[top() + i] = encode_row(row, at + 2 * top() + i * code_bytes(n));
+      decode_row(out, i, given);
+      for (uint32_t c = 0; c < n; ++c) row[c] -= given[c];
     }
     return Status();
   }
@@ -90,12 +82,12 @@ class OverlaidCodec final : public Codec {
   void decode(std::span<const std::byte> in, const BlockContext& ctx, uint32_t first, uint32_t count, float* out) const override {
     inner_->decode(base(in), ctx, first, count, out);
     const uint32_t d = shape().head_dim;
-    float row[256];
+    float even[256], row[256];
     for (uint32_t i = 0; i < top(); ++i) {
       const uint32_t t = index(in, i);
       if (t < first || t >= first + count) continue;
-      decode_row(in, i, row);
-      inner_->from_error_frame(ctx, row, 1, /*exact=*/true);
+      decode_row(in, i, even);
+      inner_->from_error_frame(ctx, even, 1, /*exact=*/true, row);
       from_frame(frame(), row, 1, d);
       float* to = out + static_cast<size_t>(t - first) * d;
       for (uint32_t c = 0; c < d; ++c) to[c] += row[c];
@@ -105,34 +97,37 @@ class OverlaidCodec final : public Codec {
   void scores(std::span<const std::byte> in, const BlockContext& ctx, const float* queries, uint32_t count, uint32_t rows,
               float* out, size_t stride, Workspace& ws) const override {
     inner_->scores(base(in), ctx, queries, count, rows, out, stride, ws);
-    const uint32_t d = shape().head_dim, better = better_below(in, rows);
-    if (count <= better + kFewQueries)
-      return add_to_scores(in, inner_->error_queries(ctx, queries, count, ws), better, count, out, stride);
-    const float* lost = decode_better(in, ctx, better, ws);
-    for (uint32_t i = 0; i < count; ++i) {
-      const float* query = queries + static_cast<size_t>(i) * d;
-      for (uint32_t b = 0; b < better; ++b) out[i * stride + index(in, b)] += product(query, lost + b * d, d);
-    }
+    const uint32_t better = better_below(in, rows);
+    if (better != 0) add_to_scores(in, inner_->error_queries(ctx, queries, count, ws), better, count, out, stride, ws);
   }
 
   void accumulate(std::span<const std::byte> in, const BlockContext& ctx, const float* weights, size_t stride, uint32_t count,
                   uint32_t rows, float* acc, Workspace& ws) const override {
     inner_->accumulate(base(in), ctx, weights, stride, count, rows, acc, ws);
     const uint32_t d = shape().head_dim, better = better_below(in, rows);
-    const float* lost = decode_better(in, ctx, better, ws);
-    for (uint32_t b = 0; b < better; ++b) add_weighted(lost + b * d, 1, d, weights + index(in, b), stride, count, acc);
+    if (better == 0) return;
+    const Kernels* kernels = active_kernels();
+    if (!kernels || !same_frame_) {
+      const float* lost = decode_better(in, ctx, better, ws);
+      for (uint32_t b = 0; b < better; ++b) add_weighted(lost + b * d, 1, d, weights + index(in, b), stride, count, acc);
+      return;
+    }
+    float* factors = at_least(ws.a, static_cast<size_t>(count) * better);  // the base is done with the workspace
+    for (uint32_t b = 0; b < better; ++b) {
+      const float step = step_of(step_byte(in, b));
+      for (uint32_t i = 0; i < count; ++i) factors[static_cast<size_t>(i) * better + b] = step * weights[i * stride + index(in, b)];
+    }
+    kernels->three_bit_accumulate(codes(in), d, factors, better, count, better, acc);
   }
 
-  void to_error_frame(const BlockContext& ctx, float* rows, uint32_t count) const override {
-    inner_->to_error_frame(ctx, rows, count);
-  }
+  uint32_t error_channels() const override { return inner_->error_channels(); }
 
   const float* error_queries(const BlockContext& ctx, const float* queries, uint32_t count, Workspace& ws) const override {
     return inner_->error_queries(ctx, queries, count, ws);
   }
 
-  void from_error_frame(const BlockContext& ctx, float* rows, uint32_t count, bool exact) const override {
-    inner_->from_error_frame(ctx, rows, count, exact);
+  void from_error_frame(const BlockContext& ctx, float* rows, uint32_t count, bool exact, float* out) const override {
+    inner_->from_error_frame(ctx, rows, count, exact, out);
   }
 
   uint32_t directions(uint32_t position, float* rows, float& floor) const override {
@@ -160,10 +155,11 @@ class OverlaidCodec final : public Codec {
   }
   uint32_t index(std::span<const std::byte> in, uint32_t i) const { return std::to_integer<uint32_t>(in[inner_->bytes() + i]); }
   std::byte step_byte(std::span<const std::byte> in, uint32_t i) const { return in[inner_->bytes() + top() + i]; }
+  const std::byte* codes(std::span<const std::byte> in) const { return in.data() + inner_->bytes() + 2 * top(); }
 
   // The rows of largest mass times squared error, in ascending order.
   void choose(const float* lost, const float* mass, uint32_t* chosen) const {
-    const uint32_t d = shape().head_dim, tokens = shape().tokens;
+    const uint32_t d = error_channels(), tokens = shape().tokens;
     double worth[256];
     uint32_t order[256];
     for (uint32_t t = 0; t < tokens; ++t) {
@@ -173,6 +169,7 @@ class OverlaidCodec final : public Codec {
         squares += x * x;
       }
       worth[t] = mass ? squares * mass[t] : squares;
+      if (!std::isfinite(worth[t])) worth[t] = -1.0;  // no code can help a row at the end of float
     }
     std::iota(order, order + tokens, 0u);
     std::partial_sort(order, order + top(), order + tokens,
@@ -183,34 +180,42 @@ class OverlaidCodec final : public Codec {
 
   // Writes the codes of a row and returns its step.
   std::byte encode_row(const float* row, std::byte* codes) const {
-    const uint32_t d = shape().head_dim;
-    const std::byte stored = stored_step(fit_group(FitKind::midrise, row, d, kLevels).step);
+    const uint32_t n = error_channels();
+    const float step = fit_group(FitKind::midrise, row, n, kLevels).step;
+    const std::byte stored = std::isfinite(step) ? stored_step(step) : std::byte{0};
     uint16_t levels[256];
-    code_group(row, d, step_of(stored), -kMiddle * step_of(stored), kLevels, levels);
-    pack(levels, d, codes);
+    code_group(row, n, step_of(stored), -kMiddle * step_of(stored), kLevels, levels);
+    pack(levels, n, codes);
     return stored;
   }
 
   // What the base lost of better row i, in its error frame.
   void decode_row(std::span<const std::byte> in, uint32_t i, float* out) const {
-    const uint32_t d = shape().head_dim;
-    uint8_t codes[256];
-    unpack(in.data() + inner_->bytes() + 2 * top() + i * code_bytes(d), d, codes);
-    const float step = step_of(step_byte(in, i)), low = -kMiddle * step;
-    if (const Kernels* kernels = active_kernels())
-      return kernels->affine_bytes(low, step, reinterpret_cast<const std::byte*>(codes), d, out);
-    for (uint32_t c = 0; c < d; ++c) out[c] = low + step * static_cast<float>(codes[c]);
+    const uint32_t n = error_channels();
+    const std::byte* row = codes(in) + i * code_bytes(n);
+    const float step = step_of(step_byte(in, i));
+    for (uint32_t c = 0; c < n; ++c) out[c] = step * (code_at(row, c) - kMiddle);
   }
 
-  // `asked`: error_queries().
-  void add_to_scores(std::span<const std::byte> in, const float* asked, uint32_t better, uint32_t count, float* out,
-                     size_t stride) const {
-    const uint32_t d = shape().head_dim;
+  // `asked`: error_queries(), which may be in ws.c.
+  void add_to_scores(std::span<const std::byte> in, const float* asked, uint32_t better, uint32_t count, float* out, size_t stride,
+                     Workspace& ws) const {
+    const uint32_t n = error_channels();
+    if (const Kernels* kernels = active_kernels()) {
+      float* sums = at_least(ws.b, static_cast<size_t>(count) * better);
+      kernels->three_bit_scores(codes(in), n, asked, count, better, sums, better);
+      for (uint32_t b = 0; b < better; ++b) {
+        const uint32_t t = index(in, b);
+        const float step = step_of(step_byte(in, b));
+        for (uint32_t i = 0; i < count; ++i) out[i * stride + t] += step * sums[i * better + b];
+      }
+      return;
+    }
     float row[256];
     for (uint32_t b = 0; b < better; ++b) {
       decode_row(in, b, row);
       const uint32_t t = index(in, b);
-      for (uint32_t i = 0; i < count; ++i) out[i * stride + t] += product(asked + static_cast<size_t>(i) * d, row, d);
+      for (uint32_t i = 0; i < count; ++i) out[i * stride + t] += product(asked + static_cast<size_t>(i) * n, row, n);
     }
   }
 
@@ -221,21 +226,24 @@ class OverlaidCodec final : public Codec {
     return better;
   }
 
-  // The same of the first `count` better rows, in frame(). The base is done with the workspace.
+  // What the base lost of the first `count` better rows, in frame(). The base is done with the workspace.
   const float* decode_better(std::span<const std::byte> in, const BlockContext& ctx, uint32_t count, Workspace& ws) const {
-    const uint32_t d = shape().head_dim;
-    float* rows = at_least(ws.a, static_cast<size_t>(count) * d);
-    for (uint32_t i = 0; i < count; ++i) decode_row(in, i, rows + static_cast<size_t>(i) * d);
-    inner_->from_error_frame(ctx, rows, count, /*exact=*/false);
+    const uint32_t d = shape().head_dim, n = error_channels();
+    float* even = at_least(ws.a, static_cast<size_t>(count) * n);
+    float* rows = at_least(ws.b, static_cast<size_t>(count) * d);
+    for (uint32_t i = 0; i < count; ++i) decode_row(in, i, even + static_cast<size_t>(i) * n);
+    inner_->from_error_frame(ctx, even, count, /*exact=*/false, rows);
     return rows;
   }
 
   std::unique_ptr<Codec> inner_;
+  // Rows of the error frame are rows of frame(): nothing turns them.
+  const bool same_frame_;
 };
 
 }  // namespace
 
-size_t overlay_bytes(uint32_t top, uint32_t head_dim) { return top * (2 + code_bytes(head_dim)); }
+size_t overlay_bytes(uint32_t top, uint32_t channels) { return top * (2 + code_bytes(channels)); }
 
 Result<std::unique_ptr<Codec>> overlay_codec(std::unique_ptr<Codec> inner, uint8_t top) {
   if (top > inner->shape().tokens) {

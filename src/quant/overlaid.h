@@ -6,13 +6,15 @@
 //
 // Which:    the `top` rows of largest mass times squared error (BlockContext::mass; without one the error alone). Keys and values
 //           choose for themselves. A row of mass 0 comes last.
-// Layout:   [base codec's bytes][u8 index of each better row, ascending][u8 step of each][codes of each, 3 bits a channel: a plane
-//           of two bits and a plane of one]. A plane of p bits has its code of channel k·(d·p/8) + j in byte j, bits p·k..p·k+p-1.
+// Layout:   [base codec's bytes][u8 index of each better row, ascending][u8 step of each][codes of each, 3 bits a channel of the
+//           error frame: eight in three bytes, the first in the lowest bits].
 // Meaning:  row = base row + step·(code - 3.5), that product in the error frame of the base (Codec::to_error_frame()): the Hadamard
-//           frame, and for klt the Hadamard frame of its components, where errors count as the model feels them. Squared errors are
-//           taken there too. A step is a half float without its sign and its seven lowest bits, to nearest.
-// Size:     3 bits a channel and two bytes a better row: 4 rows of 128 at 64 channels are 0.102 bits a value.
-// Error:    a better row's is about a twenty-fifth of the base's squared error; the other rows are the base's to the bit.
+//           frame, and for klt the Hadamard frame of the components that carry its errors, where they count as the model feels
+//           them. Squared errors are taken there too. A step is a half float without its sign and its seven lowest bits, to
+//           nearest.
+// Size:     3 bits a channel of the error frame and two bytes a better row: 4 rows of 128 at 64 channels are 0.102 bits a value.
+// Error:    a better row's is about a twenty-fifth of the base's squared error, for klt's keys up to a quarter, because a fifth
+//           may lie in components that are left out; the other rows are the base's to the bit.
 // Frame:    the base's.
 // Refused:  what the base refuses. validate() also refuses indices that do not ascend or leave the block, and steps past fp16.
 #pragma once
@@ -23,8 +25,8 @@ namespace tierkv::quant {
 
 inline constexpr uint32_t kMostTop = 32;
 
-// What `top` better rows add to a block.
-size_t overlay_bytes(uint32_t top, uint32_t head_dim);
+// What `top` better rows add to a block, by the channels of its error frame.
+size_t overlay_bytes(uint32_t top, uint32_t channels);
 
 // invalid_argument: fewer than `top` rows in a block. REQUIRES: inner != nullptr, 1 <= top <= kMostTop.
 Result<std::unique_ptr<Codec>> overlay_codec(std::unique_ptr<Codec> inner, uint8_t top);

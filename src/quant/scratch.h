@@ -14,6 +14,7 @@ namespace tierkv::quant {
 
 struct BlockScratch {
   std::vector<float> rotated, centered, decoded;  // rows
+  std::vector<float> lost;                        // of rows, by being coded
   std::vector<float> transposed;                  // a block with 16 neighbours side by side
   std::vector<float> grids;                       // scales, then offsets
   std::vector<float> tile;                        // rows of one tile

@@ -81,6 +81,15 @@ TIERKV_INLINE I count_above(I n, F x, F limit) {
 
 TIERKV_INLINE I load_bytes(const void* p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p))); }
 TIERKV_INLINE void store_bytes(void* p, I v) { _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(v)); }
+// Codes of 3 bits of channels c.. of a row, eight in three bytes; c % kLanes == 0. Reads a byte before them.
+TIERKV_INLINE I load_threes(const uint8_t* row, uint32_t c) {
+  int32_t low, high;
+  __builtin_memcpy(&low, row + c / 8 * 3 - 1, sizeof low);
+  __builtin_memcpy(&high, row + c / 8 * 3 + 2, sizeof high);
+  const I shifts = _mm512_setr_epi32(8, 11, 14, 17, 20, 23, 26, 29, 8, 11, 14, 17, 20, 23, 26, 29);
+  const I both = _mm512_mask_set1_epi32(_mm512_set1_epi32(low), 0xFF00, high);
+  return _mm512_and_si512(_mm512_srlv_epi32(both, shifts), _mm512_set1_epi32(7));
+}
 TIERKV_INLINE F load_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
 TIERKV_INLINE F load_bf16(const uint16_t* p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16));

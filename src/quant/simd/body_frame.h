@@ -109,6 +109,35 @@ void add_row(const float* in, const float* row, uint32_t rows, uint32_t dim, flo
   }
 }
 
+// kRows rows share what is loaded of the matrix.
+template <uint32_t kRows>
+TIERKV_INLINE void project(const float* rows, uint32_t dim, const float* matrix, uint32_t n, const float* start, float* out) {
+  for (uint32_t j = 0; j < n; j += 16) {
+    F sums[kRows][16 / kLanes];
+    for (uint32_t r = 0; r < kRows; ++r) {
+      for (uint32_t k = 0; k < 16 / kLanes; ++k) sums[r][k] = load(start + j + k * kLanes);
+    }
+    for (uint32_t c = 0; c < dim; ++c) {
+      for (uint32_t k = 0; k < 16 / kLanes; ++k) {
+        const F parts = load(matrix + static_cast<size_t>(c) * n + j + k * kLanes);
+        for (uint32_t r = 0; r < kRows; ++r)
+          sums[r][k] = add(sums[r][k], mul(splat(rows[static_cast<size_t>(r) * dim + c]), parts));
+      }
+    }
+    for (uint32_t r = 0; r < kRows; ++r) {
+      for (uint32_t k = 0; k < 16 / kLanes; ++k) store(out + static_cast<size_t>(r) * n + j + k * kLanes, sums[r][k]);
+    }
+  }
+}
+
+void project_rows(const float* rows, uint32_t count, uint32_t dim, const float* matrix, uint32_t n, const float* start,
+                  float* out) {
+  uint32_t r = 0;
+  for (; r + 4 <= count; r += 4)
+    project<4>(rows + static_cast<size_t>(r) * dim, dim, matrix, n, start, out + static_cast<size_t>(r) * n);
+  for (; r < count; ++r) project<1>(rows + static_cast<size_t>(r) * dim, dim, matrix, n, start, out + static_cast<size_t>(r) * n);
+}
+
 bool within(const float* x, size_t n, float limit) {
   // As integers magnitudes keep their order, infinity and NaN above all others: a difference below zero is one too large.
   const I most = as_words(splat(limit));

@@ -1,6 +1,7 @@
 // body_rows.h — kernels on rows of floats: 16-bit rows, softmax, metadata lookups, the Walsh–Hadamard transform. See body_codes.h.
 #pragma once
 
+#include "quant/simd/body_better.h"
 #include "quant/simd/body_blocks.h"
 #include "quant/simd/body_fit.h"
 #include "quant/simd/body_frame.h"
@@ -148,7 +149,13 @@ void add_rows(const uint16_t* rows, uint32_t dim, const float* weights, size_t s
   for (; c + 4 * kLanes <= dim && kVectors > 4; c += 4 * kLanes) {
     add_columns<kBf16, N, 4>(rows + c, dim, weights, stride, n, acc + c, c == 0 ? ahead : Ahead());
   }
-  for (; c < dim; c += kLanes) add_columns<kBf16, N, 1>(rows + c, dim, weights, stride, n, acc + c, Ahead());
+  for (; c + 3 * kLanes <= dim && kVectors > 3; c += 3 * kLanes) {
+    add_columns<kBf16, N, 3>(rows + c, dim, weights, stride, n, acc + c, c == 0 ? ahead : Ahead());
+  }
+  for (; c + 2 * kLanes <= dim && kVectors > 2; c += 2 * kLanes) {
+    add_columns<kBf16, N, 2>(rows + c, dim, weights, stride, n, acc + c, c == 0 ? ahead : Ahead());
+  }
+  for (; c < dim; c += kLanes) add_columns<kBf16, N, 1>(rows + c, dim, weights, stride, n, acc + c, c == 0 ? ahead : Ahead());
 }
 
 template <bool kBf16>
@@ -265,6 +272,8 @@ constexpr Kernels make_kernels(const char* isa) {
           accumulate,
           half_scores,
           half_accumulate,
+          three_bit_scores,
+          three_bit_accumulate,
           widen,
           lookup_bytes,
           affine_bytes,
@@ -280,6 +289,7 @@ constexpr Kernels make_kernels(const char* isa) {
           rotate_rows,
           column_sums,
           add_row,
+          project_rows,
           within,
           narrow};
 }
