@@ -202,7 +202,7 @@ TEST(Budget, IsNeverExceededAndARefusedAppendChangesNothing) {
 }
 
 TEST(Budget, EvictionKeepsASequenceGrowingWithinIt) {
-  for (const char* policy : {"h2o", "streaming_llm", "tova", "snapkv", "scissorhands", "pyramidkv_linear"}) {
+  for (const char* policy : {"h2o", "streaming_llm", "tova", "snapkv", "scissorhands", "pyramidkv_linear", "akv"}) {
     const uint64_t budget = 500 << 10;
     auto cache = make_cache(make_config(2, 2, 64, std::string("balanced,warm=128,budget=500KiB,evict=") + policy));
     const SeqId seq = cache->add_sequence().value();

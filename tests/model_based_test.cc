@@ -64,7 +64,7 @@ std::vector<MachineSetup> setups() {
       {"window_fp16", small + "hot=4,warm=16,warm_codec=fp16,archive=fp16,window=20,window_slack=4", 0.0, 400},
   };
   for (const char* policy :
-       {"h2o", "sliding_window", "streaming_llm", "tova", "snapkv", "scissorhands", "pyramidkv", "pyramidkv_linear"}) {
+       {"h2o", "sliding_window", "streaming_llm", "tova", "snapkv", "scissorhands", "pyramidkv", "pyramidkv_linear", "akv"}) {
     all.push_back({policy, eviction + "max_seq_len=70,evict=" + policy, 0.2, 200});
   }
   // With tables: they park, wake, and get another calibration under way.
@@ -127,7 +127,7 @@ uint64_t operations_each() {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   const uint64_t total = 20000;
 #else
-  const uint64_t total = 100000;
+  const uint64_t total = 102000;
 #endif
   const uint64_t n = setups().size();
   return setting("TIERKV_MODEL_OPS", (total + n - 1) / n);

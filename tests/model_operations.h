@@ -146,7 +146,7 @@ inline void Machine::attend() {
     if (!only_age) return fail("attention that observes nothing changed the cache");
   }
   check_head_attention(id, layer, below(config_.num_kv_heads), queries.values, count, out, options, options.mass);
-  done_["over splits"] += length > 1024 && count * (config_.num_heads / config_.num_kv_heads) <= 16 && !options.mass;
+  done_["over splits"] += length > 1024 && count * (config_.num_heads / config_.num_kv_heads) <= 16;
 }
 
 inline void Machine::get_rows() {

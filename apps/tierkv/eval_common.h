@@ -18,7 +18,8 @@ namespace tierkv::cli {
 struct SettingSpec {
   std::string kv;  // "balanced", "hot=64,archive=rot2"; of stock "q8_0", "f16-noflash"
   bool stock = false;
-  std::string label() const { return stock ? "stock " + kv : kv; }
+  std::string name = {};  // that tables have instead (compare.h), or empty
+  std::string label() const { return !name.empty() ? name : stock ? "stock " + kv : kv; }
   bool operator==(const SettingSpec&) const = default;
 };
 

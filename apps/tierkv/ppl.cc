@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
+#include "compare.h"
 #include "load_engine.h"
 #include "number_range.h"
 #include "ppl_run.h"
@@ -20,6 +21,7 @@ constexpr const char* kFooter =
     "  tierkv ppl --kv balanced --kv compact --stock q8_0,q4_0\n"
     "  tierkv ppl --ctx 8192 --tokens 32768 --kv archive=kivi2-g64 --json ppl.json\n"
     "  tierkv ppl -f book.txt --kv \"max_seq_len=2048,evict=h2o\"\n"
+    "  tierkv ppl --compare balanced,archive=klt1.5+top4 --ctx 2048     every eviction policy and KIVI at the same bytes\n"
     "  tierkv ppl --reference stock --kv fp16 --stock f16-noflash       parity: is our FP16 as near to libllama as it is to "
     "itself?\n"
     "\n"
@@ -129,10 +131,12 @@ void print(const std::vector<PplSetting>& settings, const json& values, Engine& 
 int run(PplRequest& request) {
   Options& options = request.options;
   settle(options);
-  if (options.kv.empty() && request.deep.empty() && request.deep_quality.empty()) options.kv = {"balanced"};
+  if (options.kv.empty() && request.deep.empty() && request.deep_quality.empty() && request.compare.empty())
+    options.kv = {"balanced"};
+  if (!request.compare.empty()) check_kv({request.compare});
   const bool from_stock = request.reference == "stock";
   if (!from_stock) check_kv({request.reference});
-  const std::vector<SettingSpec> specs = settle_settings(
+  std::vector<SettingSpec> specs = settle_settings(
       from_stock ? std::vector<SettingSpec>{{"f16", true}, {"fp16", false}} : std::vector<SettingSpec>{{request.reference, false}},
       options.kv, request.stock);
   const std::string source = evaluation_text(request.file);
@@ -142,6 +146,14 @@ int run(PplRequest& request) {
   request.chunk = std::min(request.chunk, ctx);
   const ScoredWindows text = make_windows(request, engine, engine.tokenizer().encode(source, false), ctx);
 
+  std::vector<Compared> rivals;
+  if (!request.compare.empty()) {
+    rivals = rivals_of(engine, request.compare, ctx, request.chunk, options.quiet);
+    const auto others = specs.begin() + (from_stock ? 2 : 1);  // behind the reference
+    std::vector<SettingSpec> compared;
+    for (const Compared& rival : rivals) compared.push_back(rival.spec);
+    specs.insert(others, compared.begin(), compared.end());
+  }
   std::vector<PplSetting> settings(specs.size());
   for (size_t i = 0; i < specs.size(); ++i) {
     settings[i].spec = specs[i];
@@ -165,7 +177,11 @@ int run(PplRequest& request) {
   json values = json::array();
   const uint64_t fp16_bytes = settings[from_stock ? 1 : 0].memory.fp16_bytes;
   for (const PplSetting& setting : settings) values.push_back(setting_json(setting, request, engine, text, fp16_bytes));
-  if (options.text()) print(settings, values, engine, text, request);
+  add_compared(values, rivals);
+  if (options.text()) {
+    print(settings, values, engine, text, request);
+    if (!rivals.empty()) print_rivals(rivals);
+  }
   emit_results(options, values);
   return 0;
 }
@@ -195,6 +211,7 @@ void add_ppl(CLI::App& app, Action& action) {
                    "what others are compared with: a cache setting as --kv has them, or libllama's own f16 (stock)")
       ->type_name("SPEC")
       ->capture_default_str();
+  add_compare_option(*command, request->compare);
   command
       ->add_option("--deep", request->deep,
                    "also through the deep archive at these ratios, e.g. 20,32: older tokens are packed, thrown away and loaded "

@@ -22,7 +22,7 @@ struct PplRequest {
   Options options;
   std::vector<std::string> stock;
   std::string file;
-  std::string reference = "fp16";
+  std::string reference = "fp16", compare;
   uint32_t ctx = 0, chunk = 32;
   uint64_t tokens = 16384, from = 0;
   int64_t skip = -1;

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
+#include "compare.h"
 #include "engine/files.h"
 #include "load_engine.h"
 #include "number_range.h"
@@ -22,6 +23,7 @@ constexpr const char* kFooter =
     "Examples:\n"
     "  tierkv recall --kv balanced --text all --ctx 4096 --stock q8_0,q4_0 --json recall.json\n"
     "  tierkv recall --kv fp16 --kv balanced --ctx 2048,4096 --plot recall.html\n"
+    "  tierkv recall --task passkey --text all --ctx 4096 --compare balanced,archive=klt1+top4     eviction at the same bytes\n"
     "  tierkv recall --task lines --keys 16 --kv compact --stock q4_0 --json recall.json\n"
     "  tierkv recall --haystack book.txt --haystack program.cc --ctx 8192 --depths 5,25,50,75,95 --trials 4\n"
     "  tierkv recall --deep 32 --kv fp16,sinks=4,calibration=deep.tkc     does it still find them after a nap in the deep "
@@ -53,7 +55,11 @@ void settle_request(RecallRequest& request) {
   Options& options = request.options;
   settle(options);
   check_writable(request.plot);
-  if (options.kv.empty()) options.kv = {"balanced"};
+  if (options.kv.empty() && request.compare.empty()) options.kv = {"balanced"};
+  if (!request.compare.empty()) {
+    check_kv({request.compare});
+    if (request.ctx.size() != 1) bad_input("--compare needs one length (--ctx N): bytes are equal at the end of it");
+  }
   std::vector<std::string>& kinds = request.kinds;
   if (std::find(kinds.begin(), kinds.end(), "all") != kinds.end()) kinds = text_kinds();
   if (kinds.empty() && request.haystacks.empty()) kinds = {"prose"};
@@ -70,7 +76,7 @@ void settle_request(RecallRequest& request) {
 
 int run(RecallRequest& request) {
   settle_request(request);
-  const std::vector<SettingSpec> specs = settle_settings({{"fp16", false}}, request.options.kv, request.stock);
+  std::vector<SettingSpec> specs = settle_settings({{"fp16", false}}, request.options.kv, request.stock);
   const std::vector<TextSource> sources = text_sources(request);  // before a model is loaded
   Engine engine = load_engine(request.options);
   (void)engine.shape();
@@ -79,6 +85,13 @@ int run(RecallRequest& request) {
   request.ctx.erase(std::unique(request.ctx.begin(), request.ctx.end()), request.ctx.end());
   for (const uint32_t ctx : request.ctx) engine.check_context(ctx);
 
+  std::vector<Compared> rivals;
+  if (!request.compare.empty()) {
+    rivals = rivals_of(engine, request.compare, request.ctx[0], request.micro_batch, request.options.quiet);
+    std::vector<SettingSpec> compared;
+    for (const Compared& rival : rivals) compared.push_back(rival.spec);
+    specs.insert(specs.begin() + 1, compared.begin(), compared.end());
+  }
   const std::vector<Reading> readings = plan_readings(request, sources, engine.tokenizer());
   const DigitMask mask(engine.tokenizer());
   uint64_t total = 0, done = 0;
@@ -98,7 +111,11 @@ int run(RecallRequest& request) {
   const std::vector<RecallCell> cells = cells_of(specs, readings, answers);
   json values = json::array();
   for (const RecallCell& cell : cells) values.push_back(cell_json(cell, engine, request));
-  if (request.options.text()) print_recall(cells, request);
+  add_compared(values, rivals);
+  if (request.options.text()) {
+    print_recall(cells, request);
+    if (!rivals.empty()) print_rivals(rivals);
+  }
   emit_results(request.options, values);
   if (!request.plot.empty()) write_plot(request, values);
   return 0;
@@ -152,6 +169,7 @@ void add_recall(CLI::App& app, Action& action) {
       ->type_name("RATIO");
   command->add_option("--plot", request->plot, "write a page with a map of what was found (HTML, as `tierkv report` does)")
       ->type_name("FILE");
+  add_compare_option(*command, request->compare);
   add_learn_option(*command, request->learn);
   add_stock_option(*command, request->stock, "none");
   add_seed_option(*command, request->options);

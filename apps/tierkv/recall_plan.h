@@ -25,7 +25,7 @@ struct RecallRequest {
   double deep = 0.0;                          // ratio; 0: as it is
   bool learn = false;                         // the cache learns the model in passing
   std::vector<std::string> kinds, haystacks;  // generated texts, and files
-  std::string plot;
+  std::string plot, compare;
   bool has(const char* task) const;
 };
 

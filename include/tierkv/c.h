@@ -215,8 +215,8 @@ typedef struct tierkv_attention_options {
 
 void tierkv_attention_options_init(tierkv_attention_options* options);
 /* out is [tokens][query heads][head_dim]; options may be null. Queries are up to 1e25 (times scale, where that is above 1). When
- * scores overflow all the same, or the system refuses memory, out and token_mass are undefined, and an eviction policy may have
- * learned from some of the queries; no token has changed. */
+ * scores overflow all the same, or the system refuses memory, out and token_mass are undefined and nothing else has
+ * changed: an eviction policy learns from calls that succeed. */
 tierkv_status tierkv_attention(tierkv_cache* cache, tierkv_seq seq, uint32_t layer, const tierkv_rows* queries, float* out,
                                const tierkv_attention_options* options);
 tierkv_status tierkv_attention_f32(tierkv_cache* cache, tierkv_seq seq, uint32_t layer, const float* queries, uint32_t tokens,

@@ -167,8 +167,8 @@ class AdaptiveKVCache {
   // out is [tokens][query heads][head_dim], f32, and finite when the call succeeds. invalid_argument: a query that is not finite or
   // beyond 1e25 (times scale, where that is above 1), or scores or sums that overflow 32-bit floats all the same, as enormous bf16
   // keys can make them; resource_exhausted: the system refused memory. After an overflow or want of memory `out` and a MassReport
-  // are undefined. With `observe` and a policy that evicts, the statistics it chooses by may then count some of the queries, for
-  // some KV heads: a later eviction may choose otherwise. No token, row or position has changed, nor what attention answers.
+  // are undefined and nothing has changed: no token, row or position, nor what attention answers, nor the statistics of a policy
+  // that evicts, which learns from calls that succeed.
   Status attention(SeqId seq, uint32_t layer, const RowsView& queries, float* out, const AttentionOptions& options = {});
   // The same for many sequences at once, each with any number of queries: all their work is shared out together, so that many short
   // sequences keep all threads busy. Every item gets its own status: one that fails (unknown, parked, not finite) does not disturb

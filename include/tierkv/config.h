@@ -56,7 +56,7 @@ struct LayerOverride {
 
 // Which tokens go when max_seq_len or the byte budget is reached. "none": nothing is ever dropped, the append is refused.
 struct EvictionConfig {
-  std::string policy = "none";  // none, h2o, sliding_window, streaming_llm, tova, snapkv, scissorhands, pyramidkv, pyramidkv_linear
+  std::string policy = "none";   // none, h2o, sliding_window, streaming_llm, tova, snapkv, scissorhands, pyramidkv(_linear), akv
   uint32_t protect_recent = 32;  // the newest tokens are never evicted (at most half the budget)
   uint32_t batch = 64;           // tokens dropped at a time (at most an eighth of the budget)
   uint32_t observation = 32;     // queries in SnapKV's window and ScissorHands' history

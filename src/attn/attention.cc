@@ -15,9 +15,6 @@ using quant::Frame;
 
 constexpr float kHidden = -std::numeric_limits<float>::infinity();
 
-// Scores of a query row lie this far apart: whole vectors, the rest hidden.
-uint32_t row_stride(const BlockView& view) { return (view.rows + 15u) / 16u * 16u; }
-
 // Codecs in Frame::block take the plain query and add in the plain frame.
 int frame_slot(Frame frame) { return frame == Frame::hadamard ? 1 : 0; }
 
@@ -227,9 +224,19 @@ void keep_weights(const Pass& p, uint32_t v) {
   kept.tops.insert(kept.tops.end(), p.s.row_max.begin(), p.s.row_max.end());
 }
 
+// All at once: a vector that grows by and by copies what it has again and again.
+void reserve_weights(const Pass& p) {
+  size_t rows = 0, views = 0;
+  for (size_t v = p.params.weigh_from; v < p.views.size(); ++v, ++views) rows += row_stride(p.views[v]);
+  p.s.weighed.views.reserve(views);
+  p.s.weighed.weights.reserve(rows * p.rows);
+  p.s.weighed.tops.reserve(views * p.rows);
+}
+
 void run_views(Pass& p, bool keep) {
   Scratch& s = p.s;
   s.weighed.clear();
+  reserve_weights(p);
   s.scores.resize(static_cast<size_t>(p.rows) * kMaxViewRows);
   s.kept.clear();
   s.kept_at.assign(p.views.size(), 0);

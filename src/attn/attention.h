@@ -41,6 +41,9 @@ struct BlockView {
   uint32_t position(uint32_t row) const { return ctx.positions ? ctx.positions[row] : ctx.first_position + row; }
 };
 
+// Scores and weights of a query row lie this far apart: whole vectors, the rest hidden.
+inline uint32_t row_stride(const BlockView& view) { return (view.rows + 15u) / 16u * 16u; }
+
 struct AttendParams {
   uint32_t head_dim = 0;
   float scale = 1.0f;
@@ -71,7 +74,8 @@ struct QueryTile {
 };
 
 // Hears, after a tile is done and query by query, how much softmax mass the query (all heads of the group together) gave each row
-// of each view it could see; then that the query is over.
+// of each view it could see; then that the query is over. It is the plain way, which others are tested against: backends sum mass
+// up by lanes (mass.h).
 class MassObserver {
  public:
   virtual ~MassObserver() = default;

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "attn/attention.h"
+#include "attn/mass.h"
 #include "quant/codec.h"
 #include "tierkv/cache.h"
 
@@ -38,25 +39,17 @@ struct DecodeWork {
   float* out = nullptr;  // [count][head_dim]
 };
 
-// The mass that all queries together give each row of a KV head's views from `from` on, in the order of views and rows.
-struct HeadMass {
-  uint32_t from = 0;
-  float* sums = nullptr;  // added to; undefined when the work fails
-};
-
 // One sequence's part in the attention of a layer. Query head h looks at KV head h / (query heads / KV heads).
 struct AttendWork {
   std::vector<std::span<const BlockView>> heads;  // views of each KV head, oldest first
   RowsView queries;
-  const uint32_t* positions = nullptr;   // one per query
-  float* out = nullptr;                  // [queries][query heads][head_dim]
-  float* lse = nullptr;                  // [queries][query heads]: the log of the sum of e^score (attention.h), or null
-  const float* sink_logits = nullptr;    // one per query head, or null
-  std::vector<MassObserver*> observers;  // one per KV head, or none. A head's queries come in order, from one thread.
-  std::vector<HeadMass> mass;            // one per KV head, or none: observers hear of it all anyway
+  const uint32_t* positions = nullptr;  // one per query
+  float* out = nullptr;                 // [queries][query heads][head_dim]
+  float* lse = nullptr;                 // [queries][query heads]: the log of the sum of e^score (attention.h), or null
+  const float* sink_logits = nullptr;   // one per query head, or null
+  std::vector<HeadMass> mass;           // one per KV head, or none
   AttendParams params;
-  // resource_exhausted: no memory for scratch. invalid_argument: scores or sums overflowed 32-bit floats; observers heard nothing
-  // of the rows that did.
+  // resource_exhausted: no memory for scratch. invalid_argument: scores or sums overflowed 32-bit floats.
   Status status;
 };
 

@@ -19,8 +19,8 @@ constexpr uint32_t kSplitRows = 1024;
 constexpr uint32_t kSplitQueryRows = 16;
 // Rows of queries a task takes at a time otherwise. A block is unpacked once for all of them.
 constexpr uint32_t kTileRows = 48;
-// The same when somebody observes: scores of a tile are kept until its sums are known.
-constexpr uint32_t kObservedRows = 8;
+// Sums of mass that the queries of a head are cut into at most. Each has a float for every row and lane.
+constexpr uint32_t kMostSums = 32;
 
 // Nothing in it outlives a task.
 struct TileScratch {
@@ -29,14 +29,14 @@ struct TileScratch {
   std::vector<float> rows, out, lse;
 };
 
-enum class Kind : uint8_t { part, tile, observed };
+enum class Kind : uint8_t { part, tile };
 enum Failure : uint8_t { kNone, kMemory, kOverflow };
 
 struct Task {
   Kind kind;
   uint32_t work;
   uint32_t head;
-  uint32_t first, count;  // part: views; tile: queries
+  uint32_t first, count;  // part: views; tile: queries, of one tile or of several
   uint32_t partial;       // part: where its state goes; tile: where its mass goes, or kAlone
   uint32_t join;          // part: index of its head's Join; kAlone: it is the head's only one
 };
@@ -49,6 +49,8 @@ struct Join {
 };
 
 uint32_t group_of(const AttendWork& work) { return work.queries.heads / static_cast<uint32_t>(work.heads.size()); }
+
+uint32_t tile_queries(const AttendWork& work) { return std::max(1u, kTileRows / group_of(work)); }
 
 QueryTile describe_tile(const AttendWork& work, uint32_t head, uint32_t first, uint32_t count, const float* rows) {
   const uint32_t group = group_of(work);
@@ -109,9 +111,7 @@ class Piece {
     for (uint32_t w = 0; w < works.size(); ++w) {
       const AttendWork& work = works_[w];
       if (work.queries.tokens == 0) continue;
-      if (!work.observers.empty()) {
-        for (uint32_t h = 0; h < work.heads.size(); ++h) tasks_.push_back({Kind::observed, w, h, 0, 0, 0, kAlone});
-      } else if (work.queries.tokens * group_of(work) <= kSplitQueryRows) {
+      if (work.queries.tokens * group_of(work) <= kSplitQueryRows) {
         for (uint32_t h = 0; h < work.heads.size(); ++h) cut_views(w, h);
       } else {
         cut_queries(w);
@@ -194,35 +194,42 @@ class Piece {
     ++num_joins_;
   }
 
+  // Tiles, one a task; with mass several, so that long prompts need no more memory for sums than short ones.
   void cut_queries(uint32_t w) {
     const AttendWork& work = works_[w];
-    const uint32_t per_tile = std::max(1u, kTileRows / group_of(work));
-    for (uint32_t first = 0; first < work.queries.tokens; first += per_tile) {
-      const uint32_t count = std::min(per_tile, work.queries.tokens - first);
+    const uint32_t tiles = (work.queries.tokens + tile_queries(work) - 1) / tile_queries(work);
+    const uint32_t a_task = (work.mass.empty() ? 1 : (tiles + kMostSums - 1) / kMostSums) * tile_queries(work);
+    for (uint32_t first = 0; first < work.queries.tokens; first += a_task) {
+      const uint32_t count = std::min(a_task, work.queries.tokens - first);
       for (uint32_t h = 0; h < work.heads.size(); ++h) {
-        const uint32_t mass = wants_mass(work, h, first + count - 1) ? num_tile_masses_++ : kAlone;
+        const uint32_t mass = wants_mass(work, h, first, first + count - 1) ? num_tile_masses_++ : kAlone;
         tasks_.push_back({Kind::tile, w, h, first, count, mass, kAlone});
       }
     }
   }
 
-  // Whether a query gives mass to a view of which somebody wants to know it. Queries come in the order of their positions.
-  static bool wants_mass(const AttendWork& work, uint32_t head, uint32_t query) {
-    if (work.mass.empty() || work.mass[head].from >= work.heads[head].size()) return false;
-    return !work.params.causal || work.positions[query] >= work.heads[head][work.mass[head].from].ctx.first_position;
+  // Whether one of some queries gives mass to a view of which somebody wants to know it. They come in the order of their positions.
+  static bool wants_mass(const AttendWork& work, uint32_t head, uint32_t first, uint32_t last) {
+    if (work.mass.empty() || work.mass[head].from >= work.heads[head].size() || !work.mass[head].hears(first, last + 1))
+      return false;
+    return !work.params.causal || work.positions[last] >= work.heads[head][work.mass[head].from].ctx.first_position;
+  }
+
+  // What the kept weights of a tile, or of a part of its views from first_view on, add to sums of `stride` rows a lane.
+  static void sum_mass(const AttendWork& work, uint32_t head, const QueryTile& tile, uint32_t first_view, const KeptWeights& kept,
+                       const float* lse, float* sums, size_t stride) {
+    const HeadMass& mass = work.mass[head];
+    const uint32_t first = std::max(first_view, mass.from);
+    const auto views = work.heads[head].subspan(first_view);
+    sums += rows_between(work, head, mass.from, first);
+    if (mass.lanes.empty()) return add_mass(views, first - first_view, tile, kept, lse, sums);
+    add_lanes(views, first - first_view, tile, kept, lse, mass.lanes, sums, stride);
   }
 
   void run_task(const Task& task) {
     TileScratch& scratch = per_thread<TileScratch>();
     const AttendWork& work = works_[task.work];
-    if (task.kind == Kind::tile) return run_tile(task, task.first, task.count, nullptr, scratch);
-    if (task.kind == Kind::observed) {
-      const uint32_t per_tile = std::max(1u, kObservedRows / group_of(work));
-      for (uint32_t first = 0; first < work.queries.tokens; first += per_tile) {
-        run_tile(task, first, std::min(per_tile, work.queries.tokens - first), work.observers[task.head], scratch);
-      }
-      return;
-    }
+    if (task.kind == Kind::tile) return run_tiles(task, scratch);
     const QueryTile tile = load_tile(work, task.head, 0, work.queries.tokens, scratch);
     const auto views = work.heads[task.head].subspan(task.first, task.count);
     Partial& partial = task.join == kAlone ? scratch.partial : partials_[task.partial];
@@ -231,24 +238,31 @@ class Piece {
     if (task.join == kAlone) merge_head(task, {&partial, 1}, scratch);
   }
 
-  void run_tile(const Task& task, uint32_t first, uint32_t count, MassObserver* observer, TileScratch& scratch) {
+  void run_tiles(const Task& task, TileScratch& scratch) {
+    const AttendWork& work = works_[task.work];
+    if (task.partial != kAlone) {
+      const HeadMass& wanted = work.mass[task.head];
+      tile_mass_[task.partial].assign(wanted.num_lanes() * wanted.rows, 0.0f);
+    }
+    const uint32_t a_tile = tile_queries(work), end = task.first + task.count;
+    for (uint32_t first = task.first; first < end; first += a_tile) run_tile(task, first, std::min(a_tile, end - first), scratch);
+  }
+
+  void run_tile(const Task& task, uint32_t first, uint32_t count, TileScratch& scratch) {
     const AttendWork& work = works_[task.work];
     const QueryTile tile = load_tile(work, task.head, first, count, scratch);
     float* lse = lse_of(work, count, scratch);
-    const bool weighs = task.kind == Kind::tile && task.partial != kAlone;
+    const bool weighs = task.partial != kAlone && wants_mass(work, task.head, first, first + count - 1);
     const AttendParams params = weighs ? params_of(work, task.head, 0) : work.params;
-    if (!attn::attend(work.heads[task.head], tile, params, scratch.out.data(), scratch.attn, observer, lse)) {
+    if (!attn::attend(work.heads[task.head], tile, params, scratch.out.data(), scratch.attn, nullptr, lse)) {
       fail(task.work, kOverflow);
     }
     store_tile(work, task.head, first, count, scratch);
     if (!weighs) return;
-    const auto& views = work.heads[task.head];
-    std::vector<float>& mass = tile_mass_[task.partial];
-    mass.assign(rows_between(work, task.head, params.weigh_from, static_cast<uint32_t>(views.size())), 0.0f);
-    add_mass(views, params.weigh_from, tile, scratch.attn.weighed, lse, mass.data());
+    sum_mass(work, task.head, tile, 0, scratch.attn.weighed, lse, tile_mass_[task.partial].data(), work.mass[task.head].rows);
   }
 
-  void merge_head(const Task& task, std::span<const Partial> partials, TileScratch& scratch) {
+  void merge_head(const Task& task, std::span<Partial> partials, TileScratch& scratch) {
     const AttendWork& work = works_[task.work];
     const uint32_t queries = work.queries.tokens;
     const QueryTile tile = describe_tile(work, task.head, 0, queries, nullptr);  // a merge looks at no query
@@ -256,11 +270,9 @@ class Piece {
     if (!merge(partials, tile, work.params, scratch.out.data(), lse)) fail(task.work, kOverflow);
     store_tile(work, task.head, 0, queries, scratch);
     if (work.mass.empty()) return;
-    const uint32_t from = work.mass[task.head].from;
-    for (const Partial& part : partials) {
-      const uint32_t first = std::max(part.first_view, from);
-      add_mass(work.heads[task.head].subspan(part.first_view), first - part.first_view, tile, part.weighed, lse,
-               work.mass[task.head].sums + rows_between(work, task.head, from, first));
+    for (Partial& part : partials) {
+      sum_mass(work, task.head, tile, part.first_view, part.weighed, lse, work.mass[task.head].sums, work.mass[task.head].rows);
+      if (task.join != kAlone) part.weighed = {};  // the next head's weights go where these were, still warm
     }
   }
 
@@ -272,7 +284,7 @@ class Piece {
       TileScratch& scratch = per_thread<TileScratch>();
       const AttendWork& work = works_[task.work];
       scratch.out.resize(static_cast<size_t>(work.queries.tokens) * group_of(work) * work.params.head_dim);
-      merge_head(task, std::span<const Partial>(partials_).subspan(join.first_partial, join.partials), scratch);
+      merge_head(task, std::span<Partial>(partials_).subspan(join.first_partial, join.partials), scratch);
     } catch (const std::bad_alloc&) {
       fail(task.work, kMemory);
     }

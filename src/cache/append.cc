@@ -47,9 +47,11 @@ uint32_t step_size(const Appending& a, uint32_t tail_rows, uint32_t left, uint32
   return step;
 }
 
-bool reserve_tails(Appending& a, Arena& arena, uint32_t count) {
+// `most_tokens`: that eviction leaves a head; 0: any number. Where all of them are hot, the tail need never hold more.
+bool reserve_tails(Appending& a, Arena& arena, uint32_t count, uint32_t most_tokens) {
   const uint32_t ring_rows = a.plan.window - 1 + a.plan.slack + count;
-  const uint32_t most = a.plan.ring ? ring_rows : a.plan.tail_bound();
+  const uint32_t bound = a.plan.tail_bound();
+  const uint32_t most = a.plan.ring ? ring_rows : bound ? bound : most_tokens;
   for (HeadStream& s : a.seq.heads(a.layer)) {
     if (!s.tail.continue_at(arena, a.seq.layer(a.layer).length) || !s.tail.reserve(arena, count, most)) return false;
     if (a.plan.ring) s.tail.shrink(arena, ring_rows);
@@ -81,7 +83,8 @@ Status no_room(const Arena& arena, uint32_t layer) {
 static Status append_step(AdaptiveKVCache::Impl& impl, Appending& a, uint32_t first, uint32_t count) {
   LayerState& state = a.seq.layer(a.layer);
   if (a.evicting && !impl.make_room(a.seq, a.layer, count)) return no_room(*impl.arena, a.layer);
-  while (!reserve_tails(a, *impl.arena, count)) {
+  const uint32_t most_tokens = a.evicting ? impl.layer_limit(a.layer) : 0;
+  while (!reserve_tails(a, *impl.arena, count, most_tokens)) {
     // Nothing is given up while something waits for tables: with_pressure() ends that first.
     if (!impl.policy || impl.planner->waiting() || !impl.relieve(a.seq)) return no_room(*impl.arena, a.layer);
   }

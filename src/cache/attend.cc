@@ -23,6 +23,9 @@ namespace {
 // From this many rows on the time they take counts for more than the last digits of the products (quant::Workspace::coarse).
 constexpr uint32_t kCoarseRows = 8192;
 
+// From this many sums on, threads share in folding them into the tokens' statistics.
+constexpr size_t kManySums = 1u << 15;
+
 // What one item holds while the backend works on it.
 struct Held {
   AttentionItem* item = nullptr;
@@ -31,17 +34,10 @@ struct Held {
   std::vector<uint32_t> positions;  // of each query
   std::vector<StreamViews> views;   // of each KV head
   std::vector<StreamObserver> observers;
-  std::vector<float> lse;                // of every query and head, where learning or spilled blocks want it
-  bool learns = false;                   // learning does
-  bool spilled = false;                  // some of its blocks are in the cold file
-  std::vector<std::vector<float>> mass;  // of each KV head: what the rows that are not archived yet received
+  std::vector<float> lse;  // of every query and head, where learning or spilled blocks want it
+  bool learns = false;     // learning does
+  bool spilled = false;    // some of its blocks are in the cold file
 };
-
-// The first view of tokens that are not archived: they are the last of a stream.
-uint32_t first_recent(const StreamViews& head) {
-  const auto recent = std::find_if(head.tiers.begin(), head.tiers.end(), [](Tier t) { return t == Tier::warm || t == Tier::hot; });
-  return static_cast<uint32_t>(recent - head.tiers.begin());
-}
 
 Status query_positions(const AttentionItem& item, uint32_t length, std::vector<uint32_t>& out) {
   const uint32_t count = item.queries.tokens;
@@ -94,7 +90,7 @@ class Attending {
   Status hold(std::span<AttentionItem> items) {
     held_.reserve(items.size());
     works_.reserve(items.size());
-    for (AttentionItem& item : items) held_.push_back({&item, {}, {}, {}, {}, {}, {}, false, false, {}});
+    for (AttentionItem& item : items) held_.push_back({&item, {}, {}, {}, {}, {}, {}, false, false});
     TIERKV_RETURN_IF_ERROR(sort_by_id());
     std::erase_if(held_, [&](const Held& held) {
       held.item->status = check_item(*held.item);
@@ -114,10 +110,7 @@ class Attending {
   }
 
   void work() {
-    for (Held& held : held_) {
-      observe(held);
-      if (place_ && held.observers.empty()) make_room_for_mass(held);
-    }
+    for (Held& held : held_) observe(held);
     attend();
     for (size_t i = 0; i < held_.size(); ++i) finish(held_[i], works_[i]);
   }
@@ -169,47 +162,43 @@ class Attending {
     return {};
   }
 
-  // Somebody wants to know where the mass went: the policy, or the caller.
+  // Somebody wants to know where the mass went: the policy, the archive (which rows it will keep better is decided by what they
+  // receive until then), or the caller.
   void observe(Held& held) {
     MassReport* mass = held.item->mass;
-    if (!learn_ && !mass) return;
+    if (!learn_ && !place_ && !mass) return;
     const LayerState& state = held.sequence->layer(layer_);
     if (mass) {
       mass->blocks.clear();
       mass->tokens.assign(mass->want_tokens ? static_cast<size_t>(config_.num_kv_heads) * state.length : 0, 0.0f);
-    }
-    const cache::ObserveSettings settings{learn_ || place_ ? impl_.env.signals : 0, impl_.signal_slot, config_.eviction.observation,
-                                          state.window_queries, config_.query_heads() / config_.num_kv_heads};
-    if (mass) {
       // So that nothing can fail once the policy has learned.
       size_t blocks = 0;
       for (const StreamViews& head : held.views) blocks += head.views.size();
       mass->blocks.reserve(blocks);
     }
+    cache::ObserveSettings settings;
+    settings.signals = learn_ || place_ ? impl_.env.signals : 0;
+    settings.signal_slot = impl_.signal_slot;
+    settings.wanted = learn_ ? ~0u : 1u << policy::kMassTotal;
+    settings.observation = config_.eviction.observation;
+    settings.window_queries = state.window_queries;
+    settings.group = config_.query_heads() / config_.num_kv_heads;
+    settings.recent_only = !learn_ && !mass;
     held.observers.reserve(config_.num_kv_heads);
     for (uint32_t h = 0; h < config_.num_kv_heads; ++h) {
-      held.observers.emplace_back(settings, held.sequence->heads(layer_)[h], held.views[h], held.positions.data(), mass,
-                                  state.length);
+      held.observers.emplace_back(settings, held.sequence->heads(layer_)[h], held.views[h], held.positions, mass, state.length);
     }
   }
 
-  // Which rows the archive will keep better is decided by what they receive until then.
-  void make_room_for_mass(Held& held) {
-    for (const StreamViews& head : held.views) {
-      size_t rows = 0;
-      for (size_t v = first_recent(head); v < head.views.size(); ++v) rows += head.views[v].rows;
-      held.mass.emplace_back(rows, 0.0f);
-    }
-  }
-
-  void add_mass(Held& held) {
-    const size_t signals = impl_.env.signals, slot = static_cast<size_t>(impl_.env.mass);
-    for (size_t h = 0; h < held.mass.size(); ++h) {
-      const StreamViews& head = held.views[h];
-      const float* mass = held.mass[h].data();
-      for (size_t v = first_recent(head); v < head.views.size(); mass += head.views[v++].rows) {
-        for (uint32_t t = 0; head.stats[v] && t < head.views[v].rows; ++t) head.stats[v][t * signals + slot] += mass[t];
-      }
+  void fold(Held& held) {
+    if (held.observers.empty()) return;
+    size_t sums = 0;
+    for (const StreamObserver& observer : held.observers) sums += observer.sums();
+    const auto fold_head = [&](uint32_t h) { held.observers[h].fold(); };
+    if (sums >= kManySums && held.observers.size() > 1) {
+      executor()(static_cast<uint32_t>(held.observers.size()), fold_head);
+    } else {
+      for (StreamObserver& observer : held.observers) observer.fold();
     }
   }
 
@@ -231,8 +220,7 @@ class Attending {
       attn::AttendWork& work = works_.emplace_back();
       work.heads.reserve(held.views.size());
       for (const StreamViews& head : held.views) work.heads.emplace_back(head.views);
-      for (StreamObserver& observer : held.observers) work.observers.push_back(&observer);
-      for (size_t h = 0; h < held.mass.size(); ++h) work.mass.push_back({first_recent(held.views[h]), held.mass[h].data()});
+      for (StreamObserver& observer : held.observers) work.mass.push_back(observer.wanted());
       work.queries = held.item->queries;
       work.positions = held.positions.data();
       work.out = held.item->out;
@@ -270,13 +258,13 @@ class Attending {
     held.item->status = std::move(work.status);
     if (!held.item->status.ok()) return;
     LayerState& state = held.sequence->layer(layer_);
+    fold(held);
     if (MassReport* mass = held.item->mass) {
       for (StreamObserver& observer : held.observers) {
         const std::vector<BlockMass> blocks = observer.take_blocks();
         mass->blocks.insert(mass->blocks.end(), blocks.begin(), blocks.end());
       }
     }
-    add_mass(held);
     if (learn_) state.window_queries = (state.window_queries + held.item->queries.tokens) % config_.eviction.observation;
     if (options_.observe) state.unobserved = 0;
     if (held.learns) {

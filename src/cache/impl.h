@@ -54,7 +54,7 @@ struct AdaptiveKVCache::Impl {
   std::unique_ptr<policy::EvictionPolicy> policy;  // null: none
   config::SpillMode spill;
   mutable cache::SpillCounts spill_counts;
-  int signal_slot[policy::kNumSignals] = {-1, -1, -1, -1, -1};
+  int signal_slot[policy::kNumSignals] = {-1, -1, -1, -1, -1, -1};
   std::vector<bool> places;  // by layer: its archive keeps some rows better, or will with tables, and asks for their mass
   size_t largest_block = 0;  // bytes of the largest that any sequence gets, its lists included
 

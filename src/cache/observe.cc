@@ -1,84 +1,164 @@
 #include "cache/observe.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace tierkv::cache {
+namespace {
+
+// The first view of tokens that are not archived: they are the last of a stream.
+uint32_t first_recent(const StreamViews& views) {
+  const auto recent =
+      std::find_if(views.tiers.begin(), views.tiers.end(), [](Tier t) { return t == Tier::warm || t == Tier::hot; });
+  return static_cast<uint32_t>(recent - views.tiers.begin());
+}
+
+// body(statistic, sum) for each row. A lane of no sums is one of zeros.
+template <class Body>
+void each_row(float* stats, size_t stride, const float* sums, uint32_t rows, Body&& body) {
+  if (!sums) {
+    for (uint32_t t = 0; t < rows; ++t) body(stats[t * stride], 0.0f);
+  } else if (stride == 1) {
+    for (uint32_t t = 0; t < rows; ++t) body(stats[t], sums[t]);
+  } else {
+    for (uint32_t t = 0; t < rows; ++t) body(stats[t * stride], sums[t]);
+  }
+}
+
+}  // namespace
 
 StreamObserver::StreamObserver(const ObserveSettings& settings, const HeadStream& stream, const StreamViews& views,
-                               const uint32_t* positions, MassReport* report, uint32_t length)
+                               std::span<const uint32_t> positions, MassReport* report, uint32_t length)
     : settings_(settings),
       views_(views),
       positions_(positions),
       report_(report),
-      report_base_(static_cast<size_t>(stream.head) * length),
-      window_queries_(settings.window_queries) {
-  if (slot(policy::kLowCount) >= 0) tiers::live_positions(stream, live_);
+      report_base_(static_cast<size_t>(stream.head) * length) {
+  std::fill_n(lane_of_, policy::kNumSignals, kNoLane);
+  if (settings.recent_only) from_ = first_recent(views);
+  for (size_t v = from_; v < views.views.size(); ++v) rows_ += views.views[v].rows;
+  plan_lanes();
+  if (keeps(policy::kLowCount)) plan_low_counts(stream);
   if (report_) {
     for (size_t v = 0; v < views.views.size(); ++v) {
       const attn::BlockView& view = views.views[v];
       blocks_.push_back({stream.head, views.tiers[v], view.ctx.first_position, view.rows, 0.0});
     }
   }
+  for (const Lane& lane : lanes_) {
+    const bool all = std::all_of(lane.weights.begin(), lane.weights.end(), [](float w) { return w == 1.0f; });
+    asked_.push_back({all ? nullptr : lane.weights.data(), lane.low ? below_.data() : nullptr});
+  }
+  sums_.assign(lanes_.size() * rows_, 0.0f);
 }
 
-template <class Body>
-void StreamObserver::for_each_token(Body&& body) {
-  for (size_t v = 0; v < views_.views.size(); ++v) {
-    for (uint32_t t = 0; views_.stats[v] && t < views_.views[v].rows; ++t)
-      body(views_.stats[v] + static_cast<size_t>(t) * settings_.signals);
+// Statistics with the same weights share a sum: with one query nearly all do.
+int StreamObserver::lane(std::vector<float> weights, bool low) {
+  if (std::all_of(weights.begin(), weights.end(), [](float w) { return w == 0.0f; })) return kNoLane;
+  for (size_t l = 0; l < lanes_.size(); ++l) {
+    if (lanes_[l].low == low && lanes_[l].weights == weights) return static_cast<int>(l);
+  }
+  lanes_.push_back({std::move(weights), low});
+  return static_cast<int>(lanes_.size() - 1);
+}
+
+void StreamObserver::plan_lanes() {
+  const size_t queries = positions_.size();
+  std::vector<uint32_t> closed(queries);  // windows that end with query q or before it
+  uint32_t in_window = settings_.window_queries;
+  for (size_t q = 0; q < queries; ++q) {
+    if (++in_window >= settings_.observation) in_window = 0, ++closings_;
+    closed[q] = closings_;
+  }
+  const auto weights = [&](auto&& weight) {
+    std::vector<float> out(queries);
+    for (size_t q = 0; q < queries; ++q) out[q] = weight(q);
+    return out;
+  };
+  // How many windows ended before query q came: the one it is in.
+  const auto window_of = [&](size_t q) { return q == 0 ? 0u : closed[q - 1]; };
+  const auto all = [](size_t) { return 1.0f; };
+  if (report_) report_lane_ = lane(weights(all));
+  if (keeps(policy::kMassTotal)) lane_of_[policy::kMassTotal] = lane(weights(all));
+  if (keeps(policy::kMassLast))
+    lane_of_[policy::kMassLast] = lane(weights([&](size_t q) { return q + 1 == queries ? 1.0f : 0.0f; }));
+  if (keeps(policy::kMassWindow))
+    lane_of_[policy::kMassWindow] = lane(weights([&](size_t q) { return window_of(q) == closings_ ? 1.0f : 0.0f; }));
+  if (keeps(policy::kMassBefore))
+    lane_of_[policy::kMassBefore] = lane(weights([&](size_t q) { return window_of(q) + 1 == closings_ ? 1.0f : 0.0f; }));
+  if (keeps(policy::kMassFading))
+    lane_of_[policy::kMassFading] =
+        lane(weights([&](size_t q) { return std::pow(policy::kFading, static_cast<float>(queries - 1 - q)); }));
+  // ScissorHands' history fades by half with every window, so that old habits count for less and less.
+  if (keeps(policy::kLowCount)) {
+    lane_of_[policy::kLowCount] = lane(
+        weights([&](size_t q) { return std::ldexp(1.0f, -static_cast<int>(std::min(closings_ - window_of(q), 100u))); }), true);
   }
 }
 
-void StreamObserver::add(uint32_t query, uint32_t view, const float* mass, uint32_t rows) {
-  const int last = slot(policy::kMassLast);
-  if (!query_open_) {
-    query_open_ = true;
-    if (last >= 0) for_each_token([&](float* stats) { stats[last] = 0.0f; });
+// Less than 1/t of a query's mass, t the tokens that it saw.
+void StreamObserver::plan_low_counts(const HeadStream& stream) {
+  std::vector<uint32_t> live;
+  tiers::live_positions(stream, live);
+  for (const uint32_t at : positions_) {
+    const auto seen = std::upper_bound(live.begin(), live.end(), at) - live.begin();
+    below_.push_back(static_cast<float>(settings_.group) / static_cast<float>(std::max<ptrdiff_t>(seen, 1)));
   }
-  if (report_) {
-    const attn::BlockView& block = views_.views[view];
+}
+
+attn::HeadMass StreamObserver::wanted() {
+  attn::HeadMass mass{from_, sums_.data(), {}, rows_};
+  if (lanes_.empty()) {  // nothing counts: no view is asked for
+    mass.from = static_cast<uint32_t>(views_.views.size());
+    mass.rows = 0;
+  } else if (asked_.size() > 1 || !asked_[0].plain()) {
+    mass.lanes = asked_;
+  }
+  return mass;
+}
+
+void StreamObserver::fold() {
+  size_t at = 0;
+  for (size_t v = from_; v < views_.views.size(); at += views_.views[v++].rows) {
+    if (report_) report_view(v, sums_.data() + static_cast<size_t>(report_lane_) * rows_ + at);
+    if (settings_.signals && views_.stats[v]) fold_view(views_.stats[v], sums_.data() + at, views_.views[v].rows);
+  }
+}
+
+void StreamObserver::report_view(size_t v, const float* sums) {
+  const attn::BlockView& view = views_.views[v];
+  for (uint32_t t = 0; t < view.rows; ++t) {
+    blocks_[v].mass += sums[t];
+    const uint32_t position = view.position(t);
+    if (report_->want_tokens && position != kDeadPosition) report_->tokens[report_base_ + position] += sums[t];
+  }
+}
+
+void StreamObserver::fold_view(float* stats, const float* sums, uint32_t rows) const {
+  const auto fold = [&](policy::Signal signal, auto&& body) {
+    if (!keeps(signal)) return;
+    const int lane = lane_of_[signal];
+    each_row(stats + slot(signal), settings_.signals, lane < 0 ? nullptr : sums + static_cast<size_t>(lane) * rows_, rows, body);
+  };
+  fold(policy::kMassTotal, [](float& stat, float sum) { stat += sum; });
+  fold(policy::kMassLast, [](float& stat, float sum) { stat = sum; });
+  // A window that ends becomes the one before. What it held when the call began is part of it if it is the first to end.
+  if (closings_ == 1 && keeps(policy::kMassWindow) && keeps(policy::kMassBefore)) {
+    const size_t stride = settings_.signals;
     for (uint32_t t = 0; t < rows; ++t) {
-      blocks_[view].mass += mass[t];
-      const uint32_t position = block.position(t);
-      if (report_->want_tokens && position != kDeadPosition) report_->tokens[report_base_ + position] += mass[t];
+      stats[t * stride + static_cast<size_t>(slot(policy::kMassBefore))] =
+          stats[t * stride + static_cast<size_t>(slot(policy::kMassWindow))];
     }
+    fold(policy::kMassBefore, [](float& stat, float sum) { stat += sum; });
+  } else if (closings_ > 1) {
+    fold(policy::kMassBefore, [](float& stat, float sum) { stat = sum; });
   }
-  if (!settings_.signals || !views_.stats[view]) return;
-  const int total = slot(policy::kMassTotal), window = slot(policy::kMassWindow), low = slot(policy::kLowCount);
-  float threshold = 0.0f;
-  uint32_t at = 0;
-  if (low >= 0) {
-    at = positions_[query];
-    const auto seen = std::upper_bound(live_.begin(), live_.end(), at) - live_.begin();
-    threshold = static_cast<float>(settings_.group) / static_cast<float>(std::max<ptrdiff_t>(seen, 1));
-  }
-  float* stats = views_.stats[view];
-  for (uint32_t t = 0; t < rows; ++t, stats += settings_.signals) {
-    if (total >= 0) stats[total] += mass[t];
-    if (last >= 0) stats[last] = mass[t];
-    if (window >= 0) stats[window] += mass[t];
-    if (low >= 0 && views_.views[view].position(t) <= at && mass[t] < threshold) stats[low] += 1.0f;
-  }
-}
-
-void StreamObserver::end_query(uint32_t) {
-  query_open_ = false;
-  if (settings_.signals && ++window_queries_ >= settings_.observation) close_window();
-}
-
-// The current window becomes the one before. ScissorHands' history fades by half instead, so that old habits count for less and
-// less.
-void StreamObserver::close_window() {
-  window_queries_ = 0;
-  const int window = slot(policy::kMassWindow), before = slot(policy::kMassBefore), low = slot(policy::kLowCount);
-  if (window < 0 && low < 0) return;
-  for_each_token([&](float* stats) {
-    if (window >= 0) {
-      if (before >= 0) stats[before] = stats[window];
-      stats[window] = 0.0f;
-    }
-    if (low >= 0) stats[low] *= 0.5f;
-  });
+  const float kept = closings_ == 0 ? 1.0f : 0.0f;
+  fold(policy::kMassWindow, [&](float& stat, float sum) { stat = stat * kept + sum; });
+  const float habit = std::ldexp(1.0f, -static_cast<int>(std::min(closings_, 100u)));
+  fold(policy::kLowCount, [&](float& stat, float sum) { stat = stat * habit + sum; });
+  const float faded = std::pow(policy::kFading, static_cast<float>(positions_.size()));
+  fold(policy::kMassFading, [&](float& stat, float sum) { stat = stat * faded + sum; });
 }
 
 }  // namespace tierkv::cache

@@ -1,13 +1,16 @@
-// observe.h — turns the mass that attention gave each token into the statistics the eviction policy keeps, and into a MassReport.
-// Where only the total is wanted, of tokens that are not archived yet, the backend sums it up by itself (attn/backend.h, HeadMass).
+// observe.h — what attention gave each token becomes the statistics that the eviction policy and the archive choose by, and a
+// MassReport.
 //
-// One observer serves one stream for one attention call; queries arrive in order.
+// One observer serves one stream for one attention call. It says beforehand which sums it wants of the backend (attn/mass.h), and
+// afterwards folds them in, as if the queries had come one by one: the sums are made by many threads in any order, because what
+// each query adds to each statistic is known from its place alone. A call that failed is not folded in at all.
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
-#include "attn/attention.h"
+#include "attn/mass.h"
 #include "policy/policy.h"
 #include "tiers/stream.h"
 
@@ -20,37 +23,56 @@ using tiers::StreamViews;
 struct ObserveSettings {
   uint32_t signals = 0;              // floats per token; 0: no statistics
   const int* signal_slot = nullptr;  // [policy::kNumSignals], -1 where not kept
+  uint32_t wanted = 0;               // of those, bit set of (1 << Signal): what this call shall change
   uint32_t observation = 32;         // queries in a window
   uint32_t window_queries = 0;       // already in the current one
   uint32_t group = 1;                // query heads per KV head
+  bool recent_only = false;          // of tokens that are not archived yet. REQUIRES: no report
 };
 
-class StreamObserver final : public attn::MassObserver {
+class StreamObserver {
  public:
   // `positions` are the call's queries'. `report` may be null. Its tokens, when wanted, are already sized.
-  StreamObserver(const ObserveSettings& settings, const HeadStream& stream, const StreamViews& views, const uint32_t* positions,
-                 MassReport* report, uint32_t length);
+  StreamObserver(const ObserveSettings& settings, const HeadStream& stream, const StreamViews& views,
+                 std::span<const uint32_t> positions, MassReport* report, uint32_t length);
 
-  void add(uint32_t query, uint32_t view, const float* mass, uint32_t rows) override;
-  void end_query(uint32_t query) override;
+  // What the backend shall sum up. Valid while the observer is where it is.
+  attn::HeadMass wanted();
+  size_t sums() const { return sums_.size(); }
+  // The sums are there. Needs no memory.
+  void fold();
 
   std::vector<BlockMass> take_blocks() { return std::move(blocks_); }
 
  private:
-  int slot(policy::Signal signal) const { return settings_.signals ? settings_.signal_slot[signal] : -1; }
-  template <class Body>
-  void for_each_token(Body&& body);
-  void close_window();
+  static constexpr int kNoLane = -1;
+  // The weights of the queries in one sum per token, and how often tokens were looked at little if `low`.
+  struct Lane {
+    std::vector<float> weights;
+    bool low = false;
+  };
+
+  bool keeps(policy::Signal signal) const { return settings_.signals && settings_.wanted >> signal & 1u && slot(signal) >= 0; }
+  int slot(policy::Signal signal) const { return settings_.signal_slot[signal]; }
+  void plan_lanes();
+  void plan_low_counts(const HeadStream& stream);
+  int lane(std::vector<float> weights, bool low = false);
+  void fold_view(float* stats, const float* sums, uint32_t rows) const;
+  void report_view(size_t view, const float* sums);
 
   const ObserveSettings settings_;
   const StreamViews& views_;
-  const uint32_t* const positions_;
+  const std::span<const uint32_t> positions_;
   MassReport* report_;
   const size_t report_base_;
   std::vector<BlockMass> blocks_;
-  std::vector<uint32_t> live_;  // positions, for counting what a query could see
-  uint32_t window_queries_;
-  bool query_open_ = false;
+  uint32_t from_ = 0;      // the first view
+  size_t rows_ = 0;        // of the views from there on
+  uint32_t closings_ = 0;  // windows that end in this call
+  std::vector<Lane> lanes_;
+  std::vector<attn::MassLane> asked_;
+  std::vector<float> below_, sums_;
+  int lane_of_[policy::kNumSignals], report_lane_ = kNoLane;
 };
 
 }  // namespace tierkv::cache

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <random>
+
 #include "quant/registry.h"
 
 namespace tierkv::cache {
@@ -10,7 +12,7 @@ using namespace quant;
 using namespace tiers;
 namespace {
 
-// A stream of 10 tokens in its tail, all five signals kept.
+// A stream of 10 tokens in its tail, every signal kept.
 class ObserveTest : public ::testing::Test {
  protected:
   ObserveTest() {
@@ -33,7 +35,27 @@ class ObserveTest : public ::testing::Test {
   ~ObserveTest() override { destroy(env, stream); }
 
   ObserveSettings settings(uint32_t observation, uint32_t window_queries = 0) const {
-    return {env.signals, slots, observation, window_queries, /*group=*/2};
+    ObserveSettings s;
+    s.signals = env.signals, s.signal_slot = slots, s.wanted = ~0u;
+    s.observation = observation, s.window_queries = window_queries, s.group = 2;
+    return s;
+  }
+
+  // One call: what each query gave each token goes the way the backend takes, into the sums that the observer asked for.
+  static void tell(StreamObserver& observer, std::span<const uint32_t> positions, std::span<const std::vector<float>> mass) {
+    const attn::HeadMass wanted = observer.wanted();
+    const attn::MassLane plain[1];
+    for (size_t l = 0; wanted.rows != 0 && l < wanted.num_lanes(); ++l) {
+      const attn::MassLane& lane = wanted.lanes.empty() ? plain[0] : wanted.lanes[l];
+      for (size_t q = 0; q < mass.size(); ++q) {
+        const float weight = lane.weight ? lane.weight[q] : 1.0f;
+        for (uint32_t t = 0; t < kTokens; ++t) {
+          const float given = lane.below ? (t <= positions[q] && mass[q][t] < lane.below[q] ? 1.0f : 0.0f) : mass[q][t];
+          wanted.sums[l * wanted.rows + t] += weight * given;
+        }
+      }
+    }
+    observer.fold();
   }
   float stat(uint32_t token, policy::Signal signal) const { return stream.tail.stats_row(token)[signal]; }
 
@@ -50,14 +72,9 @@ class ObserveTest : public ::testing::Test {
 TEST_F(ObserveTest, LanesSumWhatTheyPromise) {
   const uint32_t positions[] = {7, 8, 9, 9};
   StreamObserver observer(settings(3), stream, views, positions, nullptr, kTokens);
-  std::vector<float> mass(kTokens, 0.0f);
-  for (uint32_t q = 0; q < 4; ++q) {
-    std::fill(mass.begin(), mass.end(), 0.0f);
-    mass[q] = 1.5f;
-    mass[5] = 0.5f;
-    observer.add(q, 0, mass.data(), kTokens);
-    observer.end_query(q);
-  }
+  std::vector<std::vector<float>> mass(4, std::vector<float>(kTokens, 0.0f));
+  for (uint32_t q = 0; q < 4; ++q) mass[q][q] = 1.5f, mass[q][5] = 0.5f;
+  tell(observer, positions, mass);
   EXPECT_FLOAT_EQ(stat(5, policy::kMassTotal), 2.0f);
   EXPECT_FLOAT_EQ(stat(0, policy::kMassTotal), 1.5f);
   EXPECT_FLOAT_EQ(stat(3, policy::kMassLast), 1.5f) << "the newest query's";
@@ -67,6 +84,37 @@ TEST_F(ObserveTest, LanesSumWhatTheyPromise) {
   EXPECT_FLOAT_EQ(stat(5, policy::kMassWindow), 0.5f);
   EXPECT_FLOAT_EQ(stat(0, policy::kMassWindow), 0.0f);
   EXPECT_FLOAT_EQ(stat(3, policy::kMassWindow), 1.5f);
+  EXPECT_FLOAT_EQ(stat(2, policy::kMassFading), 1.5f * policy::kFading);
+}
+
+// Queries in one call, in calls of their own, and in anything between are the same statistics.
+TEST_F(ObserveTest, HowQueriesAreSharedOutOverCallsDoesNotMatter) {
+  constexpr uint32_t kQueries = 23;
+  std::mt19937 rng(11);
+  std::vector<std::vector<float>> mass(kQueries, std::vector<float>(kTokens));
+  std::vector<uint32_t> positions(kQueries);
+  for (uint32_t q = 0; q < kQueries; ++q) {
+    positions[q] = std::min(q, kTokens - 1);
+    for (float& x : mass[q]) x = static_cast<float>(rng() % 100) / 200.0f;
+  }
+  std::vector<std::vector<float>> results;
+  for (const uint32_t step : {1u, 2u, 5u, 7u, 23u}) {
+    for (uint32_t t = 0; t < kTokens; ++t) std::fill_n(stream.tail.stats_row(t), env.signals, 0.0f);
+    uint32_t in_window = 0;
+    for (uint32_t q = 0; q < kQueries; q += step) {
+      const uint32_t count = std::min(step, kQueries - q);
+      const std::span<const uint32_t> at = std::span(positions).subspan(q, count);
+      StreamObserver observer(settings(6, in_window), stream, views, at, nullptr, kTokens);
+      tell(observer, at, std::span(mass).subspan(q, count));
+      in_window = (in_window + count) % 6;
+    }
+    results.emplace_back();
+    for (uint32_t t = 0; t < kTokens; ++t)
+      results.back().insert(results.back().end(), stream.tail.stats_row(t), stream.tail.stats_row(t) + env.signals);
+    for (size_t i = 0; i < results[0].size(); ++i)
+      EXPECT_NEAR(results.back()[i], results[0][i], 1e-4)
+          << "calls of " << step << ", token " << i / env.signals << ", signal " << i % env.signals;
+  }
 }
 
 TEST_F(ObserveTest, LowCountAsksOnlyTokensTheQuerySaw) {
@@ -74,21 +122,29 @@ TEST_F(ObserveTest, LowCountAsksOnlyTokensTheQuerySaw) {
   StreamObserver observer(settings(100), stream, views, positions, nullptr, kTokens);
   std::vector<float> mass(kTokens, 0.0f);
   mass[2] = 2.0f;  // all the mass of a group of two
-  observer.add(0, 0, mass.data(), kTokens);
-  observer.end_query(0);
+  tell(observer, positions, {&mass, 1});
   for (uint32_t t = 0; t < kTokens; ++t) EXPECT_EQ(stat(t, policy::kLowCount), t <= 4 && t != 2 ? 1.0f : 0.0f) << t;
 }
 
 TEST_F(ObserveTest, AWindowGoesOnAcrossCalls) {
   const uint32_t positions[] = {9};
-  std::vector<float> mass(kTokens, 0.2f);
+  const std::vector<float> mass(kTokens, 0.2f);
   for (uint32_t call = 0; call < 4; ++call) {
     StreamObserver observer(settings(4, call), stream, views, positions, nullptr, kTokens);
-    observer.add(0, 0, mass.data(), kTokens);
-    observer.end_query(0);
+    tell(observer, positions, {&mass, 1});
     EXPECT_NEAR(stat(0, policy::kMassWindow), call == 3 ? 0.0f : 0.2f * static_cast<float>(call + 1), 1e-6) << call;
   }
   EXPECT_NEAR(stat(0, policy::kMassBefore), 0.8f, 1e-6);
+}
+
+TEST_F(ObserveTest, OneQueryIsOneSumForAllButTheCounts) {
+  const uint32_t positions[] = {9};
+  StreamObserver observer(settings(4), stream, views, positions, nullptr, kTokens);
+  EXPECT_EQ(observer.sums(), 2 * kTokens);
+  ObserveSettings total = settings(4);
+  total.wanted = 1u << policy::kMassTotal;
+  StreamObserver plain(total, stream, views, positions, nullptr, kTokens);
+  EXPECT_TRUE(plain.wanted().lanes.empty()) << "the backend has a shorter way for it";
 }
 
 TEST_F(ObserveTest, ReportsBlocksAndTokensOfItsHead) {
@@ -99,11 +155,8 @@ TEST_F(ObserveTest, ReportsBlocksAndTokensOfItsHead) {
   nothing.signals = 0;
   const uint32_t positions[] = {9, 9};
   StreamObserver observer(nothing, stream, views, positions, &report, kTokens);
-  std::vector<float> mass(kTokens, 0.1f);
-  for (uint32_t q = 0; q < 2; ++q) {
-    observer.add(q, 0, mass.data(), kTokens);
-    observer.end_query(q);
-  }
+  const std::vector<std::vector<float>> mass(2, std::vector<float>(kTokens, 0.1f));
+  tell(observer, positions, mass);
   const auto blocks = observer.take_blocks();
   ASSERT_EQ(blocks.size(), 1u);
   EXPECT_EQ(blocks[0].kv_head, 1u);

@@ -94,8 +94,7 @@ class CudaBackend final : public DeviceBackend {
   static const attn::Backend& cpu() { return attn::cpu_backend(); }
 
   bool serves(const AttendWork& work) const {
-    if (!work.observers.empty() || !work.mass.empty() || work.queries.tokens == 0 || work.queries.tokens > kMostQueries)
-      return false;
+    if (!work.mass.empty() || work.queries.tokens == 0 || work.queries.tokens > kMostQueries) return false;
     if (work.heads.empty() || group_of(work) > kMostGroup || work.params.head_dim > 256) return false;
     for (const auto& views : work.heads) {
       for (const attn::BlockView& view : views) {

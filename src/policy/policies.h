@@ -15,5 +15,6 @@ std::unique_ptr<EvictionPolicy> make_snapkv(const EvictionConfig& config);
 std::unique_ptr<EvictionPolicy> make_scissorhands(const EvictionConfig& config);
 std::unique_ptr<EvictionPolicy> make_pyramidkv(const EvictionConfig& config);
 std::unique_ptr<EvictionPolicy> make_pyramidkv_linear(const EvictionConfig& config);
+std::unique_ptr<EvictionPolicy> make_akv(const EvictionConfig& config);
 
 }  // namespace tierkv::policy

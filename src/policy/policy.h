@@ -24,8 +24,10 @@ enum Signal : uint8_t {
   kMassWindow = 2,  // mass from the queries of the current observation window
   kMassBefore = 3,  // the same for the window before it (complete)
   kLowCount = 4,    // how many queries of the history gave it less than 1/t of their mass (t: tokens that query saw)
-  kNumSignals = 5,
+  kMassFading = 5,  // mass, times kFading with every query that came after
+  kNumSignals = 6,
 };
+inline constexpr float kFading = 0.3f;  // AKV's decay
 
 enum class Scope : uint8_t { head, layer };
 

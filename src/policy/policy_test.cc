@@ -238,6 +238,16 @@ TEST(Scissorhands, EvictsTheMostOftenUnattended) {
   EXPECT_EQ(kept(*make("scissorhands"), t.input(4)), (std::vector<uint32_t>{0, 2, 4, 5}));
 }
 
+TEST(Akv, WeighsFadingMassAgainstRecency) {
+  Tokens t(iota(12));
+  t.signal[kMassFading] = {9.0f, 0.5f, 1.0f, 0, 0, 0, 0, 0, 0, 0, 8.0f, 8.0f};
+  // Positions 0 and 10..11 are protected and do not set the measure; 2 has the most mass, 1 half of it, then the newest.
+  EXPECT_EQ(kept(*make("akv"), t.input(6, 1, 2)), (std::vector<uint32_t>{0, 1, 2, 9, 10, 11}));
+  // Half the mass is 0.35 more, the whole range of recency 0.3.
+  t.signal[kMassFading][1] = 0.3f;
+  EXPECT_EQ(kept(*make("akv"), t.input(5, 1, 2)), (std::vector<uint32_t>{0, 2, 9, 10, 11}));
+}
+
 EvictionConfig snap(uint32_t observation, uint32_t pool) {
   EvictionConfig config;
   config.observation = observation, config.pool = pool;

@@ -15,6 +15,7 @@ constexpr PolicyRow kRows[] = {
     {"scissorhands", "per head, drops the tokens that most often got less than the average attention", make_scissorhands},
     {"pyramidkv", "snapkv with budgets that fall linearly over the layers (the paper's)", make_pyramidkv},
     {"pyramidkv_linear", "h2o with budgets proportional to layers left (ruvector-attention's)", make_pyramidkv_linear},
+    {"akv", "per head, attention mass that fades with every query, and recency (AKV's score)", make_akv},
 };
 
 }  // namespace

@@ -46,7 +46,7 @@ std::vector<Case> all_cases() {
   c.config.tiers.window = 200;
   cases.push_back(c);
   for (const char* policy :
-       {"h2o", "sliding_window", "streaming_llm", "tova", "snapkv", "scissorhands", "pyramidkv", "pyramidkv_linear"}) {
+       {"h2o", "sliding_window", "streaming_llm", "tova", "snapkv", "scissorhands", "pyramidkv", "pyramidkv_linear", "akv"}) {
     c = {policy, small_config("compact")};
     c.config.eviction.policy = policy;
     c.config.max_seq_len = 256;

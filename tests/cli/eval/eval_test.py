@@ -95,6 +95,49 @@ class Evaluation(unittest.TestCase):
         self.assertEqual(done.stderr, "")
         self.assertEqual([r["kv"] for r in json.loads((self.folder / "out.json").read_text())], ["fp16", "balanced"])
 
+    def test_ppl_compares_at_equal_bytes(self):
+        self.text.write_text(prose(1500))
+        ours = "hot=32,warm=64,archive=rot2+top4,sinks=4"
+        rows = self.ppl("--ctx", 1024, "--tokens", 1024, "--compare", ours)
+        self.assertEqual(rows[0]["kv"], "fp16")
+        self.assertEqual((rows[1]["label"], rows[1]["kv"]), ("ours", ours))
+        by_name = {r["label"]: r for r in rows[1:]}
+        expected = {"fifo", "h2o", "snapkv", "tova", "scissorhands", "streaming_llm", "pyramidkv", "akv", "kivi"}
+        self.assertLessEqual(expected, set(by_name))
+        target = rows[1]["compare"]["target_bytes"]
+        self.assertLess(target, 0.6 * rows[0]["resident_bytes"])
+        for name, row in by_name.items():
+            self.assertEqual(row["compare"]["target_bytes"], target)
+            self.assertEqual(row["compare"]["fits"], row["compare"]["bytes"] <= target, name)
+            # Filled with text it takes what it took filled with noise.
+            self.assertLess(abs(row["resident_bytes"] / row["compare"]["bytes"] - 1), 0.03, name)
+            if "evict=" in row["kv"]:
+                self.assertTrue(row["compare"]["fits"], name)
+                self.assertGreater(row["compare"]["bytes"], 0.85 * target, name)
+                self.assertGreater(row["kld"], 1e-6, name)
+        self.assertNotIn("top", by_name["fifo"]["kv"].split("archive=")[-1])
+
+    def test_compare_takes_a_setting_of_ours_and_one_length(self):
+        model = self.model()
+        evicts = "fp16,evict=h2o,max_seq_len=64"
+        self.refused("ppl", *model, "-f", self.text, "--ctx", 256, "--compare", evicts, says=["eviction policy"])
+        self.refused("ppl", *model, "-f", self.text, "--ctx", 256, "--compare", "mine.toml", says=["mine.toml"])
+        self.refused("ppl", *model, "-f", self.text, "--ctx", 256, "--compare", "nonsense", says=["nonsense"])
+        self.refused("recall", *model, "--ctx", "1024,2048", "--compare", "balanced", says=["--compare", "--ctx"])
+        self.refused("recall", *model, "--compare", "balanced", says=["--compare", "--ctx"])
+
+    def test_recall_compares_at_equal_bytes(self):
+        done = self.run_tierkv("recall", *self.model(), "--task", "passkey", "--ctx", 1024, "--depths", 50, "--trials", 1,
+                               "--compare", "hot=32,warm=64,archive=rot2,sinks=4", "--json", "out.json")  # fmt: skip
+        rows = json.loads((self.folder / "out.json").read_text())
+        self.assertEqual(rows[0]["kv"], "fp16")
+        self.assertLessEqual({"ours", "h2o", "snapkv", "streaming_llm"}, {r.get("label") for r in rows})
+        for row in rows[1:]:
+            self.assertEqual(row["total"], 1)
+            self.assertIn("gave_way", row["compare"])
+        self.assertIn("tokens kept", done.stdout)
+        self.assertIn("evict=snapkv", done.stdout)
+
     def test_ppl_refuses_what_it_cannot_do(self):
         model = self.model()
         self.refused("ppl", *model, says=["tierkv fetch wikitext2"], environment={"TIERKV_CACHE": str(self.folder)})
