@@ -98,6 +98,7 @@ static Status append_step(AdaptiveKVCache::Impl& impl, Appending& a, uint32_t fi
     // A long piece of a prompt comes before its queries. Rows are not archived by it that no query could look at yet.
     plan.warm += std::min(kMostUnseen, state.unobserved - std::min(state.unobserved, plan.hot));
   }
+  impl.choose_archive(a.seq, a.layer, plan);
   const uint32_t most = kBacklog + kCatchUp * count / impl.config.archive_block;
   for (HeadStream& s : a.seq.heads(a.layer)) settled &= tiers::settle(impl.env, s, plan, most);
   if (!settled && impl.policy && !plan.waiting) (void)impl.relieve(a.seq);

@@ -267,6 +267,9 @@ class Attending {
     }
     if (learn_) state.window_queries = (state.window_queries + held.item->queries.tokens) % config_.eviction.observation;
     if (options_.observe) state.unobserved = 0;
+    if (impl_.query_power.wants(layer_) && held.item->queries.place == MemoryPlace::host) {
+      impl_.query_power.add(layer_, held.item->queries, params_.scale);
+    }
     if (held.learns) {
       impl_.learning.add_queries(held.item->seq, layer_, held.positions[0], held.item->queries, held.item->out, work.lse,
                                  params_.scale, params_.softcap, executor());

@@ -66,6 +66,7 @@ Result<std::unique_ptr<AdaptiveKVCache>> AdaptiveKVCache::create(const CacheConf
   impl->env.hot_bf16 = config.hot_type == "bf16";
   TIERKV_ASSIGN_OR_RETURN(impl->policy, policy::make_policy(config.eviction));
   choose_signals(*impl);
+  impl->query_power.begin(config, *impl->planner->now());
   const size_t block = impl->largest_block = largest_block(*impl);
   const size_t headroom = impl->policy ? 2 * block : 0;
   if (config.byte_budget && config.byte_budget < headroom + block) {
@@ -356,7 +357,8 @@ Status AdaptiveKVCache::flush() try {
     std::lock_guard lock(sequence.mutex);
     if (!sequence.packed.empty()) continue;  // nothing is due until it wakes
     for (uint32_t l = 0; l < sequence.num_layers(); ++l) {
-      const LayerPlan p = impl_->planner->layer(l, sequence.layer(l).length);
+      LayerPlan p = impl_->planner->layer(l, sequence.layer(l).length);
+      impl_->choose_archive(sequence, l, p);
       for (HeadStream& s : sequence.heads(l)) {
         if (!tiers::settle(impl_->env, s, p)) {
           return error(StatusCode::resource_exhausted, "byte_budget leaves no room to settle layer ", l, " of sequence ", id);

@@ -4,6 +4,7 @@
 //   attend.cc     views out, attention, observation
 //   evict.cc      budgets and policies
 //   adapt.cc      calibrations, quality feedback and thresholds, all of which the planner takes
+//   fallback.h    the archive of a model that nobody knows, chosen by its rows
 //   learning.h    the model's tables, learned from what goes by; wait.cc: what waits for them, and when it no longer can
 //   memory.cc     resident bytes
 //   save.cc       save, load, freeze, unfreeze; runs.cc: the same in pieces
@@ -25,6 +26,7 @@
 
 #include "base/arena.h"
 #include "base/thread_pool.h"
+#include "cache/fallback.h"
 #include "cache/learning.h"
 #include "cache/spill_counts.h"
 #include "config/spill_mode.h"
@@ -65,6 +67,8 @@ struct AdaptiveKVCache::Impl {
   mutable std::mutex pressure_mutex;                // a leaf
   std::shared_ptr<const PressureHandler> pressure;  // or null
 
+  cache::QueryPower query_power;
+
   cache::Learning learning;  // the last: its thread uses the planner
 
   // --- helpers
@@ -88,6 +92,14 @@ struct AdaptiveKVCache::Impl {
   void settle_once() noexcept;
   // The same before `tokens` more of a layer would leave a byte_budget without the room that archiving takes.
   void keep_room_to_archive(uint32_t tokens) noexcept;
+
+  // fallback.h
+  // The layer's archive, if its rows choose it and a block of them is due; `plan` becomes what it is then. REQUIRES: the
+  // sequence's lock is held.
+  void choose_archive(const tiers::Sequence& seq, uint32_t layer, plan::LayerPlan& plan) noexcept;
+  // Layers that have not chosen yet go on as this sequence's newest archive blocks are, or as without a choice. REQUIRES: its lock
+  // is held, or nobody else has it yet.
+  void follow_archive(const tiers::Sequence& seq) noexcept;
 
   // park.cc
   // These options, or the configuration's where they name no target.

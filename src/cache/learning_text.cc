@@ -1,6 +1,9 @@
 #include "cache/learning_text.h"
 
+#include <algorithm>
 #include <cstdio>
+#include <utility>
+#include <vector>
 
 namespace tierkv::cache {
 namespace {
@@ -14,12 +17,33 @@ std::string with_commas(uint64_t count) {
   return text;
 }
 
-// Of the first layer that has one; empty: none has.
+// Of the first layer that has one, or where layers choose "even3/mid2 in 24 layers, even4/mid2 in 6"; empty: none has.
 std::string archive_of(const plan::Plans& plans) {
+  std::vector<std::pair<std::string, uint32_t>> names;  // with how many layers have it
   for (uint32_t l = 0; l < plans.num_layers(); ++l) {
-    if (std::string name = plans.archive_codec(l); !name.empty() && !plans.layer(l, 0).ring) return name;
+    const std::string name = plans.archive_codec(l);
+    if (name.empty() || plans.layer(l, 0).ring) continue;
+    const auto known = std::find_if(names.begin(), names.end(), [&](const auto& n) { return n.first == name; });
+    if (known == names.end()) names.emplace_back(name, 1);
+    else ++known->second;
   }
-  return std::string();
+  if (names.empty()) return std::string();
+  if (names.size() == 1 || plans.chosen().of == 0) return names[0].first;
+  std::string text;
+  for (const auto& [name, layers] : names) {
+    text += (text.empty() ? name + " in " : ", " + name + " in ") + std::to_string(layers);
+    if (&name == &names[0].first) text += layers == 1 ? " layer" : " layers";
+  }
+  return text;
+}
+
+// Why the archive is what it is, where the model's rows decide.
+std::string choice_text(const plan::Plans& plans) {
+  const plan::Plans::Chosen chosen = plans.chosen();
+  if (chosen.of == 0) return std::string();
+  if (chosen.layers == 0) return ", until the first old rows of each layer choose";
+  if (chosen.layers == chosen.of) return ", chosen by the model's own rows";
+  return ", chosen by the model's own rows in " + std::to_string(chosen.layers) + " of " + std::to_string(chosen.of) + " layers";
 }
 
 std::string meanwhile(const plan::Plans& plans) {
@@ -49,7 +73,8 @@ std::string bits_text(double bits) {
 std::string archive_text(const plan::Plans& plans) {
   const std::string archive = archive_of(plans);
   if (archive.empty()) return "no archive";
-  return "archive " + archive + (is_calibrated(plans) ? ", calibrated, " : ", not calibrated, ") + bits_text(plans.archive_bits());
+  return "archive " + archive + (is_calibrated(plans) ? ", calibrated, " : ", not calibrated, ") + bits_text(plans.archive_bits()) +
+         choice_text(plans);
 }
 
 }  // namespace

@@ -65,6 +65,7 @@ Result<std::vector<std::byte>> AdaptiveKVCache::freeze_run(SeqId seq, uint32_t f
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
   const snapshot::SnapshotShape shape = cache::snapshot_shape(*impl_);
   std::lock_guard lock(sequence->mutex);
+  impl_->follow_archive(*sequence);
   TIERKV_RETURN_IF_ERROR(impl_->check_awake(seq, *sequence));
   const std::vector<LayerPlan> plans = impl_->plans_of(*sequence);
   TIERKV_ASSIGN_OR_RETURN(const RunRange run, find_run(seq, *sequence, plans, first, end));

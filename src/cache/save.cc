@@ -104,6 +104,7 @@ Result<std::shared_ptr<tiers::Sequence>> build(AdaptiveKVCache::Impl& impl, Snap
       return inserted.code() == StatusCode::resource_exhausted ? no_room(arena, needed) : inserted;
     }
   }
+  impl.follow_archive(*sequence);
   return sequence;
 }
 
@@ -131,6 +132,7 @@ Result<std::vector<std::byte>> AdaptiveKVCache::freeze(SeqId seq) const try {
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
   const snapshot::SnapshotShape shape = cache::snapshot_shape(*impl_);
   std::lock_guard lock(sequence->mutex);
+  impl_->follow_archive(*sequence);
   const std::vector<LayerPlan> plans = impl_->plans_of(*sequence);
   if (!sequence->packed.empty()) return write_parked(*impl_, *sequence, plans, shape);
   return snapshot::write_snapshot(impl_->env, *sequence, plans, shape);
@@ -142,6 +144,7 @@ Result<std::vector<std::byte>> AdaptiveKVCache::freeze(SeqId seq, const DeepOpti
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
   const snapshot::SnapshotShape shape = cache::snapshot_shape(*impl_);
   std::lock_guard lock(sequence->mutex);
+  impl_->follow_archive(*sequence);
   const std::vector<LayerPlan> plans = impl_->plans_of(*sequence);
   if (!sequence->packed.empty()) {
     if (report) *report = sequence->packed[0]->report;

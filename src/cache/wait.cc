@@ -16,7 +16,8 @@ void AdaptiveKVCache::Impl::settle_once() noexcept {
     std::lock_guard lock(sequence->mutex);
     if (!sequence->packed.empty()) continue;
     for (uint32_t l = 0; l < sequence->num_layers(); ++l) {
-      const LayerPlan plan = planner->layer(l, sequence->layer(l).length);
+      LayerPlan plan = planner->layer(l, sequence->layer(l).length);
+      choose_archive(*sequence, l, plan);
       for (tiers::HeadStream& s : sequence->heads(l)) (void)tiers::settle(env, s, plan, 1);
     }
   }

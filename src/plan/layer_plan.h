@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "quant/codec_set.h"
 #include "tierkv/config.h"
@@ -32,6 +33,9 @@ struct LayerPlan : LayerShape {
   const CodecEntry* raw_archive = nullptr;
   // Tables for the archive are being learned: what is due for it stays in the warm tier until they are there.
   bool waiting = false;
+  // What the archive could be, smallest first: the first rows that are due for it decide (Planner::choose()). Until then it is
+  // archive_codec. Empty: there is nothing to decide, or it is decided.
+  std::span<const CodecEntry* const> choices;
 
   const CodecEntry* warm_of(uint32_t head) const { return warm_heads ? warm_heads[head] : warm_codec; }
   const CodecEntry* archive(uint32_t head) const { return archive_heads ? archive_heads[head] : archive_codec; }

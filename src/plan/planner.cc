@@ -54,6 +54,7 @@ Status check_thresholds(uint32_t layer, const LayerThresholds& wanted) {
 
 Planner::Planner(const CacheConfig& config, quant::CodecSet& codecs)
     : config_(config), codecs_(codecs), raw_(raw_rows(config)), plans_(std::make_shared<Plans>()), quality_(config.quality_target) {
+  chosen_ = std::make_unique<std::atomic<uint8_t>[]>(config.num_layers);
   for (uint32_t l = 0; l < config.num_layers; ++l) shapes_.push_back(shape_of(config.layer(l), config.window_slack));
 }
 
@@ -65,6 +66,7 @@ Result<std::unique_ptr<Planner>> Planner::create(const CacheConfig& config, quan
   TIERKV_RETURN_IF_ERROR(planner->replan(std::move(calibration), planner->quality_, [&](Next& next) -> Status {
     next.plans.layers_.resize(config.num_layers);
     next.plans.waiting_ = &planner->waiting_;
+    next.plans.chosen_ = planner->chosen_.get();
     for (uint32_t l = 0; l < config.num_layers; ++l) TIERKV_RETURN_IF_ERROR(planner->plan_layer(l, next));
     return {};
   }));
@@ -112,8 +114,31 @@ Status Planner::plan_archive(uint32_t layer, Next& next) const {
   TIERKV_ASSIGN_OR_RETURN(out.configured, quant::parse_codec_pair(quant::resolve_auto(name, calibrated)));
   TIERKV_ASSIGN_OR_RETURN(const Plans::Step step, codecs_of(layer, out.configured, config_.archive_block, next));
   out.archive.assign(1, step);
+  TIERKV_RETURN_IF_ERROR(plan_choices(layer, next));
   out.may_wait = !calibrated && quant::resolve_auto(name, true) != quant::resolve_auto(name, false) && out.plan.warm != 0;
   return {};
+}
+
+// What the rows of a layer choose from, where nothing else says what its archive needs.
+Status Planner::plan_choices(uint32_t layer, Next& next) const {
+  Plans::Layer& out = next.plans.layers_[layer];
+  out.choices = {};
+  if (out.plan.ring || config_.layer(layer).archive_codec != "auto" || quant::needs_tables(out.configured)) return {};
+  HeadCodecs choices;
+  for (const std::string_view name : quant::fallback_choices()) {
+    TIERKV_ASSIGN_OR_RETURN(const CodecPair pair, quant::parse_codec_pair(name));
+    TIERKV_ASSIGN_OR_RETURN(const CodecEntry* const entry, next.codecs.get(pair, config_.archive_block));
+    choices.push_back(entry);
+  }
+  const size_t count = choices.size();
+  out.choices = {keep_list(std::move(choices), next), count};
+  return {};
+}
+
+uint32_t Planner::choose(uint32_t layer, uint32_t choice) noexcept {
+  uint8_t before = 0;
+  const bool first = chosen_[layer].compare_exchange_strong(before, static_cast<uint8_t>(choice + 1), std::memory_order_relaxed);
+  return first ? choice : before - 1u;
 }
 
 // Tables that say where queries look: the archive's own where it has some, so that they are in memory once.
@@ -187,6 +212,9 @@ Status Planner::move_layer(uint32_t layer, const LayerThresholds& wanted, Next& 
   if (!l.plan.ring) l.plan.hot = wanted.hot;
   if (l.plan.warm != 0 && l.plan.warm != kAll && wanted.warm != 0 && wanted.warm != kAll) l.plan.warm = wanted.warm;
   if (l.archive.empty() || l.by_length() || wanted.archive_bits == 0 || l.configured.key.bits == 0) return {};
+  const int bits = quant::whole_bits(l.archive[0].codec->pair.key);
+  if (!l.choices.empty() && wanted.archive_bits == static_cast<uint32_t>(bits)) return {};  // as thresholds() has it
+  l.choices = {};
   TIERKV_ASSIGN_OR_RETURN(l.archive[0], codecs_of(layer, at_bits(l.configured, wanted.archive_bits), config_.archive_block, next));
   return {};
 }

@@ -54,6 +54,9 @@ class Planner {
   // Whether archives that tables would change wait for them in the warm tier (LayerPlan::waiting). Plans that somebody keeps
   // follow. Needs no memory.
   void set_waiting(bool on) noexcept { waiting_.store(on, std::memory_order_relaxed); }
+  // The layer's archive is LayerPlan::choices[choice] from now on, in every sequence; the first call decides. Plans that somebody
+  // keeps follow. Needs no memory and no lock. The one that was decided. REQUIRES: the number of one of its choices.
+  uint32_t choose(uint32_t layer, uint32_t choice) noexcept;
   // Lengths move, tiers do not come and go; a ring holds its window, and an archive by length its codecs, whatever this says.
   // What was measured so far does not speak about them. invalid_argument: not one per layer.
   [[nodiscard]] Status set_thresholds(std::span<const LayerThresholds> wanted);
@@ -74,6 +77,7 @@ class Planner {
   Status plan_warm(uint32_t layer, Next& next) const;
   Status plan_guide(uint32_t layer, Next& next) const;
   Status plan_archive(uint32_t layer, Next& next) const;
+  Status plan_choices(uint32_t layer, Next& next) const;
   Status plan_by_length(uint32_t layer, Next& next) const;
   Status move_layer(uint32_t layer, const LayerThresholds& wanted, Next& next) const;
   // The codecs of one layer's heads. Those that a calibration has no tables for get the uncalibrated codec.
@@ -89,7 +93,8 @@ class Planner {
   quant::CodecPair raw_;  // 16-bit rows of the hot type
   std::vector<LayerShape> shapes_;
   const CodecEntry* hot_codec_ = nullptr;
-  std::atomic<bool> waiting_{false};  // the plans point to it
+  std::atomic<bool> waiting_{false};                // the plans point to it
+  std::unique_ptr<std::atomic<uint8_t>[]> chosen_;  // and to this: [layer], 0 or 1 and the number of the choice
 
   std::mutex writer_;
   std::list<HeadCodecs> lists_;  // what LayerPlan::archive_heads point into; each different list once. Writers' own

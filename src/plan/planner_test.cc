@@ -87,6 +87,51 @@ TEST(Planner, AutoFollowsTheCalibration) {
   }
 }
 
+TEST(Planner, RowsChooseAnUncalibratedAutoOnce) {
+  Planned planned("hot=32,warm=64,archive=auto");
+  const auto kept = planned.planner->now();
+  const LayerPlan before = kept->layer(1, 1000);
+  ASSERT_EQ(before.choices.size(), quant::fallback_choices().size());
+  EXPECT_EQ(planned.archive(1, 1000), "even4/mid2");
+  EXPECT_EQ(kept->chosen().of, 2u);
+  EXPECT_EQ(kept->chosen().layers, 0u);
+  const double bits = kept->archive_bits();
+
+  EXPECT_EQ(planned.planner->choose(1, 2), 2u);
+  EXPECT_EQ(planned.planner->choose(1, 0), 2u) << "the first call decides";
+  EXPECT_EQ(planned.archive(1, 1000), "even5/mid3");
+  EXPECT_EQ(planned.archive(0, 1000), "even4/mid2");
+  EXPECT_EQ(planned.name(1), "even5/mid3");
+  EXPECT_TRUE(kept->layer(1, 1000).choices.empty()) << "plans that somebody keeps follow";
+  EXPECT_EQ(kept->chosen().layers, 1u);
+  EXPECT_GT(kept->archive_bits(), bits);
+  // What was set is the same, and setting it again changes nothing.
+  EXPECT_EQ(planned.planner->thresholds()[1].archive_bits, 4u);
+  ASSERT_TRUE(planned.planner->set_thresholds(planned.planner->thresholds()).ok());
+  EXPECT_EQ(planned.archive(1, 1000), "even5/mid3");
+}
+
+TEST(Planner, TablesAndOtherBitsEndTheChoice) {
+  Planned planned("hot=32,warm=64,archive=auto");
+  (void)planned.planner->choose(0, 0);
+  std::vector<LayerThresholds> wanted = planned.planner->thresholds();
+  wanted[0].archive_bits = wanted[1].archive_bits = 5;
+  ASSERT_TRUE(planned.planner->set_thresholds(wanted).ok());
+  for (uint32_t l = 0; l < 2; ++l) EXPECT_EQ(planned.archive(l, 1000), "even5/mid3");
+  EXPECT_EQ(planned.planner->now()->chosen().of, 0u);
+  ASSERT_TRUE(planned.planner->set_calibration(klt_tables()).ok());
+  for (uint32_t l = 0; l < 2; ++l) EXPECT_EQ(planned.archive(l, 1000), "klt1.875");
+  EXPECT_TRUE(planned.planner->layer(0, 1000).choices.empty());
+}
+
+TEST(Planner, OtherArchivesHaveNothingToChoose) {
+  for (const char* archive : {"even4/mid2", "auto1", "auto3", "adaptive", "fp16"}) {
+    const Planned planned(std::string("hot=32,warm=64,archive=") + archive);
+    EXPECT_TRUE(planned.planner->layer(0, 1000).choices.empty()) << archive;
+  }
+  EXPECT_TRUE(Planned("hot=32,warm=64,archive=auto", klt_tables()).planner->layer(0, 1000).choices.empty());
+}
+
 TEST(Planner, EveryHeadHasItsOwnTables) {
   const Planned planned("hot=32,warm=64,archive=auto", klt_tables());
   for (uint32_t l = 0; l < 2; ++l) {

@@ -8,11 +8,36 @@ LayerPlan Plans::layer(uint32_t layer, uint32_t length) const {
   const Layer& from = layers_[layer];
   LayerPlan out = from.plan;
   if (from.archive.empty()) return out;
-  const Step* step = from.archive.data();
-  while (length >= step->below && step != &from.archive.back()) ++step;
-  out.archive_codec = step->codec;
-  out.archive_heads = step->heads;
+  if (const int choice = choice_of(layer); choice >= 0) {
+    out.archive_codec = from.choices[static_cast<size_t>(choice)];
+  } else {
+    const Step* step = from.archive.data();
+    while (length >= step->below && step != &from.archive.back()) ++step;
+    out.archive_codec = step->codec;
+    out.archive_heads = step->heads;
+    out.choices = from.choices;
+  }
   out.waiting = from.may_wait && waiting_ && waiting_->load(std::memory_order_relaxed);
+  return out;
+}
+
+int Plans::choice_of(uint32_t layer) const {
+  const size_t choices = layers_[layer].choices.size();
+  const int choice = choices ? chosen_[layer].load(std::memory_order_relaxed) - 1 : -1;
+  return choice < static_cast<int>(choices) ? choice : -1;
+}
+
+const CodecEntry& Plans::coldest(uint32_t layer) const {
+  const int choice = choice_of(layer);
+  return choice >= 0 ? *layers_[layer].choices[static_cast<size_t>(choice)] : *layers_[layer].archive.back().codec;
+}
+
+Plans::Chosen Plans::chosen() const {
+  Chosen out;
+  for (uint32_t l = 0; l < num_layers(); ++l) {
+    out.of += layers_[l].choices.empty() ? 0 : 1;
+    out.layers += choice_of(l) >= 0 ? 1 : 0;
+  }
   return out;
 }
 
@@ -36,6 +61,7 @@ std::vector<LayerThresholds> Plans::thresholds() const {
 std::string Plans::archive_codec(uint32_t layer) const {
   const std::vector<Step>& steps = layers_[layer].archive;
   if (steps.empty()) return std::string();
+  if (choice_of(layer) >= 0) return quant::to_string(coldest(layer).pair);
   std::string name = quant::to_string(steps[0].codec->pair);
   for (size_t i = 1; i < steps.size(); ++i) {
     name += ", from " + std::to_string(steps[i - 1].below) + " tokens on " + quant::to_string(steps[i].codec->pair);
@@ -50,9 +76,9 @@ static double block_bits(const CodecEntry& entry) {
 
 double Plans::archive_bits() const {
   double bits = 0.0, archives = 0.0;
-  for (const Layer& l : layers_) {
-    if (l.archive.empty() || l.plan.ring) continue;
-    bits += block_bits(*l.archive.back().codec);
+  for (uint32_t l = 0; l < num_layers(); ++l) {
+    if (layers_[l].archive.empty() || layers_[l].plan.ring) continue;
+    bits += block_bits(coldest(l));
     archives += 1.0;
   }
   return archives > 0.0 ? bits / archives : 0.0;
@@ -63,6 +89,7 @@ double Plans::archive_share() const {
   for (const Layer& l : layers_) {
     if (l.archive.empty() || !l.plan.warm_codec) continue;
     most = std::max(most, block_bits(*l.archive.back().codec) / block_bits(*l.plan.warm_codec));
+    for (const CodecEntry* choice : l.choices) most = std::max(most, block_bits(*choice) / block_bits(*l.plan.warm_codec));
   }
   return most;
 }
@@ -79,6 +106,7 @@ size_t Plans::largest_block(const std::function<size_t(const CodecEntry&)>& byte
   for (const Layer& l : layers_) {
     for (const CodecEntry* entry : {l.plan.warm_codec, l.plan.raw_warm, l.plan.raw_archive}) add(entry);
     for (uint32_t h = 0; l.plan.warm_heads && h < kv_heads; ++h) add(l.plan.warm_heads[h]);
+    for (const CodecEntry* choice : l.choices) add(choice);
     for (const Step& step : l.archive) {
       add(step.codec);
       for (uint32_t h = 0; step.heads && h < kv_heads; ++h) add(step.heads[h]);

@@ -255,6 +255,11 @@ std::string_view resolve_auto(std::string_view name, bool calibrated) {
   return name;
 }
 
+std::span<const std::string_view> fallback_choices() {
+  static constexpr std::string_view choices[] = {"even4/mid2", "even4/mid3", "even5/mid3", "even6/mid4"};
+  return choices;
+}
+
 std::span<const AdaptiveStep, kAdaptiveSteps> adaptive_steps() {
   // SQuat without its subspace is KIVI; for KVQuant's three bits the nearest thing without tables is KIVI's three.
   static constexpr AdaptiveStep steps[kAdaptiveSteps] = {

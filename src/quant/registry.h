@@ -51,6 +51,9 @@ std::string to_string(const CodecPair& pair);
 // ones.
 std::string_view resolve_auto(std::string_view name, bool calibrated);
 
+// What "auto" chooses from without a calibration, smallest first, by the rows of each layer (plan::Planner::choose()).
+std::span<const std::string_view> fallback_choices();
+
 // The archive codec "adaptive" is ADR-004's choice by the length of the sequence at the moment a block is made. It is no codec
 // of its own: blocks say which of these they are in. `plain` stands in for `codec` where a calibration has no tables for it.
 inline constexpr std::string_view kAdaptive = "adaptive";

@@ -23,12 +23,15 @@ bool extract_sinks(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, A
   return true;
 }
 
+bool wants_sinks(const HeadStream& s, const LayerPlan& plan) {
+  return plan.sinks && s.blocks.empty() && s.tail.rows() && s.tail.position(0) == 0;
+}
+
 bool graduate(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, Arena::Use use) {
   const uint32_t block = plan.first_block();
   if (plan.ring || plan.hot == kAll || block == 0) return true;
   const Tier tier = plan.warm ? Tier::warm : Tier::archive;
-  const bool wants_sinks = plan.sinks && s.blocks.empty() && s.tail.rows() && s.tail.position(0) == 0;
-  if (wants_sinks) {
+  if (wants_sinks(s, plan)) {
     if (s.tail.rows() < static_cast<uint64_t>(plan.hot) + block + plan.sinks) return true;
     if (!extract_sinks(env, s, plan, use)) return false;
   }
@@ -82,6 +85,28 @@ bool demote(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, uint32_t
 bool settle(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, uint32_t most, Arena::Use use) {
   // Each block is made whole before anything of the stream changes, so that there is nothing to undo.
   return with_memory([&] { return graduate(env, s, plan, use) && demote(env, s, plan, most, use); });
+}
+
+bool due_for_archive(const StreamEnv& env, const HeadStream& s, const LayerPlan& plan, RowBatch& batch) {
+  batch.clear();
+  if (plan.ring || plan.hot == kAll || plan.warm == kAll || plan.waiting) return false;
+  const uint32_t target = plan.archive_codec->tokens, block = plan.first_block(), sinks = wants_sinks(s, plan) ? plan.sinks : 0;
+  size_t i = 0;
+  while (i < s.blocks.size() && s.blocks[i].block.tier() != Tier::warm) ++i;
+  uint64_t warm = 0;
+  for (size_t b = i; b < s.blocks.size(); ++b) warm += s.blocks[b].live;
+  const uint64_t stays = static_cast<uint64_t>(plan.hot) + sinks, tail = s.tail.rows();
+  const uint64_t graduates = tail > stays ? (tail - stays) / block * block : 0;
+  if (warm + graduates < static_cast<uint64_t>(plan.warm) + target) return false;
+  for (; i < s.blocks.size() && batch.rows() + s.blocks[i].live <= target; ++i) {
+    batch.add_live_rows(env, s.blocks[i], s.layer, s.head);
+  }
+  if (const uint32_t more = target - batch.rows(); more && i == s.blocks.size()) {
+    RowBatch& front = scratch_batch();
+    front.add_tail(env, s.tail, sinks + more);
+    batch.add_rows(env, front, sinks, more);
+  }
+  return batch.rows() != 0;
 }
 
 }  // namespace tierkv::tiers

@@ -43,6 +43,10 @@ std::optional<BlockRef> seal(const StreamEnv& env, RowBatch& batch, const CodecE
                              const CodecEntry* source, uint32_t layer, uint32_t head, Arena::Use use,
                              const quant::Codec* guide = nullptr);
 
+// The rows of the archive block that settle() would make next; nothing moves. Those that are still in the tail are as they are
+// there. False: none is due.
+[[nodiscard]] bool due_for_archive(const StreamEnv& env, const HeadStream& s, const LayerPlan& plan, RowBatch& batch);
+
 // A copy of the rows that a new archive block was just made of goes to the cold file, in its codec. Without room there is none.
 // REQUIRES: the block was sealed from this batch, and nobody else has a reference to it.
 void copy_behind(const StreamEnv& env, const RowBatch& batch, const BlockRef& ref) noexcept;

@@ -14,6 +14,15 @@ void release_buffer(Arena& arena, TailBuffer* buffer) {
   arena.release(buffer, bytes, MemoryTag::hot);
 }
 
+uint32_t rounded_up(uint32_t rows, uint32_t step) { return (rows + step - 1) / step * step; }
+
+// A tail that is bounded grows in a few even steps: doubling would leave short sequences with half of it empty. REQUIRES: needed <=
+// most.
+uint32_t stepped_capacity(uint32_t needed, uint32_t most) {
+  const uint32_t step = std::max(16u, most / 5 / 8 * 8);
+  return most - needed < step ? most : rounded_up(needed, step);
+}
+
 uint32_t grown_capacity(uint32_t now, uint32_t needed, uint32_t most) {
   constexpr uint32_t kFirst = 16, kDoubleUntil = 4096;
   uint64_t capacity = now ? now : kFirst;
@@ -56,14 +65,26 @@ bool Tail::reserve(Arena& arena, uint32_t extra, uint32_t most, Arena::Use use) 
     if (ring_ ? needed <= capacity : end_ + extra <= capacity) return true;
     // Closing the gap at the front costs rows() moves and buys begin_ appends: worth it from half on.
     if (!ring_ && needed <= capacity && (begin_ >= rows() / 2 || (most && capacity >= most))) {
-      move_to_front();
+      close_gap(arena, needed, use);
       return true;
     }
   }
-  const uint32_t wanted = needed <= capacity && shared ? capacity : grown_capacity(capacity, needed, most);
+  const bool steps = !ring_ && needed <= most && arena.limit() == 0;
+  const uint32_t grown = steps ? stepped_capacity(needed, most) : grown_capacity(capacity, needed, most);
+  const uint32_t wanted = needed <= capacity && shared ? capacity : grown;
   if (!rebuild(arena, std::max(wanted, needed), use)) return false;
   ++reallocations_;
   return true;
+}
+
+// After the first graduation half of the buffer is empty, in a sequence so short that this counts: it takes a smaller one, once.
+// From then on buffers stay as they are. Where memory is limited pieces of other sizes are worth avoiding.
+void Tail::close_gap(Arena& arena, uint32_t needed, Arena::Use use) {
+  const uint32_t enough = rounded_up(needed, 8);
+  const bool smaller = !settled_ && arena.limit() == 0 && enough + enough / 4 < buffer_->capacity;
+  settled_ = true;
+  if (smaller && rebuild(arena, enough, use)) ++reallocations_;
+  else move_to_front();
 }
 
 bool Tail::rebuild(Arena& arena, uint32_t capacity, Arena::Use use) {
@@ -221,6 +242,7 @@ bool Tail::clone_from(Arena& arena, const Tail& other) {
   first_position_ = other.first_position_;
   reallocations_ = other.reallocations_;
   ring_ = other.ring_;
+  settled_ = other.settled_;
   return true;
 }
 
@@ -233,6 +255,7 @@ void Tail::swap(Tail& other) {
   std::swap(first_position_, other.first_position_);
   std::swap(reallocations_, other.reallocations_);
   std::swap(ring_, other.ring_);
+  std::swap(settled_, other.settled_);
   positions_.swap(other.positions_);
   stats_.swap(other.stats_);
 }

@@ -6,7 +6,8 @@
 // window. Attention does not care about slot order, so rows are never moved back into order; a view is at most two runs.
 //
 // Sharing:  the buffer is reference counted; a fork shares it until one side writes (reserve() copies then).
-// Growth:   doubling from 16 rows to 4096, then by a quarter; a linear tail that knows its largest size stops exactly there.
+// Growth:   doubling from 16 rows to 4096, then by a quarter; a linear tail that knows its largest size stops exactly there, and
+//           grows in fifths of it where memory is not limited: sequences may be short.
 // Threads:  none; the sequence's lock protects it.
 #pragma once
 
@@ -112,6 +113,7 @@ class Tail {
   [[nodiscard]] bool rebuild(Arena& arena, uint32_t capacity, Arena::Use use = Arena::Use::normal);
   void copy_rows(TailBuffer& to, uint32_t to_capacity) const;
   void move_to_front();
+  void close_gap(Arena& arena, uint32_t needed, Arena::Use use);
 
   TailBuffer* buffer_ = nullptr;
   uint32_t head_dim_ = 0;
@@ -121,6 +123,7 @@ class Tail {
   uint32_t first_position_ = 0;
   uint32_t reallocations_ = 0;
   bool ring_ = false;
+  bool settled_ = false;             // it has taken the smaller buffer of a short sequence, or need not
   ArenaVector<uint32_t> positions_;  // parallel to the rows once one of them was evicted
   ArenaVector<float> stats_;         // [rows][signals]
 };

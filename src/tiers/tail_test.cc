@@ -184,22 +184,46 @@ TEST_F(TailTest, AGapBehindTheLastRowSurvivesEvictionAndTruncation) {
   EXPECT_EQ(tail.position(5), 8u);
 }
 
-TEST_F(TailTest, GrowthIsGeometricAndStopsAtTheBound) {
+TEST_F(TailTest, GrowthHasFewStepsAndStopsAtTheBound) {
   tail.configure(kDim, 0, false);
   for (uint32_t p = 0; p < 132; ++p) {
+    ASSERT_TRUE(tail.reserve(arena, 1, 132));
+    write(tail, p, p);
+    ASSERT_LT(tail.capacity(), tail.rows() + 24) << "a short sequence holds little that is empty";
+  }
+  EXPECT_EQ(tail.capacity(), 132u);
+  EXPECT_LE(tail.reallocations(), 6u);
+  // It graduates for the first time.
+  tail.drop_front(68);
+  ASSERT_TRUE(tail.reserve(arena, 14, 132));
+  EXPECT_EQ(tail.capacity(), 80u);
+  for (uint32_t p = 132; p < 200; ++p) {
     ASSERT_TRUE(tail.reserve(arena, 1, 132));
     write(tail, p, p);
   }
   EXPECT_EQ(tail.capacity(), 132u);
   const uint32_t reallocations = tail.reallocations();
-  EXPECT_LE(reallocations, 5u);
+  EXPECT_LE(reallocations, 10u);
   // From here on it only graduates and refills.
-  for (uint32_t p = 132; p < 5000; ++p) {
+  for (uint32_t p = 200; p < 5000; ++p) {
     if (tail.rows() == 132) tail.drop_front(64);
     ASSERT_TRUE(tail.reserve(arena, 1, 132));
     write(tail, p, p);
   }
   EXPECT_EQ(tail.reallocations(), reallocations);
+}
+
+TEST_F(TailTest, UnderALimitABufferKeepsItsSize) {
+  Arena limited(1 << 20);
+  Tail bounded;
+  bounded.configure(kDim, 0, false);
+  for (uint32_t p = 0; p < 1000; ++p) {
+    if (bounded.rows() == 132) bounded.drop_front(64);
+    ASSERT_TRUE(bounded.reserve(limited, 1, 132));
+    write(bounded, p, p);
+    if (p >= 132) ASSERT_EQ(bounded.capacity(), 132u);
+  }
+  bounded.reset(limited);
 }
 
 TEST_F(TailTest, RowsComeBackInFront) {
