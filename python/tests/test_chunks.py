@@ -26,7 +26,9 @@ def error(got: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(("kv", "ratio", "loss"), [(None, 3.6, 0.12), ("fp16", 0.9, 4e-3), ("hot=0,warm=0,sinks=0,archive=int8", 1.9, 0.01)])
+@pytest.mark.parametrize(
+    ("kv", "ratio", "loss"), [(None, 3.6, 0.12), ("fp16", 0.9, 4e-3), ("hot=0,warm=0,sinks=0,archive=int8", 1.9, 0.01)]
+)
 def test_a_chunk_comes_back(dtype, kv, ratio, loss):
     codec = ChunkCodec(DIM, kv) if kv else ChunkCodec(DIM)
     given, got = chunk(dtype=dtype), torch.empty(SHAPE, dtype=dtype)
@@ -167,6 +169,7 @@ def test_lmcache_stores_and_loads_through_it(serde):
 
 
 def test_lmcache_hears_what_is_wrong_with_its_settings(serde):
-    for settings, words in (({}, "head_dim"), ({"head_dim": 64, "codec": "x"}, "no setting codec"), ({"head_dim": 0}, "has channels")):
+    wrong = (({}, "head_dim"), ({"head_dim": 64, "codec": "x"}, "no setting codec"), ({"head_dim": 0}, "has channels"))
+    for settings, words in wrong:
         with pytest.raises(tierkv.InvalidArgument, match=words):
             serde.create_serde_processor(serde.SerdeConfig("tierkv", settings))

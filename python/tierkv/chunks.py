@@ -1,7 +1,7 @@
 """Chunks of keys and values as bytes, for stores that keep them apart: a tensor [2, layers, tokens, channels] in, a snapshot out.
 
-Each chunk becomes a sequence of a cache of that shape, whose whole archive is frozen: the bytes are a snapshot (docs/build/formats.md)
-behind sixteen of its own, which say how many follow. So damage is noticed, and a chunk of another shape is refused.
+Each chunk becomes a sequence of a cache of that shape, which is frozen: the bytes are a snapshot behind sixteen of its own, which
+say how many follow. So damage is noticed, and a chunk of another shape is refused.
 """
 
 from __future__ import annotations
