@@ -39,7 +39,7 @@ PIECE = 64
 # %% [markdown]
 # ## The caches
 #
-# Each is a function of the model. What is not installed here is left out, and the table says so; `tools/python_env.sh peers` installs
+# Each is a function of the model. What is not installed is left out, and the table says so; `tools/python_env.sh peers` installs
 # them. Ours are a loop over names: presets, then eviction policies that keep a quarter of the tokens. With a model of yours they
 # use the tables that were learned of it in an earlier run, if there are any.
 
