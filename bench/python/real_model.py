@@ -188,6 +188,15 @@ def bytes_of(cache: DynamicCache) -> int:
     return sum(rows.numel() * rows.element_size() for layer in cache.layers for rows in (layer.keys, layer.values))
 
 
+def fill(cache: TieredCache, tokens: int) -> None:
+    """Made-up rows straight into the tiers. Blocks have a fixed size, so the bytes are those of a text."""
+    seq, shape = cache.tiered.add_sequence(), cache.shape
+    rows = torch.randn((512, shape.num_kv_heads, shape.head_dim), generator=torch.Generator().manual_seed(0))
+    for first in range(0, tokens, len(rows)):
+        for layer in range(shape.num_layers):
+            cache.tiered.append(seq, layer, rows[: tokens - first], rows[: tokens - first])
+
+
 def memory(model: Any, tokenizer: Any, options: argparse.Namespace) -> dict[str, Any]:
     """Resident bytes behind a long text: ours count everything, tables and free memory too."""
     ids = text_tokens(tokenizer, options.ctx, options.text)
@@ -198,7 +207,10 @@ def memory(model: Any, tokenizer: Any, options: argparse.Namespace) -> dict[str,
     say(f"{'DynamicCache, float32':24} {plain / 2**20:8.1f} MiB; in 16 bits it would be {plain / 2**21:.1f}")
     for spec in settings(options.kv):
         cache = make(spec, model, options)
-        read_prompt(model, ids, cache)
+        if options.made_up:
+            fill(cache, options.ctx)
+        else:
+            read_prompt(model, ids, cache)
         size = cache.memory_usage().resident_bytes()
         found["settings"][spec] = {"resident_bytes": size, "archive": cache.describe()}
         say(f"{spec:24} {size / 2**20:8.1f} MiB: {plain / size:.1f}x smaller, beside 16 bits {plain / 2 / size:.2f}x")
@@ -223,6 +235,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="threads of torch and of tierkv (torch's own choice)")
     parser.add_argument("--command", help="ppl: the program `tierkv`, to measure the same with")
     parser.add_argument("--command-model", default=GGUF_OF_COMMAND, help="ppl: the model that the program reads (smollm2)")
+    parser.add_argument("--made-up", action="store_true", help="memory: rows of noise instead of the model's, in seconds")
     parser.add_argument("--fork", action="store_true", help="memory: also a second continuation of the same text")
     parser.add_argument("--json", type=pathlib.Path, help="where the findings go")
     options = parser.parse_args()

@@ -46,10 +46,10 @@ PIECE = 64
 
 # %%
 def akv_cache(model: Any, preset: str) -> Any:
-    """AKV's drop-in cache (PyPI akv-cache)."""
+    """AKV's drop-in cache (PyPI akv-cache). Not its for_model(), which keeps the last 32 *layers* of a Llama uncompressed."""
     from akv import AKVCache
 
-    return AKVCache.for_model(model, preset=preset)
+    return AKVCache(preset=preset)
 
 
 def caches(length: int, learn: bool = False) -> dict[str, Callable[[Any], Any]]:
@@ -128,8 +128,11 @@ def run(model: Any, ids: torch.Tensor, cache: Any) -> dict[str, Any]:
     }
 
 
-def compare(model: Any, ids: torch.Tensor, only: str = "", learn: bool = False) -> dict[str, dict[str, Any]]:
+def compare(
+    model: Any, ids: torch.Tensor, out: pathlib.Path, only: str = "", learn: bool = False
+) -> dict[str, dict[str, Any]]:
     results: dict[str, dict[str, Any]] = {}
+    out.mkdir(parents=True, exist_ok=True)
     for name, make in caches(ids.shape[1], learn).items():
         if not re.search(only, name):
             continue
@@ -140,6 +143,7 @@ def compare(model: Any, ids: torch.Tensor, only: str = "", learn: bool = False) 
             continue
         results[name] = run(model, ids, cache)
         print(line_of(name, results[name]), flush=True)
+        (out / "compare.json").write_text(json.dumps(results))
     return results
 
 
@@ -211,9 +215,7 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, Any]]:
     if options.threads:
         torch.set_num_threads(options.threads)
     model, ids = real_model(options.model, options.text, options.tokens) if options.model else tiny_model()
-    results = compare(model, ids, options.only, learn=bool(options.model))
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "compare.json").write_text(json.dumps(results))
+    results = compare(model, ids, options.out, options.only, learn=bool(options.model))
     try:
         plot(results, options.out / "compare.svg")
     except ImportError:
