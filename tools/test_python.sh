@@ -27,3 +27,7 @@ export PYTHONPATH=$out/site TIERKV_WHEEL_DIR=$out/wheel
 # All of it beside the newest transformers; what depends on the generation again beside the last of the other.
 "$base/transformers5/bin/python" -m pytest -q -p no:cacheprovider "$@"
 "$base/transformers4/bin/python" -m pytest -q -p no:cacheprovider python/tests/test_hf_*.py "$@"
+# And beside other people's caches, where they are set up (tools/python_env.sh peers).
+if tools/python_env.sh --check peers >/dev/null; then
+  "$base/peers/bin/python" -m pytest -q -p no:cacheprovider python/tests/test_chunks.py python/tests/test_example.py "$@"
+fi

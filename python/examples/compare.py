@@ -22,6 +22,7 @@ import argparse
 import json
 import math
 import pathlib
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -38,17 +39,27 @@ PIECE = 64
 # %% [markdown]
 # ## The caches
 #
-# Each is a function of the model. What does not install here is left out, and the table says so. Ours are a loop over names:
-# presets, then eviction policies that keep a quarter of the tokens.
+# Each is a function of the model. What is not installed is left out, and the table says so; `tools/python_env.sh peers` installs
+# them. Ours are a loop over names: presets, then eviction policies that keep a quarter of the tokens. With a model of yours they
+# use the tables that were learned of it in an earlier run, if there are any.
 
 
 # %%
-def caches(length: int) -> dict[str, Callable[[Any], Any]]:
+def akv_cache(model: Any, preset: str) -> Any:
+    """AKV's drop-in cache (PyPI akv-cache). Not its for_model(), which keeps the last 32 *layers* of a Llama uncompressed."""
+    from akv import AKVCache
+
+    return AKVCache(preset=preset)
+
+
+def caches(length: int, learn: bool = False) -> dict[str, Callable[[Any], Any]]:
     made: dict[str, Callable[[Any], Any]] = {"DynamicCache": lambda model: DynamicCache(config=model.config)}
     for backend in ("quanto", "hqq"):
         made[f"QuantizedCache {backend} 4"] = lambda model, backend=backend: QuantizedCache(backend, model.config, nbits=4)
+    for preset in ("quality", "balanced", "compact"):
+        made[f"AKV {preset}"] = lambda model, preset=preset: akv_cache(model, preset)
     for spec in ("fp16", "int8", "kivi4", "kivi2", "quality", "balanced"):
-        made[f"tierkv {spec}"] = lambda model, spec=spec: TieredCache(spec, model, learn=False)
+        made[f"tierkv {spec}"] = lambda model, spec=spec: TieredCache(spec, model, learn=learn)
     for policy in ("h2o", "snapkv", "tova", "streaming_llm", "pyramidkv", "scissorhands"):
         made[f"tierkv fp16, {policy} 1/4"] = lambda model, policy=policy: TieredCache(
             f"fp16,evict={policy}", model, learn=False, max_seq_len=max(length // 4, 64)
@@ -82,6 +93,15 @@ def bytes_of(cache: Any) -> int:
     return sum(seen.values())
 
 
+def says(cache: Any) -> int | None:
+    """What a cache says of itself, where that is not what it holds: AKV counts packed bytes that it does not keep instead of the
+    rows that it does."""
+    report = getattr(cache, "memory_usage", None)
+    if isinstance(cache, TieredCache) or report is None:
+        return None
+    return int(report()["total_bytes"])
+
+
 # %% [markdown]
 # ## One run: a text through a model with one cache
 
@@ -102,26 +122,37 @@ def run(model: Any, ids: torch.Tensor, cache: Any) -> dict[str, Any]:
         "tokens": len(loss),
         "perplexity": math.exp(float(loss.mean())),
         "bytes": sizes,
+        "says": says(cache),
         "perplexity_so_far": [(tokens, math.exp(float(so_far[tokens - 1]))) for tokens, _ in sizes],
         "processor_seconds": time.process_time() - start,
     }
 
 
-def compare(model: Any, ids: torch.Tensor) -> dict[str, dict[str, Any]]:
+def compare(
+    model: Any, ids: torch.Tensor, out: pathlib.Path, only: str = "", learn: bool = False
+) -> dict[str, dict[str, Any]]:
     results: dict[str, dict[str, Any]] = {}
-    for name, make in caches(ids.shape[1]).items():
+    out.mkdir(parents=True, exist_ok=True)
+    for name, make in caches(ids.shape[1], learn).items():
+        if not re.search(only, name):
+            continue
         try:
             cache = make(model)
         except ImportError as missing:
-            print(f"{name:34} left out: {str(missing).splitlines()[0][:90]}")
+            print(f"{name:34} left out: {str(missing).splitlines()[0][:90]}", flush=True)
             continue
         results[name] = run(model, ids, cache)
-        one = results[name]
-        print(
-            f"{name:34} {one['bytes'][-1][1] / 2**20:8.2f} MiB  perplexity {one['perplexity']:9.3f}  "
-            f"{one['processor_seconds']:6.1f} s of processor time"
-        )
+        print(line_of(name, results[name]), flush=True)
+        (out / "compare.json").write_text(json.dumps(results))
     return results
+
+
+def line_of(name: str, one: dict[str, Any]) -> str:
+    claim = f"  (says {one['says'] / 2**20:.2f})" if one["says"] is not None else ""
+    return (
+        f"{name:34} {one['bytes'][-1][1] / 2**20:8.2f} MiB  perplexity {one['perplexity']:9.3f}  "
+        f"{one['processor_seconds']:6.1f} s of processor time{claim}"
+    )
 
 
 # %% [markdown]
@@ -175,14 +206,16 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, Any]]:
     parser.add_argument("--model", help="a folder of transformers' format, or a .gguf file; none: a tiny one of random weights")
     parser.add_argument("--text", help="a text file")
     parser.add_argument("--tokens", type=int, default=2048)
+    parser.add_argument("--only", default="", help="caches whose names match this expression")
+    parser.add_argument("--threads", type=int, help="threads of torch (its own choice)")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("."), help="where compare.svg and compare.json go")
     options = parser.parse_args(arguments)
     if options.model and not options.text:
         parser.error("--model takes a --text too")
+    if options.threads:
+        torch.set_num_threads(options.threads)
     model, ids = real_model(options.model, options.text, options.tokens) if options.model else tiny_model()
-    results = compare(model, ids)
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "compare.json").write_text(json.dumps(results))
+    results = compare(model, ids, options.out, options.only, learn=bool(options.model))
     try:
         plot(results, options.out / "compare.svg")
     except ImportError:

@@ -11,7 +11,7 @@ import weakref
 
 import numpy as np
 import pytest
-from conftest import DIM, HEADS, KV_HEADS, LAYERS, SHAPE, fill, reference, rows
+from conftest import DIM, HEADS, KV_HEADS, LAYERS, ROOT, SHAPE, fill, reference, rows
 
 import tierkv
 
@@ -255,6 +255,35 @@ def test_a_cache_with_a_handler_that_knows_it_is_collected():
     del cache
     gc.collect()
     assert gone() is None
+
+
+def test_a_sequence_is_parked_and_wakes():
+    """With tables for the deep archive: it shrinks, attends as well as such a snapshot does, and is whole again."""
+    tables = tierkv.load_calibration(ROOT / "tests" / "golden" / "calibration_v1_deep.tkc")
+    info = tables.describe()
+    shape = {"num_layers": info.num_layers, "num_heads": info.num_heads, "num_kv_heads": info.num_kv_heads}
+    settings = "hot=16,warm=0,sinks=0,archive=even4,warm_block=32,archive_block=32"
+    with tierkv.Cache(settings, calibration=tables, head_dim=info.head_dim, **shape) as cache:
+        seq, tokens = cache.add_sequence(), 400
+        made = np.random.default_rng(5).standard_normal((2, info.num_layers, tokens, info.num_kv_heads, info.head_dim))
+        for layer in range(info.num_layers):
+            cache.append(seq, layer, made[0, layer].astype(np.float32), made[1, layer].astype(np.float32))
+        cache.flush()
+        before = cache.memory_usage(seq).resident_bytes()
+        report = cache.park(seq, tierkv.DeepOptions(ratio=10))
+        assert cache.is_parked(seq)
+        assert report.tokens >= 256 and report.ratio > 5 and report.bytes > 0
+        assert 0 < cache.memory_usage(seq).parked_bytes and cache.memory_usage(seq).resident_bytes() < before
+        cache.wake(seq)
+        assert not cache.is_parked(seq) and cache.memory_usage(seq).parked_bytes == 0
+        assert cache.length(seq) == tokens
+        cache.verify(seq)
+        # What was not packed is what it was, bit for bit in half precision; the rest is there and bounded.
+        keys, values = cache.get(seq, 0, range(tokens))
+        assert np.array_equal(keys[-8:], made[0, 0, -8:].astype(np.float16).astype(np.float32))
+        assert np.isfinite(keys).all() and np.isfinite(values).all() and 0 < np.abs(keys[:256]).max() < 20
+        query = np.ones((1, info.num_heads, info.head_dim), np.float32)
+        assert np.isfinite(cache.attention(seq, 0, query)).all()
 
 
 def test_parking_takes_a_calibration_and_says_so(cache):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -29,3 +30,27 @@ def test_a_plan_counts_bytes(capsys):
     assert "as FP16 8.0 MiB" in capsys.readouterr().out
     assert main([*plan, "--kv", "nonsense"]) == 1
     assert "nonsense" in capsys.readouterr().err
+
+
+def run(*words: str, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "tierkv", *words], capture_output=True, text=True, env={**os.environ, **environment}
+    )
+
+
+def test_other_words_go_to_the_program(tmp_path):
+    program = tmp_path / "tierkv"
+    program.write_text('#!/bin/sh\necho "got $*"\nexit 7\n')
+    program.chmod(0o755)
+    for result in (
+        run("ppl", "--kv", "balanced", TIERKV_PROGRAM=str(program)),
+        run("ppl", "--kv", "balanced", TIERKV_PROGRAM="", PATH=f"{tmp_path}:{os.environ['PATH']}"),
+    ):
+        assert (result.returncode, result.stdout) == (7, "got ppl --kv balanced\n")
+
+
+def test_without_the_program_it_says_where_it_would_be(tmp_path):
+    result = run("ppl", TIERKV_PROGRAM="", PATH=str(tmp_path))
+    assert result.returncode == 2 and "make install" in result.stderr and "TIERKV_PROGRAM" in result.stderr
+    result = run("ppl", TIERKV_PROGRAM=str(tmp_path / "none"))
+    assert result.returncode == 2 and "cannot be run" in result.stderr

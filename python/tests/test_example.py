@@ -25,7 +25,8 @@ def test_python_costs_little_beside_the_work():
 
 
 def test_compare_runs(tmp_path, capsys):
-    results = example("compare").main(["--out", str(tmp_path)])
+    # Not quanto: it compiles a part of itself when it is first used, which takes minutes.
+    results = example("compare").main(["--out", str(tmp_path), "--only", "^(?!.*quanto)"])
     plain, ours = results["DynamicCache"], results["tierkv fp16"]
     assert ours["perplexity"] == pytest.approx(plain["perplexity"], rel=2e-3)
     # float32 tensors against 16-bit rows.
@@ -35,4 +36,9 @@ def test_compare_runs(tmp_path, capsys):
     assert {name for name in results if "1/4" in name} and json.loads(
         (tmp_path / "compare.json").read_text()
     ).keys() == results.keys()
-    assert "DynamicCache" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "DynamicCache" in shown
+    for module, peer in (("akv", "AKV balanced"), ("hqq", "QuantizedCache hqq 4")):
+        if importlib.util.find_spec(module) is None:
+            continue  # left out, and said so
+        assert results[peer]["perplexity"] < 2 * plain["perplexity"]

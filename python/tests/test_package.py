@@ -26,7 +26,7 @@ def wheel() -> pathlib.Path:
 
 def test_the_wheel_has_the_package_and_nothing_else():
     names = zipfile.ZipFile(wheel()).namelist()
-    assert {"tierkv/__init__.py", "tierkv/_core.pyi", "tierkv/py.typed", "tierkv/hf/cache.py"} <= set(names)
+    assert {"tierkv/__init__.py", "tierkv/_core.pyi", "tierkv/py.typed", "tierkv/hf/cache.py", "tierkv/lmcache.py"} <= set(names)
     assert any(re.match(r"tierkv/_core\..*\.?so$", name) for name in names)
     assert any(name.endswith("LICENSE") for name in names)
     assert {name.split("/")[0] for name in names} <= {"tierkv", f"tierkv-{tierkv.__version__}.dist-info"}

@@ -1,12 +1,15 @@
-"""A small command: what there is, and what a cache will take.
+"""A small command: what there is, and what a cache will take. Any other word goes to the program `tierkv`, where it is installed.
 
 python -m tierkv presets
 python -m tierkv plan --kv balanced --layers 30 --heads 9 --kv-heads 3 --head-dim 64 --tokens 8192
+python -m tierkv ppl --kv balanced
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
 import sys
 from collections.abc import Sequence
 
@@ -72,9 +75,33 @@ def _names(title: str, names: dict[str, str]) -> None:
         print(f"  {name.ljust(width)}  {sentence}")
 
 
+OURS = ("version", "presets", "codecs", "policies", "plan")
+
+
+def _forward(arguments: Sequence[str]) -> int:
+    """The program in our place: its signals, its exit status. It brings libllama along, so it is not in the wheel."""
+    program = os.environ.get("TIERKV_PROGRAM") or shutil.which("tierkv")
+    if program is None:
+        print(
+            f"python -m tierkv: {arguments[0]!r} is a command of the program tierkv, which is not on the PATH; `make install` in a "
+            f"clone puts it there, and TIERKV_PROGRAM says where it is. Without it there are {', '.join(OURS)}",
+            file=sys.stderr,
+        )
+        return 2
+    try:
+        os.execv(program, [program, *arguments])
+    except OSError as error:
+        print(f"python -m tierkv: {program} cannot be run: {error.strerror}", file=sys.stderr)
+        return 2
+
+
 def parser() -> argparse.ArgumentParser:
     """The options."""
-    top = argparse.ArgumentParser(prog="python -m tierkv", description="A tiered, compressed KV cache for language models.")
+    top = argparse.ArgumentParser(
+        prog="python -m tierkv",
+        description="A tiered, compressed KV cache for language models.",
+        epilog="Other commands (chat, ppl, serve, ...) go to the program tierkv, where it is installed.",
+    )
     top.add_argument("--version", action="version", version=f"tierkv {__version__}")
     commands = top.add_subparsers(dest="command", required=True)
     commands.add_parser("version", help="the version of the library")
@@ -96,6 +123,9 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; the exit status."""
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if words and not words[0].startswith("-") and words[0] not in OURS:
+        return _forward(words)
     options = parser().parse_args(arguments)
     try:
         if options.command == "version":

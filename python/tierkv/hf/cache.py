@@ -224,6 +224,10 @@ class TieredCache(HostCache):  # type: ignore[misc, unused-ignore]
 
     # --- what generate() and its friends ask of a cache
 
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        """New rows of a layer; see :meth:`TieredLayer.update`."""
+        return self.layers[layer_idx].update(key_states, value_states)
+
     def get_seq_length(self, layer_idx: int = 0, *args: Any) -> int:
         """Tokens so far, padding and evicted ones included."""
         return int(self.layers[layer_idx].seen)

@@ -12,13 +12,19 @@ from ..errors import FailedPrecondition, InvalidArgument, Unsupported
 
 if TYPE_CHECKING:
     from .cache import TieredCache
+    from .models import ModelShape
 
 # DType of tierkv/cache.h.
 TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
-def _side_by_side(rows: torch.Tensor) -> torch.Tensor:
-    return rows if rows.stride(3) == 1 else rows.contiguous()
+def _side_by_side(rows: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """Rows whose channels lie side by side, and their strides."""
+    strides = rows.stride()
+    if strides[3] == 1:
+        return rows, strides
+    rows = rows.contiguous()
+    return rows, rows.stride()
 
 
 class TieredLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
@@ -35,6 +41,7 @@ class TieredLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         self.index = index
         self.seen = 0
         self.staged: torch.Tensor | None = None
+        self._known: tuple[Any, Any] = (None, None)  # shape and type of the last rows that were checked
 
     def __repr__(self) -> str:
         return f"TieredLayer({self.index}, {self.seen} tokens)"
@@ -56,12 +63,13 @@ class TieredLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Notes the new rows, [batch, kv heads, tokens, head_dim], and hands them on to the attention function."""
         self.is_initialized = True
-        self._check_rows(key_states, value_states)
-        self.owner.begin(self, key_states.shape[0])
+        owner, shape = self.owner, key_states.shape
+        self._check_rows(key_states, value_states, shape, owner)
+        owner.begin(self, shape[0])
         self.staged = key_states
         note: Any = key_states
         note._tierkv_layer = self
-        self.seen += key_states.shape[2]
+        self.seen += shape[2]
         return key_states, value_states
 
     def get_seq_length(self, *args: Any) -> int:
@@ -118,17 +126,18 @@ class TieredLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         if self.staged is not key:
             raise FailedPrecondition(f"layer {self.index}: these keys are not the ones that the last update() got")
         self.staged = None
-        tokens = query.shape[2]
+        owner, (batch, heads, tokens, _) = self.owner, query.shape
         try:
-            self._check_call(query, mask, dropout, more)
-            plan = self.owner.plan(self, mask, query.shape[0], tokens)
-            return self._step(query, key, value, plan.starts, plan.picks, scaling or 0.0, more)
+            self._check_call(owner.shape, heads, mask, dropout, more)
+            plan = owner.plan(self, mask, batch, tokens)
+            return self._step(owner, query, key, value, plan.starts, plan.picks, scaling or 0.0, more)
         except BaseException as error:
-            self.owner.fail(self.seen - tokens, error)
+            owner.fail(self.seen - tokens, error)
             raise
 
     def _step(
         self,
+        owner: TieredCache,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
@@ -137,43 +146,44 @@ class TieredLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         scale: float,
         more: dict[str, Any],
     ) -> torch.Tensor:
-        if not (query.dtype == key.dtype == value.dtype):
+        wanted = query.dtype
+        if not (wanted == key.dtype == value.dtype):
             query, key, value = query.float(), key.float(), value.float()
-        q, k, v = _side_by_side(query), _side_by_side(key), _side_by_side(value)
-        batch, heads, tokens, dim = q.shape
+        batch, heads, tokens, dim = query.shape
         room = torch.empty if not starts else torch.zeros
         out = room((batch, tokens, heads, dim), dtype=torch.float32)
         softcap = more.get("softcap") or 0.0
         sinks = more.get("s_aux")
         logits = sinks.detach().float().contiguous() if sinks is not None else None
         if picks is None:
-            self._rows(self.owner.sequence_ids, starts, q, k, v, out, scale, softcap, logits)
+            self._rows(owner, owner.sequence_ids, starts, query, key, value, out, scale, softcap, logits)
         else:
             for row, places in enumerate(picks):
                 if len(places) == 0:
                     continue
-                part = [rows[row : row + 1].index_select(2, places) for rows in (q, k, v)]
+                q, k, v = (rows[row : row + 1].index_select(2, places) for rows in (query, key, value))
                 answer = torch.empty((1, len(places), heads, dim), dtype=torch.float32)
-                self._rows([self.owner.sequence_ids[row]], [], part[0], part[1], part[2], answer, scale, softcap, logits)
+                self._rows(owner, [owner.sequence_ids[row]], [], q, k, v, answer, scale, softcap, logits)
                 out[row].index_copy_(0, places, answer[0])
-        return out if query.dtype == torch.float32 else out.to(query.dtype)
+        return out if wanted == torch.float32 else out.to(wanted)
 
     def _rows(
         self,
+        owner: TieredCache,
         ids: list[int],
         starts: list[int],
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
         out: torch.Tensor,
         scale: float,
         softcap: float,
         logits: torch.Tensor | None,
     ) -> None:
-        kb, kh, kt, _ = k.stride()
-        vb, vh, vt, _ = v.stride()
-        qb, qh, qt, _ = q.stride()
-        self.owner.step(
+        k, (kb, kh, kt, _) = _side_by_side(key)
+        v, (vb, vh, vt, _) = _side_by_side(value)
+        q, (qb, qh, qt, _) = _side_by_side(query)
+        owner.step(
             self.index, ids, starts, q.shape[2], TYPES[q.dtype],
             k.data_ptr(), kb, kh, kt, v.data_ptr(), vb, vh, vt, q.data_ptr(), qb, qh, qt,
             out.data_ptr(), scale, softcap, 0 if logits is None else logits.data_ptr(),
@@ -181,8 +191,18 @@ class TieredLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
 
     # --- what is refused
 
-    def _check_rows(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        shape = self.owner.shape
+    def _check_rows(self, keys: torch.Tensor, values: torch.Tensor, size: torch.Size, owner: TieredCache) -> None:
+        dtype = keys.dtype
+        if (
+            self._known == (size, dtype) and values.shape == size and values.dtype == dtype and keys.is_cpu
+            and not keys.requires_grad and self.staged is None
+        ):  # fmt: skip
+            return  # as the last ones, which were fine
+        self._check_new_rows(keys, values, owner)
+        self._known = (size, dtype)
+
+    def _check_new_rows(self, keys: torch.Tensor, values: torch.Tensor, owner: TieredCache) -> None:
+        shape = owner.shape
         batch, heads, tokens, dim = keys.shape
         if heads != shape.num_kv_heads or dim != shape.head_dim or values.shape != keys.shape:
             raise InvalidArgument(
@@ -206,10 +226,11 @@ class TieredLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
                 'model.set_attn_implementation("tierkv"), and after an exception call cache.roll_back()'
             )
 
-    def _check_call(self, query: torch.Tensor, mask: torch.Tensor | None, dropout: float, more: dict[str, Any]) -> None:
-        shape = self.owner.shape
-        if query.shape[1] != shape.num_heads:
-            raise InvalidArgument(f"layer {self.index}: {query.shape[1]} query heads, and {shape.name} has {shape.num_heads}")
+    def _check_call(
+        self, shape: ModelShape, heads: int, mask: torch.Tensor | None, dropout: float, more: dict[str, Any]
+    ) -> None:
+        if heads != shape.num_heads:
+            raise InvalidArgument(f"layer {self.index}: {heads} query heads, and {shape.name} has {shape.num_heads}")
         if dropout:
             raise Unsupported("dropout is for training; call model.eval()")
         if more.get("output_attentions"):
