@@ -221,7 +221,9 @@ TEST_F(TailTest, UnderALimitABufferKeepsItsSize) {
     if (bounded.rows() == 132) bounded.drop_front(64);
     ASSERT_TRUE(bounded.reserve(limited, 1, 132));
     write(bounded, p, p);
-    if (p >= 132) ASSERT_EQ(bounded.capacity(), 132u);
+    if (p >= 132) {
+      ASSERT_EQ(bounded.capacity(), 132u);
+    }
   }
   bounded.reset(limited);
 }
