@@ -1,25 +1,18 @@
 // attend.cu — the kernels and their launch: a thread block works through its segments, general or fast, and merges what it
 // finishes last. One kernel a fast path, so that each has the shared memory and the registers of its own; a row of kPaths.
-#include "cuda/general.cuh"
 #include "cuda/kernels.h"
 #include "cuda/klt.cuh"
 #include "cuda/merge.cuh"
 #include "cuda/packed.cuh"
+#include "cuda/tiles.cuh"
 
 namespace tierkv::cuda {
 namespace {
 
-template <uint32_t R>
-__device__ __noinline__ void general_segment(const Launch& launch, const SegmentDesc& segment, uint8_t* memory) {
-  attend_general<R>(launch, segment, memory);
-  finish_segment(launch, segment);
-}
-
-template <uint32_t R>
-__global__ void __launch_bounds__(kThreads, 1) general_kernel(const __grid_constant__ Launch launch) {
-  extern __shared__ __align__(128) uint8_t memory[];
+template <int T>
+__global__ void __launch_bounds__(TileShared<T>::kWarps * 32, 1) tiles_kernel(const __grid_constant__ Launch launch) {
   for (uint32_t i = launch.cta_begin[blockIdx.x]; i < launch.cta_begin[blockIdx.x + 1]; ++i) {
-    general_segment<R>(launch, launch.segments[i], memory);
+    tiles_segment<T>(launch, i);
   }
 }
 
@@ -39,15 +32,17 @@ __global__ void __launch_bounds__(kThreads, 1) fast_kernel(const __grid_constant
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ uint64_t barriers[kThreads / 32][2];
+  // What needs a call comes first, in a loop of its own: nothing of the fast paths has to be kept in memory across it.
+  const uint32_t begin = launch.cta_begin[blockIdx.x], end = launch.cta_begin[blockIdx.x + 1];
+  for (uint32_t i = begin; i < end; ++i) {
+    if (launch.segments[i].path == Path::general) tiles_segment<8>(launch, i);
+  }
   const uint32_t warp = threadIdx.x / 32;
   WarpCopies copies{shared_address(&barriers[warp][0]), shared_address(&barriers[warp][1]), 0};
   if (threadIdx.x % 32 == 0) barrier_init(copies.keys), barrier_init(copies.values);
-  for (uint32_t i = launch.cta_begin[blockIdx.x]; i < launch.cta_begin[blockIdx.x + 1]; ++i) {
+  for (uint32_t i = begin; i < end; ++i) {
     const SegmentDesc segment = launch.segments[i];
-    if (segment.path == Path::general) {
-      general_segment<8>(launch, segment, memory);
-      continue;
-    }
+    if (segment.path == Path::general) continue;
     if constexpr (P == Path::packed22) packed_segment<2, 2>(launch, segment, copies, memory);
     if constexpr (P == Path::packed44) packed_segment<4, 4>(launch, segment, copies, memory);
     if constexpr (P == Path::packed42) packed_segment<4, 2>(launch, segment, copies, memory);
@@ -59,32 +54,31 @@ __global__ void __launch_bounds__(kThreads, 1) fast_kernel(const __grid_constant
 
 struct KernelRow {
   Path path;
-  uint32_t most_group;  // rows of a group that it takes
+  uint32_t most_group, most_dim;  // rows of a group and channels of a head that it takes
   void (*kernel)(Launch);
-  uint32_t shared_bytes;
-  bool tensor_cores;
+  uint32_t threads, shared_bytes;
+  bool tensor_paths;
 };
 
-constexpr uint32_t at_least_general(uint32_t bytes) {
-  return bytes > sizeof(GeneralShared<8>) ? bytes : static_cast<uint32_t>(sizeof(GeneralShared<8>));
+constexpr uint32_t with_tiles(uint32_t bytes) {
+  return bytes > sizeof(TileShared<8>) ? bytes : static_cast<uint32_t>(sizeof(TileShared<8>));
 }
 
 // A new path is a file like packed.cuh, a line in fast_kernel() and a row here.
 const KernelRow kPaths[] = {
-    {Path::general, 4, general_kernel<4>, sizeof(GeneralShared<4>), false},
-    {Path::general, 8, general_kernel<8>, sizeof(GeneralShared<8>), false},
-    {Path::general, 16, general_kernel<16>, sizeof(GeneralShared<16>), false},
-    {Path::packed22, 8, fast_kernel<Path::packed22>, at_least_general(PackedShape<2, 2>::kBytes), true},
-    {Path::packed44, 8, fast_kernel<Path::packed44>, at_least_general(PackedShape<4, 4>::kBytes), true},
-    {Path::packed42, 8, fast_kernel<Path::packed42>, at_least_general(PackedShape<4, 2>::kBytes), true},
-    {Path::klt, 8, fast_kernel<Path::klt>, at_least_general(kKltBytes), true},
+    {Path::general, 16, 128, tiles_kernel<8>, kThreads, sizeof(TileShared<8>), false},
+    {Path::general, 16, 256, tiles_kernel<16>, kThreads / 2, sizeof(TileShared<16>), false},
+    {Path::packed22, 8, 128, fast_kernel<Path::packed22>, kThreads, with_tiles(PackedShape<2, 2>::kBytes), true},
+    {Path::packed44, 8, 128, fast_kernel<Path::packed44>, kThreads, with_tiles(PackedShape<4, 4>::kBytes), true},
+    {Path::packed42, 8, 128, fast_kernel<Path::packed42>, kThreads, with_tiles(PackedShape<4, 2>::kBytes), true},
+    {Path::klt, 8, 128, fast_kernel<Path::klt>, kThreads, with_tiles(kKltBytes), true},
 };
 
 }  // namespace
 
-int prepare_kernels(bool tensor_cores) {
+int prepare_kernels(bool tensor_paths) {
   for (const KernelRow& row : kPaths) {
-    if (row.tensor_cores && !tensor_cores) continue;
+    if (row.tensor_paths && !tensor_paths) continue;
     const cudaError_t error =
         cudaFuncSetAttribute(row.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(row.shared_bytes));
     if (error != cudaSuccess) return error;
@@ -95,8 +89,8 @@ int prepare_kernels(bool tensor_cores) {
 int launch_attend(const Launch& launch, Path fast, cudaStream_t stream) {
   if (launch.ctas == 0) return 0;
   for (const KernelRow& row : kPaths) {
-    if (row.path != fast || launch.group > row.most_group) continue;
-    row.kernel<<<launch.ctas, kThreads, row.shared_bytes, stream>>>(launch);
+    if (row.path != fast || launch.group > row.most_group || launch.head_dim > row.most_dim) continue;
+    row.kernel<<<launch.ctas, row.threads, row.shared_bytes, stream>>>(launch);
     return cudaGetLastError();
   }
   return cudaErrorInvalidValue;

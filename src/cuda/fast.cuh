@@ -10,7 +10,7 @@
 // Heads:    eight columns. Where a path folds (klt), columns 4..7 are the same heads against another block.
 #pragma once
 
-#include "cuda/general.cuh"
+#include "cuda/common.cuh"
 #include "cuda/warp.cuh"
 
 namespace tierkv::cuda {
@@ -294,8 +294,8 @@ TIERKV_DEVICE void end_segment(const Launch& launch, const SegmentDesc& segment,
     sum[head] = l;
   }
   __syncthreads();
-  if (hadamard) rotate<8>(everybody(), result, kTileRows, false);
-  store_partial<8>(launch, segment, result, top, sum);
+  if (hadamard) rotate(result, kTileRows, false);
+  store_partial(launch, segment, 0, result, top, sum);
 }
 
 }  // namespace tierkv::cuda

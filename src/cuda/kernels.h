@@ -8,7 +8,7 @@ typedef struct CUstream_st* cudaStream_t;
 namespace tierkv::cuda {
 
 // Sets the kernels up on the current device, once; the fast ones where it has what they need. 0, or a cudaError_t.
-int prepare_kernels(bool tensor_cores);
+int prepare_kernels(bool tensor_paths);
 
 // One launch over all tasks; `fast` is the one fast path that its segments may have beside the general one. 0, or a cudaError_t.
 // REQUIRES: prepare_kernels(); failed and arrived are zeros.

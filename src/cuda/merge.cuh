@@ -1,8 +1,8 @@
 // merge.cuh — the partial states of a task become its output, in the thread block that finishes the task's last segment.
 #pragma once
 
+#include "cuda/common.cuh"
 #include "cuda/desc.h"
-#include "cuda/general.cuh"
 
 namespace tierkv::cuda {
 

@@ -14,7 +14,7 @@ struct PackedShape {
   static constexpr int kPerWord = 32 / K, kFields = 8 / K, kWords = 32 / kPerWord, kTop = 8 - K;  // kWords: chunks a lane takes
   static constexpr uint32_t kKeyCodes = 2048 * K, kValueCodes = 2048 * V, kKeyTile = kKeyCodes / 8;
   static constexpr uint32_t kKeySlot = kKeyCodes + 512, kValueSlot = kValueCodes + 512;
-  static constexpr uint32_t kWarps = K + V >= 8 ? 8 : K + V > 4 ? 12 : 16;
+  static constexpr uint32_t kWarps = K + V >= 8 ? 8 : K + V > 4 ? 12 : kThreads / 32;
   // Of a warp: copies of keys and values, weights, the values' grid, the tokens' scales.
   static constexpr uint32_t kWarp = kKeySlot + kValueSlot + kWeightBytes + kGridBytes + 512;
   static constexpr uint32_t kQuery =
@@ -51,7 +51,7 @@ TIERKV_DEVICE void load_packed_query(const Launch& launch, const SegmentDesc& se
     rows[c * 8 + head] = head < launch.group ? queries[head * kTileRows + c] * launch.scale * kLog2E : 0.0f;
   }
   __syncthreads();
-  if (hadamard) rotate<8>(everybody(), rows, kTileRows, true);
+  if (hadamard) rotate(rows, kTileRows, true);
   for (uint32_t i = threadIdx.x; i < 512; i += kThreads) {
     const int step = i / 64, lane = i / 2 % 32, j = i % 2, h = step / S::kFields, f = step % S::kFields, head = lane / 4;
     const int c = (lane % 4 + 4 * h) * S::kPerWord + 4 * f + j;

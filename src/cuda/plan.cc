@@ -6,6 +6,7 @@
 #include <queue>
 
 #include "cuda/reading.h"
+#include "cuda/tile_map.h"
 
 namespace tierkv::cuda {
 namespace {
@@ -14,11 +15,10 @@ using quant::LayoutKind;
 using quant::MetaKind;
 using quant::SideLayout;
 
-// Costs in bytes of a fast path, of which a multiprocessor of an H200 reads about 30,000 a microsecond: what a view of the general
-// path takes beside and for each row, and what a segment takes to begin and to end. Sixteen warps take fast views in turns, four
-// teams those of the general path.
-constexpr uint64_t kGeneralView = 280000, kGeneralRow = 400, kSegment = 150000;
-constexpr uint32_t kFastTurn = 16, kGeneralTurn = 4;
+// Costs in bytes that a multiprocessor of an H200 reads in the same time, about 30,000 a microsecond: of a turn of all warps of a
+// thread block through the general path (64 rows each), and of a segment's begin and end. klt's bytes take twice the time.
+constexpr uint64_t kGeneralTurn = 2000000, kSegment = 150000, kKltFactor = 2;
+constexpr uint32_t kTurn = 16, kChunkRows = 64;
 
 // Values of one scale a token that the tensor-core paths unpack.
 bool fast_values(const SideLayout& value) {
@@ -62,6 +62,7 @@ class Planner {
     uint32_t task;
     Path path;
     uint32_t first, views;
+    uint64_t warps;  // that its views keep busy once: one a view of a fast path, one a piece of the general one
     uint64_t cost;
   };
   struct Piece {
@@ -101,7 +102,7 @@ class Planner {
     std::stable_sort(fast_.begin(), fast_.end(), [](const ViewDesc& a, const ViewDesc& b) { return a.codec < b.codec; });
     for (size_t i = 0; i < fast_.size(); ++i) {
       if (i == 0 || fast_[i].codec != fast_[i - 1].codec) begin_run(index, plan_.fast);
-      add_to_run(fast_[i], side_bytes(fast_[i].codec));
+      add_to_run(fast_[i], 1, side_bytes(fast_[i].codec) * (plan_.fast == Path::klt ? kKltFactor : 1));
     }
     if (runs_.back().views == 0) runs_.pop_back();
   }
@@ -110,12 +111,13 @@ class Planner {
 
   void begin_run(uint32_t task, Path path) {
     if (!runs_.empty() && runs_.back().views == 0) runs_.pop_back();
-    runs_.push_back({task, path, static_cast<uint32_t>(plan_.views.size()), 0, 0});
+    runs_.push_back({task, path, static_cast<uint32_t>(plan_.views.size()), 0, 0, 0});
   }
 
-  void add_to_run(const ViewDesc& desc, uint64_t cost) {
+  void add_to_run(const ViewDesc& desc, uint64_t warps, uint64_t cost) {
     plan_.views.push_back(desc);
     ++runs_.back().views;
+    runs_.back().warps += warps;
     runs_.back().cost += cost;
   }
 
@@ -128,8 +130,12 @@ class Planner {
     plan_.bytes += side_bytes(placed.codec) * view.rows / input_.codecs[placed.codec].key.tokens;
     const bool whole = desc.begin == 0 && desc.end == kTileRows && desc.mask == kNoMask;
     const bool aligned = (reinterpret_cast<uintptr_t>(desc.keys) | reinterpret_cast<uintptr_t>(desc.values)) % 16 == 0;
-    if (whole && aligned && paths_[placed.codec] != Path::general) fast_.push_back(desc);
-    else add_to_run(desc, kGeneralView + kGeneralRow * (desc.end - desc.begin));
+    if (whole && aligned && paths_[placed.codec] != Path::general) {
+      fast_.push_back(desc);
+      return;
+    }
+    const uint64_t chunks = (desc.end + kChunkRows - 1) / kChunkRows - desc.begin / kChunkRows;
+    add_to_run(desc, chunks, chunks * kGeneralTurn / kTurn);
   }
 
   // False: the query sees none of its rows.
@@ -160,23 +166,29 @@ class Planner {
     return begin < end;
   }
 
+  // Where piece i of `count` begins. Even, since a warp may take views in pairs.
+  static uint64_t share(const Run& run, uint64_t i, uint64_t count) {
+    return i == count ? run.views : std::min<uint64_t>(run.views, (run.views * i / count + 1) / 2 * 2);
+  }
+
+  // A turn of the general path takes its time however few warps have work.
+  static uint64_t cost_of(const Run& run, uint64_t views) {
+    const uint64_t cost = run.cost * views / run.views;
+    return run.path == Path::general ? (cost + kGeneralTurn - 1) / kGeneralTurn * kGeneralTurn : cost;
+  }
+
   // Every run in equal pieces of at most about `most`, the largest first.
   std::vector<Piece> pieces_of(uint64_t most) const {
     std::vector<Piece> pieces;
     for (uint32_t r = 0; r < runs_.size(); ++r) {
       const Run& run = runs_[r];
-      const uint64_t each = std::max<uint64_t>(1, run.cost / run.views),
-                     turn = run.path == Path::general ? kGeneralTurn : kFastTurn;
-      const uint64_t room = most > kSegment ? most - kSegment : 1;
-      const uint64_t turns = (run.views + turn - 1) / turn;
-      // One turn of the general path is enough for a piece: small pieces fill what the large ones leave.
-      const uint64_t per_piece = run.path == Path::general ? 1 : std::clamp<uint64_t>(room / (each * turn), 1, turns);
-      const uint64_t count = (turns + per_piece - 1) / per_piece;
+      const uint64_t room = std::max(most, 2 * kSegment) - kSegment;
+      // A little more than there is room for is not worth a segment of its own, nor is less than a turn of all warps.
+      const uint64_t fitting = (run.cost + room - 1) / room, turns = (run.warps + kTurn / 2) / kTurn;
+      const uint64_t count = std::clamp<uint64_t>(std::min(fitting, turns), 1, run.views);
       for (uint64_t i = 0; i < count; ++i) {
-        const auto from = static_cast<uint32_t>(std::min<uint64_t>(run.views, turns * i / count * turn));
-        const auto to = static_cast<uint32_t>(std::min<uint64_t>(run.views, turns * (i + 1) / count * turn));
-        const uint64_t rounds = (to - from + turn - 1) / turn;
-        if (to > from) pieces.push_back({r, run.first + from, to - from, kSegment + rounds * turn * each});
+        const auto from = static_cast<uint32_t>(share(run, i, count)), to = static_cast<uint32_t>(share(run, i + 1, count));
+        if (to > from) pieces.push_back({r, run.first + from, to - from, kSegment + cost_of(run, to - from)});
       }
     }
     std::stable_sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) { return a.cost > b.cost; });
@@ -209,7 +221,7 @@ class Planner {
     const uint64_t mean = total / std::max(1u, input_.ctas) + 1;
     std::vector<Piece> best;
     uint64_t least = UINT64_MAX;
-    for (const uint64_t percent : {300, 200, 150, 125, 112, 106, 100, 90, 75, 60, 50, 33, 25}) {
+    for (const uint64_t percent : {300, 200, 150, 130, 120, 115, 110, 106, 103, 100, 95, 90, 80, 70, 60, 50, 33, 25}) {
       std::vector<Piece> pieces = pieces_of(mean * percent / 100);
       const uint64_t fullest = pack(pieces, nullptr);
       if (fullest < least) least = fullest, best = std::move(pieces);
@@ -256,7 +268,8 @@ class Planner {
 }  // namespace
 
 bool readable(const quant::Codec& key, const quant::Codec& value, CodecDesc& out) {
-  return key.layout(out.key) && value.layout(out.value) && out.value.kind != LayoutKind::words;
+  return key.layout(out.key) && value.layout(out.value) && out.value.kind != LayoutKind::words && fits_tiles(out.key) &&
+         fits_tiles(out.value);
 }
 
 Path fast_path(const CodecDesc& codec, uint32_t group) {

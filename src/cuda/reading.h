@@ -52,9 +52,15 @@ TIERKV_BOTH float short_value(uint16_t bits, bool bf16) {
 TIERKV_BOTH float power_of_two(float x) { return exp2f(x); }
 
 // Metadata is read byte by byte where it need not be aligned: it follows codes, which are whole words, so 4-byte parts are.
+#ifdef __CUDA_ARCH__
+__device__ __forceinline__ float load_float(const uint8_t* at) { return __ldg(reinterpret_cast<const float*>(at)); }
+__device__ __forceinline__ uint16_t load_short(const uint8_t* at) { return __ldg(reinterpret_cast<const uint16_t*>(at)); }
+__device__ __forceinline__ uint32_t load_word(const uint8_t* at) { return __ldg(reinterpret_cast<const uint32_t*>(at)); }
+#else
 TIERKV_BOTH float load_float(const uint8_t* at) { return *reinterpret_cast<const float*>(at); }
 TIERKV_BOTH uint16_t load_short(const uint8_t* at) { return *reinterpret_cast<const uint16_t*>(at); }
 TIERKV_BOTH uint32_t load_word(const uint8_t* at) { return *reinterpret_cast<const uint32_t*>(at); }
+#endif
 
 struct ScaleOffset {
   float scale, offset;
@@ -176,6 +182,15 @@ TIERKV_BOTH float frame_sign(uint32_t head_dim, uint32_t channel) {
   return ((z ^ (z >> 31)) >> 63) != 0 ? -1.0f : 1.0f;
 }
 
+// 2^(n/2).
+TIERKV_BOTH float root_power(int n) {
+  const int most = 254 - 127, exponent = n >> 1 < -126 ? -126 : n >> 1 > most ? most : n >> 1;
+  const uint32_t bits = static_cast<uint32_t>(exponent + 127) << 23;
+  float power;
+  memcpy(&power, &bits, sizeof power);
+  return n & 1 ? 1.41421356f * power : power;
+}
+
 // What a channel of even's keys was divided by, and its mean (even.h); without factors 1 and the mean.
 struct ChannelTerms {
   float factor, mean;
@@ -186,7 +201,7 @@ TIERKV_BOTH ChannelTerms channel_terms(const quant::SideLayout& side, const uint
   if (!side.even) return {1.0f, half_value(word)};
   const auto base = static_cast<int16_t>(load_short(bytes + side.mean_at + 2 * side.head_dim));
   const int n = base + (word & 7);
-  return {ldexpf(n & 1 ? 1.41421356f : 1.0f, n >> 1), half_value(static_cast<uint16_t>(word & 0xFFF8u))};
+  return {root_power(n), half_value(static_cast<uint16_t>(word & 0xFFF8u))};
 }
 
 }  // namespace tierkv::cuda

@@ -70,16 +70,18 @@ TIERKV_DEVICE uint32_t times_plus(uint32_t a, uint32_t b, uint32_t c) {
   return r;
 }
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// Four 8x8 matrices of halves, transposed on their way to shared memory; and one within the registers of a warp.
-TIERKV_DEVICE void store_transposed(uint32_t at, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(x), "r"(y), "r"(z), "r"(w)
-               : "memory");
-}
+// An 8x8 matrix of halves, transposed within the registers of a warp.
 TIERKV_DEVICE uint32_t transposed(uint32_t x) {
   uint32_t y;
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
   return y;
+}
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// Four 8x8 matrices of halves, transposed on their way to shared memory.
+TIERKV_DEVICE void store_transposed(uint32_t at, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(x), "r"(y), "r"(z), "r"(w)
+               : "memory");
 }
 
 // A barrier that one thread's copies complete.
