@@ -51,7 +51,7 @@ static void names_and_versions(void) {
   while (tierkv_policy_name(policies)) CHECK(strlen(tierkv_policy_summary(policies++)) > 0);
   int balanced = 0;
   while (tierkv_preset_name(presets)) balanced |= strcmp(tierkv_preset_name(presets++), "balanced") == 0;
-  CHECK(codecs >= 5 && policies == 8 && presets >= 8 && balanced);
+  CHECK(codecs >= 5 && policies == 9 && presets >= 8 && balanced);
   CHECK(tierkv_codec_summary(codecs) == NULL && tierkv_policy_summary(policies) == NULL);
   tierkv_free(NULL);
 }
