@@ -45,9 +45,9 @@ CodecPair at_bits(const CodecPair& configured, uint32_t key_bits) {
 
 Status check_thresholds(uint32_t layer, const LayerThresholds& wanted) {
   const auto fits = [](uint32_t tokens) { return tokens <= config::kMaxTokens || tokens == kAll; };
-  if (fits(wanted.hot) && fits(wanted.warm) && wanted.archive_bits <= 16) return {};
+  if (fits(wanted.hot) && fits(wanted.warm) && wanted.archive_bits <= kMostArchiveBits) return {};
   return error(StatusCode::invalid_argument, "layer ", layer, ": ", wanted.hot, " hot and ", wanted.warm, " warm tokens, ",
-               wanted.archive_bits, " bits; at most ", config::kMaxTokens, " tokens each and 16 bits");
+               wanted.archive_bits, " bits; at most ", config::kMaxTokens, " tokens each and ", kMostArchiveBits, " bits");
 }
 
 }  // namespace

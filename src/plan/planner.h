@@ -58,7 +58,7 @@ class Planner {
   // keeps follow. Needs no memory and no lock. The one that was decided. REQUIRES: the number of one of its choices.
   uint32_t choose(uint32_t layer, uint32_t choice) noexcept;
   // Lengths move, tiers do not come and go; a ring holds its window, and an archive by length its codecs, whatever this says.
-  // What was measured so far does not speak about them. invalid_argument: not one per layer.
+  // What was measured so far does not speak about them. invalid_argument: not one per layer, or one beyond what their file takes.
   [[nodiscard]] Status set_thresholds(std::span<const LayerThresholds> wanted);
   // One score of quality; the thresholds move when the rule says so (thresholds.h).
   [[nodiscard]] Status add_score(double score);

@@ -28,6 +28,9 @@
 
 namespace tierkv::plan {
 
+// The most bits that an archive may be asked for; lengths have config's kMaxTokens, or kAll.
+inline constexpr uint32_t kMostArchiveBits = 16;
+
 [[nodiscard]] Status save_thresholds_file(const std::string& path, std::string_view model,
                                           std::span<const LayerThresholds> thresholds);
 // One entry per layer, from layer 0 without a gap. not_found when the file or the model in it is missing.

@@ -43,9 +43,10 @@ struct EntryField {
   uint64_t min, max;
   uint32_t LayerThresholds::*member;
 };
-constexpr EntryField kEntryFields[] = {{"hot", FieldType::Kind::tokens, 0, kMaxTokens, &LayerThresholds::hot},
-                                       {"warm", FieldType::Kind::tokens, 0, kMaxTokens, &LayerThresholds::warm},
-                                       {"archive_bits", FieldType::Kind::count, 1, 16, &LayerThresholds::archive_bits}};
+constexpr EntryField kEntryFields[] = {
+    {"hot", FieldType::Kind::tokens, 0, kMaxTokens, &LayerThresholds::hot},
+    {"warm", FieldType::Kind::tokens, 0, kMaxTokens, &LayerThresholds::warm},
+    {"archive_bits", FieldType::Kind::count, 1, kMostArchiveBits, &LayerThresholds::archive_bits}};
 
 template <class... Parts>
 Status damaged(std::string_view path, uint32_t line, const Parts&... parts) {

@@ -8,7 +8,8 @@
 //           choose for themselves. A row of mass 0 comes last.
 // Layout:   [base codec's bytes][u8 index of each better row, ascending][u8 step of each][codes of each, 3 bits a channel of the
 //           error frame: eight in three bytes, the first in the lowest bits].
-// Meaning:  row = base row + step·(code - 3.5), that product in the error frame of the base (Codec::to_error_frame()): the Hadamard
+// Meaning:  row = base row + step·(code - 3.5), that product in the error frame of the base (Codec::encode_with_errors()): the
+// Hadamard
 //           frame, and for klt the Hadamard frame of the components that carry its errors, where they count as the model feels
 //           them. Squared errors are taken there too. A step is a half float without its sign and its seven lowest bits, to
 //           nearest.
