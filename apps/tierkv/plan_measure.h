@@ -1,8 +1,9 @@
-// plan_measure.h — what a sequence of a given length takes, found by filling real caches of one layer and one KV head.
+// plan_measure.h — what a sequence of a given length takes, found by filling real caches: of one layer and one KV head, or of the
+// whole model where a calibration gives every head its own bits.
 //
 // Nothing is guessed from bit widths: scales, block headers and rows waiting for a full block are in the figures. A long sequence
-// is measured at about kMeasured tokens and grows from there by what whole blocks of the oldest tier take. Layers with the same
-// settings are measured once.
+// is measured at about kMeasured tokens and grows from there by what whole blocks of the oldest tier take. Without a calibration
+// layers with the same settings are measured once.
 #pragma once
 
 #include <cstdint>

@@ -97,7 +97,7 @@ TEST_P(KltScores, AreThoseOfDecodedRows) {
   const double scalar = GetParam() == "scalar" ? 0.05 : 1.0;
   for (const uint32_t d : {32u, 64u, 96u, 128u}) {
     Made made({2, 4, 2, d, 1024, d, d != 96});
-    for (const char* text : {"kltk0.5", "klt1.25", "kltk1.5", "kltk2.5", "kltk4"}) {
+    for (const char* text : {"kltk0.25", "kltk0.5", "klt1.25", "kltk1.5", "kltk2.5", "kltk4"}) {
       const auto codec = made.codec(text, 1, 0);
       const BlockContext ctx{1, 0, 4 + 3 * 128, nullptr};
       const auto rows = made.keys(1, 0, ctx.first_position, 128);
@@ -151,7 +151,7 @@ TEST(Klt, TextNamesEighthsOfABit) {
   EXPECT_EQ(to_string(parse_codec("klt2").value()), "klt2");
   EXPECT_EQ(to_string(parse_codec_pair("kltk1.5").value()), "kltk1.5");
   EXPECT_EQ(to_string(parse_codec_pair("kltk1.5/rot3").value()), "kltk1.5/rot3");
-  for (const char* bad : {"klt", "klt1.3", "klt9", "klt1.", "klt1.5000", "klt0.25", "rot2.5"})
+  for (const char* bad : {"klt", "klt1.3", "klt9", "klt1.", "klt1.5000", "klt0.125", "rot2.5"})
     EXPECT_FALSE(parse_codec(bad).ok()) << bad;
 }
 
