@@ -45,6 +45,8 @@ else
   need_program ninja ninja-build
   need_program pkg-config pkg-config
   need_program python3 python3
+  python3 -m pip --version >/dev/null 2>&1 || missing+=(python3-pip)    # tools/fetch.py downloads with it
+  python3 -c 'import ensurepip' >/dev/null 2>&1 || missing+=(python3-venv)
   need_program column bsdextrautils
   need_program protoc protobuf-compiler
   need_program grpc_cpp_plugin protobuf-compiler-grpc
