@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """`tierkv serve` and its prefix store: restarts, crashes, damage, disks that do not work, and a budget that packs and stores."""
 
+import os
 import random
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from command import BIN, TINY, WORDS
 from server import Server, quiet_environment, together
 
 MODEL = TINY / "llama.gguf"
+SLOW_DISK = os.environ.get("TIERKV_SLOW_DISK_LIBRARY")  # slow_disk.cc, built
 
 
 def text_of(seed, tokens):
@@ -33,8 +35,8 @@ class Stored(unittest.TestCase):
         self.addCleanup(self.folder.cleanup)
         self.store = Path(self.folder.name) / "store"
 
-    def serve(self, *arguments, model=MODEL, store=None, **options):
-        environment = quiet_environment(self.folder.name)
+    def serve(self, *arguments, model=MODEL, store=None, more=None, **options):
+        environment = {**quiet_environment(self.folder.name), **(more or {})}
         server = Server(model, "--store", store or self.store, *arguments, environment=environment, **options)
         self.addCleanup(server.stop)
         return server
@@ -179,6 +181,34 @@ class ServeStoreFaultTest(Stored):
         self.wait_until(lambda: server.metric("tierkv_store_write_errors_total") > 0)
         self.assertIsNotNone(server.get("/v1/kv/store").json()["last_error"])
         self.assertEqual(self.files(".run") + self.files(".rest"), [])
+
+    @unittest.skipUnless(SLOW_DISK, "a sanitizer wants to be loaded before all else")
+    def test_a_slow_disk_keeps_nobody_waiting_long(self):
+        """A chunk takes eight seconds. After two the prompt is read instead, and others are served all the while."""
+        prompt = text_of(32, 900)
+        first = self.serve()
+        expected = details(first.complete(prompt, 24))[0]
+        self.written(first)
+        first.stop()
+        seconds = Path(self.folder.name) / "seconds"
+        second = self.serve("-np", 2, more={"LD_PRELOAD": SLOW_DISK, "TIERKV_SLOW_DISK": str(seconds)})
+        seconds.write_text("8")
+        times = {}
+
+        def ask(name, prompt, tokens):
+            began = time.monotonic()
+            answer = details(second.complete(prompt, tokens))
+            times[name] = time.monotonic() - began
+            return answer
+
+        long, short = together([lambda: ask("long", prompt, 24), lambda: ask("short", "north", 4)])
+        self.assertEqual(long[:2], (expected, 0))
+        self.assertGreater(times["long"], 2)
+        self.assertLess(times["short"], times["long"])
+        self.assertEqual(second.get("/v1/kv/store").json()["late"], 1)
+        seconds.unlink()
+        self.assertEqual(details(second.complete(prompt, 24))[0], expected)
+        self.assertEqual(second.stop(), 0)
 
     def test_a_folder_that_cannot_be_written_stops_no_answer(self):
         for folder in ("/proc/tierkv/store", MODEL / "store"):
