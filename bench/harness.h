@@ -82,6 +82,7 @@ void add_batch_cases(std::vector<Case>& cases);
 void add_peer_cases(std::vector<Case>& cases);
 void add_encode_cases(std::vector<Case>& cases);
 void add_spill_cases(std::vector<Case>& cases);
+void add_skip_cases(std::vector<Case>& cases);
 void add_observe_cases(std::vector<Case>& cases);
 
 // The table of docs/build/codec_error.md.

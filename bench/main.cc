@@ -73,6 +73,7 @@ int main(int argc, char** argv) {
   std::vector<Case> cases;
   add_memory_cases(cases);
   add_spill_cases(cases);
+  add_skip_cases(cases);
   add_observe_cases(cases);
   add_append_cases(cases);
   add_batch_cases(cases);

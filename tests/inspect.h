@@ -135,14 +135,14 @@ inline Walked walk(const AdaptiveKVCache& cache) {
           if (ref.promoted() && seen.insert(ref.base.identity()).second) {
             ++out.blocks;
             if (ref.base.spilled()) out.bookkeeping += spill_record_bytes(impl, ref.base);
-            else out.tier[static_cast<int>(Tier::archive)] += impl.store->held_bytes(*ref.base.codec());
+            else out.tier[static_cast<int>(Tier::archive)] += impl.store->held_bytes(*ref.base.codec(), Tier::archive);
           }
           if (!seen.insert(ref.block.identity()).second) continue;
           ++out.blocks;
           if (ref.block.spilled()) {
             out.bookkeeping += spill_record_bytes(impl, ref.block);
           } else if (ref.block.resident()) {
-            out.tier[static_cast<int>(ref.block.tier())] += impl.store->held_bytes(*ref.block.codec());
+            out.tier[static_cast<int>(ref.block.tier())] += impl.store->held_bytes(*ref.block.codec(), ref.block.tier());
           } else if (seen.insert(ref.block.group()).second) {
             out.parked += ref.block.group()->held();
           }

@@ -96,8 +96,16 @@ std::vector<MachineSetup> setups() {
   cold("cold_limit", "hot=16,warm=32,warm_codec=fp16,archive=kivi4-g16,sinks=4,cold_codec=fp16,cold_budget=64KiB", 0.45, false);
   cold("cold_klt", "hot=16,warm=32,warm_codec=fp16,archive=klt1.875,sinks=4,cold_codec=fp16", 3.0, true);
   cold("cold_faults", "hot=16,warm=32,warm_codec=fp16,archive=klt1.875,sinks=4,cold_codec=fp16", 3.0, true, true);
-  cold("spill", "hot=16,warm=32,warm_codec=fp16,archive=kivi4-g16,sinks=4,cold_codec=fp16,budget=112KiB,spill=exact", 0.45, false);
+  cold("spill", "hot=16,warm=32,warm_codec=fp16,archive=kivi4-g16,sinks=4,cold_codec=fp16,budget=128KiB,spill=exact", 0.45, false);
   cold("spill_klt", "hot=16,warm=32,warm_codec=fp16,archive=klt1.875,sinks=4,cold_codec=fp16,budget=128KiB,spill=exact", 3.0, true);
+  // With summaries, which nothing must lose count of; what is chosen is everything, so that the reference is the same.
+  cold("skip", "hot=16,warm=32,warm_codec=fp16,archive=kivi4-g16,sinks=4,cold_codec=fp16,skip=top:100000", 0.45, false);
+  cold("skip_klt", "hot=16,warm=32,warm_codec=fp16,archive=klt1.875+top4,sinks=4,cold_codec=fp16,skip=bounded:0", 3.0, true);
+  cold("skip_spill",
+       "hot=16,warm=32,warm_codec=fp16,archive=kivi4-g16,sinks=4,cold_codec=fp16,budget=112KiB,spill=exact,skip=top_p:1", 0.45,
+       false);
+  // A bound so small that what is left out is below the tolerance of the comparison.
+  cold("skip_bounded", "hot=16,warm=32,warm_codec=fp16,archive=kivi4-g16,sinks=4,cold_codec=fp16,skip=bounded:1e-5", 0.45, false);
   cold("cold_h2o",
        "hot=16,warm=32,warm_codec=fp16,archive=kivi8-g16,sinks=4,protect_recent=8,evict_batch=8,observation=8,max_seq_len=120,"
        "evict=h2o,cold_codec=fp16",

@@ -285,6 +285,9 @@ typedef struct tierkv_memory {
   uint64_t promoted_bytes;  /* what they take beside their archive blocks, in the overhead of their tier */
   uint64_t cold_bytes;      /* of the cold file on disk, in no sum here */
   uint64_t spilled_tokens;  /* rows whose blocks are in the cold file alone; their tier counts them, without bytes */
+  uint64_t read_blocks;     /* archive blocks that decoding steps had a choice about (the key `skip`) and read */
+  uint64_t skipped_blocks;  /* those they did not read */
+  double skipped_mass;      /* the most that those of one step may have had of a query's attention, by the bound */
 } tierkv_memory;
 
 typedef struct tierkv_quality {

@@ -108,6 +108,13 @@ struct CacheConfig {
   std::string hot_type = "fp16";         // fp16 or bf16: the rows of the hot tail
   uint32_t warm_block = 64;              // tokens in a warm block: 16..256, a multiple of 16
   uint32_t archive_block = 128;          // tokens in an archive block: a multiple of warm_block, at most 256
+  // Which archive blocks in memory a decoding step reads (at most 16 rows of queries for each KV head; prompts read all):
+  //   "off"          all of them,
+  //   "bounded:EPS"  all but those that provably have no more than EPS of the attention together,
+  //   "top:K"        the K of each KV head that probably have most,
+  //   "top_p:P"      those that probably have P of the attention, with what is not archived.
+  // Each archive block gets a summary for it, 2.25 bytes a channel.
+  std::string skip = "off";
 
   // The limits.
   uint32_t max_seq_len = 0;  // tokens kept per sequence; 0: no limit

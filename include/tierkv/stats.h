@@ -47,6 +47,10 @@ struct MemoryStats {
   // those that an eviction policy let go. Rows of calls that were undone are counted too.
   uint64_t graduated[kNumTiers] = {};
   uint64_t evicted = 0;
+  // Archive blocks in memory that decoding steps had a choice about (CacheConfig::skip), so far (whole-cache figures only).
+  uint64_t read_blocks = 0;
+  uint64_t skipped_blocks = 0;
+  double skipped_mass = 0.0;  // the most that those skipped in one step may have had of a query's attention, by the bound
   // What the cache has in memory.
   uint64_t resident_bytes() const { return total_bytes + table_bytes; }
   const TierMemory& operator[](Tier t) const { return tier[static_cast<int>(t)]; }
@@ -68,7 +72,7 @@ struct ColdStats {
   // Blocks that are in the file alone (CacheConfig::cold.spill), of what attention did with them:
   uint64_t loaded = 0;         // read for a query
   uint64_t left_out = 0;       // not read: bounded or top
-  double left_out_mass = 0.0;  // bounded: the most that those of one call may have had of a query's attention, by the bound
+  double left_out_mass = 0.0;  // the most that those of one call may have had of a query's attention, by the bound
   std::string problem;         // what the system said last; empty: nothing went wrong
 };
 

@@ -74,6 +74,7 @@ void bind_cache_config(nb::module_& m) {
       .def_rw("hot_type", &Config::hot_type)
       .def_rw("warm_block", &Config::warm_block)
       .def_rw("archive_block", &Config::archive_block)
+      .def_rw("skip", &Config::skip)
       .def_rw("max_seq_len", &Config::max_seq_len)
       .def_rw("byte_budget", &Config::byte_budget)
       .def_rw("eviction", &Config::eviction)

@@ -76,6 +76,7 @@ class CacheConfig:
     hot_type: str
     warm_block: int
     archive_block: int
+    skip: str
     max_seq_len: int
     byte_budget: int
     eviction: EvictionConfig
@@ -184,6 +185,12 @@ class MemoryStats:
     def promoted_bytes(self) -> int: ...
     @property
     def spilled_tokens(self) -> int: ...
+    @property
+    def read_blocks(self) -> int: ...
+    @property
+    def skipped_blocks(self) -> int: ...
+    @property
+    def skipped_mass(self) -> float: ...
     @property
     def free_bytes(self) -> int: ...
     @property

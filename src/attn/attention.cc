@@ -282,6 +282,31 @@ void attend_partial(std::span<const BlockView> views, const QueryTile& tile, con
   std::swap(partial.weighed, scratch.weighed);
 }
 
+void log_sums(std::span<const BlockView> views, const QueryTile& tile, const AttendParams& params, float* lse, Scratch& scratch) {
+  Pass p{views, tile, params, scratch, tile.queries * tile.group, {}, 0, 0};
+  prepare(p);
+  scratch.codec.ahead = quant::Ahead();
+  scratch.scores.resize(static_cast<size_t>(p.rows) * kMaxViewRows);
+  for (const BlockView& view : views) {
+    if (invisible(p, view)) continue;
+    score_view(p, view, scratch.scores.data());
+    for (uint32_t i = 0; i < p.rows; ++i) {
+      float* row = scratch.scores.data() + static_cast<size_t>(i) * row_stride(view);
+      const float top = quant::largest(row, row_stride(view)), old = scratch.row_max[i];
+      if (top == kHidden) continue;
+      if (top > old) {
+        scratch.row_sum[i] *= old == kHidden ? 0.0f : std::exp(old - top);
+        scratch.row_max[i] = top;
+      }
+      scratch.row_sum[i] += quant::exp_sum(row, row_stride(view), scratch.row_max[i]);
+    }
+  }
+  for (uint32_t i = 0; i < p.rows; ++i) {
+    (void)join_sink(sink_of(tile, i), scratch.row_max[i], scratch.row_sum[i]);
+    lse[i] = log_sum(scratch.row_max[i], scratch.row_sum[i]);
+  }
+}
+
 void add_mass(std::span<const BlockView> views, uint32_t weigh_from, const QueryTile& tile, const KeptWeights& kept,
               const float* lse, float* sums) {
   const uint32_t rows = tile.queries * tile.group;

@@ -108,6 +108,9 @@ bool merge(std::span<const Partial> partials, const QueryTile& tile, const Atten
 bool attend(std::span<const BlockView> views, const QueryTile& tile, const AttendParams& params, float* out, Scratch& scratch,
             MassObserver* observer = nullptr, float* lse = nullptr);
 
+// The sums alone, without a value being read: lse as attend() over these views would write it.
+void log_sums(std::span<const BlockView> views, const QueryTile& tile, const AttendParams& params, float* lse, Scratch& scratch);
+
 // Adds what all queries of the tile gave each row of views[weigh_from..]: sums has one float a row of them, in order. `lse`: of the
 // tile, as attend() or merge() over all views of the head wrote it; a row that overflowed gives nothing.
 void add_mass(std::span<const BlockView> views, uint32_t weigh_from, const QueryTile& tile, const KeptWeights& kept,

@@ -10,6 +10,7 @@
 #include "cache/impl.h"
 #include "cache/observe.h"
 #include "cache/rows.h"
+#include "cache/skip_blocks.h"
 
 namespace tierkv {
 
@@ -110,6 +111,8 @@ class Attending {
   }
 
   void work() {
+    for (Held& held : held_) held.learns = wants_lse(held);
+    skip();
     for (Held& held : held_) observe(held);
     attend();
     for (size_t i = 0; i < held_.size(); ++i) finish(held_[i], works_[i]);
@@ -190,6 +193,28 @@ class Attending {
     }
   }
 
+  // Archive blocks that a decoding step does not need leave its views. Who reports mass, or learns a model, sees all of them.
+  void skip() {
+    struct Task {
+      Held* held;
+      uint32_t head;
+    };
+    std::vector<Task> tasks;
+    for (Held& held : held_) {
+      if (held.item->mass || held.learns || !cache::may_skip(impl_, skip_query(held))) continue;
+      for (uint32_t h = 0; h < config_.num_kv_heads; ++h) tasks.push_back({&held, h});
+    }
+    if (tasks.empty()) return;
+    executor()(static_cast<uint32_t>(tasks.size()), [&](uint32_t i) {
+      Held& held = *tasks[i].held;
+      cache::skip_blocks(impl_, skip_query(held), tasks[i].head, held.views[tasks[i].head]);
+    });
+  }
+
+  cache::SkipQuery skip_query(const Held& held) const {
+    return {held.item->queries, held.positions.data(), options_.sink_logits, params_};
+  }
+
   void fold(Held& held) {
     if (held.observers.empty()) return;
     size_t sums = 0;
@@ -227,7 +252,6 @@ class Attending {
       work.sink_logits = options_.sink_logits;
       work.params = params_;
       work.params.coarse = visible_rows(held) >= kCoarseRows;
-      held.learns = wants_lse(held);
       if (held.spilled) held.lse.resize(static_cast<size_t>(held.item->queries.tokens) * config_.query_heads());
       if (held.learns || held.spilled) work.lse = held.lse.data();
     }

@@ -2,14 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
-#include <numeric>
 
 #include "attn/rows.h"
 #include "base/guarded.h"
 #include "base/per_thread.h"
 #include "base/status_macros.h"
-#include "tiers/spill.h"
+#include "cache/choose_blocks.h"
 
 namespace tierkv::cache {
 namespace {
@@ -20,7 +18,7 @@ using store::ColdCopy;
 using tiers::BlockRef;
 using SpillKind = config::SpillMode::Kind;
 
-// One KV head's blocks, and which of them are read.
+// Which blocks of one KV head are read.
 class Choice {
  public:
   Choice(const AdaptiveKVCache::Impl& impl, const AttendWork& done, uint32_t head, std::span<const BlockRef* const> blocks)
@@ -31,84 +29,37 @@ class Choice {
     std::vector<const BlockRef*> all(blocks_.begin(), blocks_.end());
     if (kind == SpillKind::exact || rows() > kMostDecodingRows) return all;
     if (kind == SpillKind::top && all.size() <= impl_.spill.top) return all;
-    find_bounds();
-    const std::vector<uint8_t> kept = kind == SpillKind::top ? highest() : likely();
+    const BlockChoice choice = choose();
     std::vector<const BlockRef*> out;
     for (size_t b = 0; b < all.size(); ++b) {
-      if (kept[b]) out.push_back(all[b]);
+      if (choice.read[b]) out.push_back(all[b]);
     }
-    impl_.spill_counts.left_out += all.size() - out.size();
+    impl_.spill_counts.left_out += choice.left_out;
+    impl_.spill_counts.add_mass(choice.left_out_mass);
     return out;
   }
 
  private:
   uint32_t rows() const { return done_.queries.tokens * group_; }
-  // [block][row]: no score of the row in the block is above it.
-  void find_bounds() {
+
+  // The resident part alone is in the sum they are measured against: what is read can only make it larger.
+  BlockChoice choose() const {
     const uint32_t d = impl_.config.head_dim;
-    std::vector<float> queries(static_cast<size_t>(rows()) * d), bounds(2 * d);
-    for (uint32_t r = 0; r < rows(); ++r)
-      attn::widen_row(done_.queries, r / group_, head_ * group_ + r % group_, queries.data() + static_cast<size_t>(r) * d);
-    bounds_.resize(blocks_.size() * rows());
-    const float cap = done_.params.softcap;
-    for (size_t b = 0; b < blocks_.size(); ++b) {
-      const ColdCopy& record = *impl_.store->spilled(blocks_[b]->block);
-      tiers::widen_bounds(impl_.env, {record.summary, record.summary_bytes}, bounds.data());
-      for (uint32_t r = 0; r < rows(); ++r) {
-        const float score = done_.params.scale * tiers::upper_bound(queries.data() + static_cast<size_t>(r) * d, bounds.data(), d);
-        bounds_[b * rows() + r] = cap > 0.0f ? cap * std::tanh(score / cap) : score;
-      }
+    std::vector<float> queries(static_cast<size_t>(rows()) * d), known(rows());
+    for (uint32_t r = 0; r < rows(); ++r) {
+      const uint32_t token = r / group_, query_head = head_ * group_ + r % group_;
+      attn::widen_row(done_.queries, token, query_head, queries.data() + static_cast<size_t>(r) * d);
+      known[r] = done_.lse[static_cast<size_t>(token) * done_.queries.heads + query_head];
     }
+    BlockChooser chooser(queries, known, done_.params, blocks_.size());
+    for (const BlockRef* ref : blocks_) chooser.add(impl_.store->spilled(ref->block)->summary, ref->rows);
+    return impl_.spill.kind == SpillKind::top ? chooser.highest(impl_.spill.top) : chooser.bounded(impl_.spill.bounded);
   }
-
-  std::vector<uint8_t> highest() const {
-    std::vector<float> best(blocks_.size());
-    for (size_t b = 0; b < best.size(); ++b) best[b] = *std::max_element(row_of(b), row_of(b) + rows());
-    std::vector<size_t> order(best.size());
-    std::iota(order.begin(), order.end(), size_t{0});
-    std::stable_sort(order.begin(), order.end(), [&](size_t x, size_t y) { return best[x] > best[y]; });
-    std::vector<uint8_t> kept(best.size(), 0);
-    for (size_t i = 0; i < impl_.spill.top; ++i) kept[order[i]] = 1;
-    return kept;
-  }
-
-  // Leaves out the least while what they may have together stays within the bound for every row. The resident part alone is in the
-  // sum they are measured against: what is read can only make it larger.
-  std::vector<uint8_t> likely() const {
-    std::vector<double> mass(bounds_.size()), most(blocks_.size());
-    for (size_t b = 0; b < blocks_.size(); ++b) {
-      for (uint32_t r = 0; r < rows(); ++r) {
-        const float lse = done_.lse[static_cast<size_t>(r / group_) * done_.queries.heads + head_ * group_ + r % group_];
-        const double share = std::isinf(lse) ? std::numeric_limits<double>::infinity()
-                                             : blocks_[b]->rows * std::exp(static_cast<double>(bounds_[b * rows() + r]) - lse);
-        mass[b * rows() + r] = share;
-        most[b] = std::max(most[b], share);
-      }
-    }
-    std::vector<size_t> order(blocks_.size());
-    std::iota(order.begin(), order.end(), size_t{0});
-    std::stable_sort(order.begin(), order.end(), [&](size_t x, size_t y) { return most[x] < most[y]; });
-    std::vector<uint8_t> kept(blocks_.size(), 1);
-    std::vector<double> sum(rows(), 0.0);
-    double reported = 0.0;
-    for (const size_t b : order) {
-      double highest = 0.0;
-      for (uint32_t r = 0; r < rows(); ++r) highest = std::max(highest, sum[r] + mass[b * rows() + r]);
-      if (!(highest <= impl_.spill.bounded)) break;
-      for (uint32_t r = 0; r < rows(); ++r) sum[r] += mass[b * rows() + r];
-      kept[b] = 0;
-      reported = highest;
-    }
-    impl_.spill_counts.add_mass(reported);
-    return kept;
-  }
-  const float* row_of(size_t block) const { return bounds_.data() + block * rows(); }
 
   const AdaptiveKVCache::Impl& impl_;
   const AttendWork& done_;
   const uint32_t group_, head_;
   const std::span<const BlockRef* const> blocks_;
-  std::vector<float> bounds_;
 };
 
 struct Item {
@@ -184,7 +135,7 @@ Status join_spilled(AdaptiveKVCache::Impl& impl, uint32_t layer, std::span<const
     for (const BlockRef* ref : Choice(impl, done, h, heads[h].spilled).wanted())
       items.push_back({h, ref, impl.store->spilled(ref->block), 0});
   }
-  impl.spill_counts.loaded += items.size();
+  impl.spill_counts.read += items.size();
   const size_t out_size = static_cast<size_t>(done.queries.tokens) * done.queries.heads;
   std::vector<float> out(out_size * done.params.head_dim), lse(out_size);
   for (size_t first = 0; first < items.size();) {

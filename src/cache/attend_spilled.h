@@ -13,8 +13,6 @@
 namespace tierkv::cache {
 
 inline constexpr size_t kPieceBytes = size_t{1} << 20;
-// More rows of queries than this are a prompt, whose blocks are all read: each is wanted by one of them or another.
-inline constexpr uint32_t kMostDecodingRows = 16;
 
 // `done`: the resident part, with out and lse, which get the whole. data_loss, io_error: the file could not be read; out is
 // undefined then. Throws bad_alloc. REQUIRES: the sequence's lock is held.

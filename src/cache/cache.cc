@@ -6,6 +6,7 @@
 #include "base/status_macros.h"
 #include "cache/impl.h"
 #include "cache/pressure.h"
+#include "quant/key_box.h"
 #include "store/packed_group.h"
 
 namespace tierkv {
@@ -16,11 +17,16 @@ using tiers::Sequence;
 
 namespace {
 
+// Of each archive block, where decoding may leave some of them unread.
+size_t summary_bytes(const AdaptiveKVCache::Impl& impl) {
+  return impl.skip.kind == config::SkipMode::Kind::off ? 0 : quant::box_bytes(impl.config.head_dim);
+}
+
 // What relief work needs twice over, the lists of a block included.
 size_t largest_block(const AdaptiveKVCache::Impl& impl) {
   const auto bytes = [&](const quant::CodecEntry& entry) {
-    return Arena::rounded(tiers::payload_sizes(entry).total()) + store::BlockStore::kSlabBytes +
-           entry.tokens * (sizeof(uint32_t) + impl.env.signals * sizeof(float)) + 256;
+    return Arena::rounded(tiers::payload_sizes(entry).total()) + Arena::rounded(summary_bytes(impl)) +
+           store::BlockStore::kSlabBytes + entry.tokens * (sizeof(uint32_t) + impl.env.signals * sizeof(float)) + 256;
   };
   return impl.planner->now()->largest_block(bytes, impl.config.num_kv_heads);
 }
@@ -65,6 +71,7 @@ Result<std::unique_ptr<AdaptiveKVCache>> AdaptiveKVCache::create(const CacheConf
   impl->env.head_dim = config.head_dim;
   impl->env.hot_bf16 = config.hot_type == "bf16";
   TIERKV_ASSIGN_OR_RETURN(impl->policy, policy::make_policy(config.eviction));
+  TIERKV_ASSIGN_OR_RETURN(impl->skip, config::parse_skip_mode(config.skip));
   choose_signals(*impl);
   impl->query_power.begin(config, *impl->planner->now());
   const size_t block = impl->largest_block = largest_block(*impl);
@@ -76,7 +83,7 @@ Result<std::unique_ptr<AdaptiveKVCache>> AdaptiveKVCache::create(const CacheConf
   impl->arena = std::make_unique<Arena>(config.byte_budget, headroom);
   impl->env.arena = impl->arena.get();
   TIERKV_RETURN_IF_ERROR(impl->open_cold());
-  impl->store = std::make_unique<store::BlockStore>(*impl->arena, tiers::payload_sizes, impl->cold.get());
+  impl->store = std::make_unique<store::BlockStore>(*impl->arena, tiers::payload_sizes, impl->cold.get(), summary_bytes(*impl));
   impl->env.store = impl->store.get();
   impl->env.moves = &impl->moves;
   return std::unique_ptr<AdaptiveKVCache>(new AdaptiveKVCache(std::move(impl)));

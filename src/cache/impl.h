@@ -11,6 +11,7 @@
 //   park.cc       park, wake
 //   promote.cc    promote, demote, the cold file
 //   spill.cc      archive blocks to the file; attend_spilled.h: their part in attention
+//   skip_blocks.h blocks in memory that a decoding step leaves unread; choose_blocks.h: which, of these and those in the file
 //   pressure.h    calls that lack memory, tried again
 //
 // Locks, outermost first: a sequence's mutex, or that of tables being replaced and then the planner's writers' (never both); the
@@ -28,7 +29,8 @@
 #include "base/thread_pool.h"
 #include "cache/fallback.h"
 #include "cache/learning.h"
-#include "cache/spill_counts.h"
+#include "cache/read_counts.h"
+#include "config/skip_mode.h"
 #include "config/spill_mode.h"
 #include "plan/planner.h"
 #include "policy/policy.h"
@@ -55,7 +57,8 @@ struct AdaptiveKVCache::Impl {
   const Executor pool_executor = [this](uint32_t count, const std::function<void(uint32_t)>& task) { pool.run(count, task); };
   std::unique_ptr<policy::EvictionPolicy> policy;  // null: none
   config::SpillMode spill;
-  mutable cache::SpillCounts spill_counts;
+  config::SkipMode skip;
+  mutable cache::ReadCounts spill_counts, skip_counts;
   int signal_slot[policy::kNumSignals] = {-1, -1, -1, -1, -1, -1};
   std::vector<bool> places;  // by layer: its archive keeps some rows better, or will with tables, and asks for their mass
   size_t largest_block = 0;  // bytes of the largest that any sequence gets, its lists included

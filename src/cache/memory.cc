@@ -48,12 +48,12 @@ void add_stream(const tiers::StreamEnv& env, const HeadStream& s, Count count, M
     TierMemory& tier = stats[ref.block.tier()];
     tier.tokens += ref.live;
     tier.payload_bytes += payload;
-    tier.overhead_bytes += Arena::rounded(sizes.total()) - payload;
+    tier.overhead_bytes += env.store->held_bytes(*ref.block.codec(), ref.block.tier()) - payload;
     if (!ref.promoted()) continue;
-    if (ref.base.resident()) tier.overhead_bytes += env.store->held_bytes(*ref.base.codec());
+    if (ref.base.resident()) tier.overhead_bytes += env.store->held_bytes(*ref.base.codec(), ref.base.tier());
     stats.bookkeeping_bytes += sizeof(store::BlockHeader);
     stats.promoted_tokens += ref.live;
-    stats.promoted_bytes += Arena::rounded(sizes.total()) / holders;
+    stats.promoted_bytes += env.store->held_bytes(*ref.block.codec(), ref.block.tier()) / holders;
   }
   TierMemory& hot = stats[Tier::hot];
   hot.tokens += s.tail.rows();
@@ -99,6 +99,9 @@ MemoryStats AdaptiveKVCache::memory_usage() const {
   if (impl_->cold) stats.cold_bytes = impl_->cold->file_bytes();
   stats.budget_bytes = impl_->config.byte_budget;
   for (int t = 0; t < kNumTiers; ++t) stats.graduated[t] = impl_->moves.graduated[t].load(std::memory_order_relaxed);
+  stats.read_blocks = impl_->skip_counts.read;
+  stats.skipped_blocks = impl_->skip_counts.left_out;
+  stats.skipped_mass = impl_->skip_counts.left_out_mass;
   stats.evicted = impl_->moves.evicted.load(std::memory_order_relaxed);
   return stats;
 }

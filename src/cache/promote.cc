@@ -81,7 +81,7 @@ TIERKV_NO_MEMORY("demote tokens")
 ColdStats AdaptiveKVCache::cold_usage() const {
   if (!impl_->cold) return {};
   ColdStats stats = impl_->cold->stats();
-  stats.loaded = impl_->spill_counts.loaded;
+  stats.loaded = impl_->spill_counts.read;
   stats.left_out = impl_->spill_counts.left_out;
   stats.left_out_mass = impl_->spill_counts.left_out_mass;
   return stats;

@@ -32,6 +32,9 @@ tierkv_memory plain(const MemoryStats& m) {
   out.promoted_bytes = m.promoted_bytes;
   out.cold_bytes = m.cold_bytes;
   out.spilled_tokens = m.spilled_tokens;
+  out.read_blocks = m.read_blocks;
+  out.skipped_blocks = m.skipped_blocks;
+  out.skipped_mass = m.skipped_mass;
   return out;
 }
 

@@ -32,6 +32,7 @@ window = 300
 hot_type = "bf16"
 warm_block = 32
 archive_block = 64
+skip = "top_p:0.9"
 max_seq_len = 5000
 byte_budget = "2GiB"
 cold = "/var/tmp"
@@ -75,6 +76,7 @@ CacheConfig whole() {
   c.num_layers = 4, c.num_heads = 9, c.num_kv_heads = 3, c.head_dim = 64;
   c.tiers = {96, kAll, "kivi4", "kivi3/kivi2", 6, 300};
   c.hot_type = "bf16";
+  c.skip = "top_p:0.9";
   c.warm_block = 32, c.archive_block = 64, c.max_seq_len = 5000, c.byte_budget = 2ull << 30, c.window_slack = 16;
   c.calibrate = c.calibration = "smol.tkc";
   c.quality_target = 0.9, c.threads = 3;

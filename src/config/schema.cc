@@ -132,6 +132,10 @@ std::span<const Field<CacheConfig>> config_fields() {
       row<C, &C::warm_block>("", "warm_block", "", count(16, 256, 16), "tokens in a warm block"),
       row<C, &C::archive_block>("", "archive_block", "", count(16, 256, 16),
                                 "tokens in an archive block, a multiple of `warm_block`"),
+      row<C, &C::skip>("", "skip", "", text(64),
+                       "archive blocks in memory that decoding leaves unread, by a summary of their keys: `bounded:EPS` those that "
+                       "provably have at most EPS of the attention together, `top:K` all but the K of each KV head that probably "
+                       "have most, `top_p:P` all but those that probably have P of it; `off`: none"),
       row<C, &C::calibrate>("", "calibrate", "", text(4096),
                             "tables of the model: `auto` learns them in passing where there are none, `off`, or a file of "
                             "`tierkv calibrate`; empty: as the program likes"),

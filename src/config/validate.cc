@@ -6,6 +6,7 @@
 #include "base/guarded.h"
 #include "base/status_macros.h"
 #include "config/schema.h"
+#include "config/skip_mode.h"
 #include "config/spill_mode.h"
 #include "quant/registry.h"
 #include "quant/warm_auto.h"
@@ -36,6 +37,7 @@ class Checker {
     check_budget();
     check_cold();
     check_spill();
+    check_skip();
     if (!c_.calibration.empty() && c_.calibrate == "off") {
       add({"calibrate", "calibration"}, text("'calibrate' is off and 'calibration' names a file: one of them is enough"));
     } else if (!c_.calibration.empty() && c_.calibration_file() != c_.calibration) {
@@ -220,6 +222,11 @@ class Checker {
             text("'spill' does not go with an archive that keeps rows better (+top): mass is not known of what is not read"));
       }
     }
+  }
+
+  void check_skip() {
+    const auto mode = parse_skip_mode(c_.skip);
+    if (!mode.ok()) add({"skip"}, text("'skip' ", mode.status().message()));
   }
 
   const CacheConfig& c_;

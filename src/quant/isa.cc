@@ -121,6 +121,30 @@ bool three_bits_work(const Kernels& k) {
   return true;
 }
 
+bool boxes_work(const Kernels& k) {
+  constexpr uint32_t d = 48, count = 5, runs = d / kBoxRun;
+  std::byte box[4 * runs + 2 * d];
+  for (uint32_t i = 0; i < sizeof box; ++i) box[i] = static_cast<std::byte>(i * 2654435761u >> 24);
+  const uint16_t steps[2 * runs] = {0x3F80, 0x3F00, 0x3E80, 0x3F00, 0x3F80, 0x3D00};  // 1, 1/2, 1/4; 1/2, 1, 1/32
+  std::memcpy(box, steps, sizeof steps);
+  float q[count * d], found[3 * count];
+  for (uint32_t i = 0; i < count * d; ++i) q[i] = static_cast<float>(static_cast<int>(i * 29 % 31) - 15) / 4.0f;
+  k.box_scores(box, d, q, count, found);
+  for (uint32_t i = 0; i < count; ++i) {
+    double middle = 0, reach = 0, squares = 0;
+    for (uint32_t c = 0; c < d; ++c) {
+      const double m = bf16_to_f32(steps[c / kBoxRun]) * (std::to_integer<int>(box[4 * runs + c]) - 128);
+      const double wide =
+          std::fabs(q[i * d + c]) * bf16_to_f32(steps[runs + c / kBoxRun]) * std::to_integer<int>(box[4 * runs + d + c]);
+      middle += q[i * d + c] * m, reach += wide, squares += wide * wide;
+    }
+    if (!near(found[3 * i], middle, 1e-2) || !near(found[3 * i + 1], reach, 1e-5 * reach) ||
+        !near(found[3 * i + 2], squares, 1e-5 * squares))
+      return false;
+  }
+  return true;
+}
+
 bool codes_work(const Kernels& k) {
   constexpr uint32_t d = 32, n = 16;
   for (const uint32_t bits : {2u, 3u, 4u, 8u}) {
@@ -184,7 +208,7 @@ bool blocks_work(const Kernels& k) {
 }  // namespace
 
 bool kernels_work(const Kernels& kernels) {
-  return rows_work(kernels) && three_bits_work(kernels) && codes_work(kernels) && blocks_work(kernels);
+  return rows_work(kernels) && three_bits_work(kernels) && boxes_work(kernels) && codes_work(kernels) && blocks_work(kernels);
 }
 
 const Kernels* active_kernels() { return active().load(std::memory_order_relaxed); }

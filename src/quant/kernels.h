@@ -71,6 +71,8 @@ inline size_t kernel_floats(uint32_t depth, uint32_t count, uint32_t groups) {
   return static_cast<size_t>(depth) + 4 * static_cast<size_t>(count) * groups + 16 * 8;
 }
 
+inline constexpr uint32_t kBoxRun = 16;  // channels of a box that share steps (key_box.h)
+
 // What sixteen groups ask for, one a lane: GroupFit (grid.h) by field.
 struct LaneFits {
   float lo[16], hi[16], scale[16], step[16];
@@ -118,6 +120,8 @@ struct Kernels {
                            size_t stride);
   void (*three_bit_accumulate)(const std::byte* codes, uint32_t dim, const float* weights, size_t stride, uint32_t count,
                                uint32_t n, float* acc);
+  // Of each query with a box (key_box.h): q·middle, the sum of |q|·reach, and of its squares, three floats each. dim % 16 == 0.
+  void (*box_scores)(const std::byte* box, uint32_t dim, const float* queries, uint32_t count, float* out);
   // out[i] = value of a 16-bit float, n % 16 == 0.
   void (*widen)(const uint16_t* in, bool bf16, uint32_t n, float* out);
 

@@ -6,6 +6,7 @@
 
 #include "base/status_macros.h"
 #include "policy/policy.h"
+#include "tiers/summary.h"
 
 namespace tierkv::snapshot {
 namespace {
@@ -81,6 +82,7 @@ bool build_stream(const Building& b, const SnapshotStream& from, HeadStream& s) 
   for (uint32_t i = 0; i < from.blocks; ++i) {
     BlockRef ref;
     if (!build_block(b, b.snapshot.blocks[from.first_block + i], ref)) return false;
+    tiers::summarise(b.env, ref.block, ref, s.layer, s.head);
     s.blocks.push_reserved(ref);
   }
   return build_tail(b, from, s.tail);
@@ -124,7 +126,7 @@ uint64_t needed_bytes(const StreamEnv& env, const Snapshot& snapshot) {
   const uint64_t stat_bytes = env.signals * sizeof(float);
   uint64_t total = Arena::rounded(snapshot.layers.size() * sizeof(LayerState) + snapshot.streams.size() * sizeof(HeadStream));
   for (const SnapshotBlock& b : snapshot.blocks) {
-    total += Arena::rounded(tiers::payload_sizes(*b.codec).total());
+    total += env.store ? env.store->held_bytes(*b.codec, b.tier) : Arena::rounded(tiers::payload_sizes(*b.codec).total());
     if (env.keeps_stats(b.tier)) total += list(b.codec->tokens, stat_bytes);
     if (!b.positions.empty()) total += list(b.codec->tokens, sizeof(uint32_t));
   }

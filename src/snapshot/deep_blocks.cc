@@ -209,7 +209,8 @@ uint64_t deep_needed_bytes(const StreamEnv& env, const Snapshot& snapshot, std::
   size_t count = 0;
   for (const auto& stream : new_blocks(*info, tables, plans)) {
     const DeepBlock& first = stream[0];
-    total += stream.size() * env.store->held_bytes(*target_of(plans[first.layer], first.head).codec);
+    const Target target = target_of(plans[first.layer], first.head);
+    total += stream.size() * env.store->held_bytes(*target.codec, target.tier);
     const size_t had = snapshot.streams[static_cast<size_t>(first.layer) * snapshot.header.kv_heads + first.head].blocks;
     total += Arena::rounded((had + stream.size()) * sizeof(BlockRef));
     count += stream.size();

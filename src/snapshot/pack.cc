@@ -8,6 +8,7 @@
 #include "base/status_macros.h"
 #include "snapshot/deep_blocks.h"
 #include "store/packed_group.h"
+#include "tiers/summary.h"
 
 namespace tierkv::snapshot {
 namespace {
@@ -31,7 +32,7 @@ struct RunBlocks {
   BlockStore::Price price(const BlockStore& store) const {
     BlockStore::Price out = store.price(handles);
     for (const BlockRef* ref : promoted) {
-      if (ref->block.references() == 1) out.frees += store.held_bytes(*ref->block.codec());
+      if (ref->block.references() == 1) out.frees += store.held_bytes(*ref->block.codec(), ref->block.tier());
     }
     return out;
   }
@@ -147,7 +148,7 @@ Status unpack(const StreamEnv& env, Sequence& sequence, CodecSet& codecs, Thread
   uint64_t takes = 0, held = 0;
   for (const PackedGroup* group : sequence.packed) {
     waking.push_back(find_packed(sequence, *group));
-    for (const BlockHandle* block : waking.back().handles) takes += env.store->held_bytes(*block->codec());
+    for (const BlockHandle* block : waking.back().handles) takes += env.store->held_bytes(*block->codec(), block->tier());
     held += group->held();
   }
   const auto refused = [&] {
@@ -165,6 +166,14 @@ Status unpack(const StreamEnv& env, Sequence& sequence, CodecSet& codecs, Thread
   }
   for (const auto& group : groups) group->commit();
   sequence.packed.clear();
+  for (uint32_t l = 0; l < sequence.num_layers(); ++l) {
+    for (const HeadStream& s : sequence.heads(l)) {
+      for (const BlockRef& ref : s.blocks) {
+        if (ref.block.resident() && ref.block.references() == 1 && !tiers::summary_of(env, ref.block))
+          tiers::summarise(env, ref.block, ref, s.layer, s.head);
+      }
+    }
+  }
   return {};
 }
 

@@ -24,13 +24,14 @@ uint64_t payload_checksum(const PayloadSizes& sizes, std::span<const std::byte> 
 // --- payloads
 
 Payload::~Payload() {
-  if (at_) arena_->release(at_, sizes_.total(), tag_);
+  if (at_) arena_->release(at_, held(), tag_);
 }
 
 void Payload::swap(Payload& other) noexcept {
   std::swap(arena_, other.arena_);
   std::swap(at_, other.at_);
   std::swap(sizes_, other.sizes_);
+  std::swap(room_, other.room_);
   std::swap(tag_, other.tag_);
 }
 
@@ -39,10 +40,11 @@ uint64_t Payload::compute_checksum() const { return payload_checksum(sizes_, {at
 Payload BlockStore::allocate(const quant::CodecEntry& codec, Tier tier, Arena::Use use) {
   Payload out;
   out.sizes_ = sizes_(codec);
+  out.room_ = room(out.sizes_, tier);
   out.tag_ = static_cast<MemoryTag>(tier);
   out.arena_ = &arena_;
-  out.at_ = static_cast<std::byte*>(arena_.allocate(out.sizes_.total(), out.tag_, use));
-  if (out.at_) std::memset(out.at_, 0, out.sizes_.total());
+  out.at_ = static_cast<std::byte*>(arena_.allocate(out.held(), out.tag_, use));
+  if (out.at_) std::memset(out.at_, 0, out.held());
   return out;
 }
 
@@ -134,6 +136,7 @@ Payload BlockStore::take_payload(BlockHeader* header) noexcept {
   Payload out;
   out.arena_ = &arena_;
   out.sizes_ = sizes_(*header->codec);
+  out.room_ = room(out.sizes_, header->tier);
   out.tag_ = static_cast<MemoryTag>(header->tier);
   out.at_ = static_cast<std::byte*>(std::exchange(header->place, nullptr));
   return out;
@@ -200,7 +203,7 @@ BlockStore::Price BlockStore::price(std::span<BlockHandle* const> blocks) const 
   Price out;
   size_t shared = 0;
   for (const BlockHandle* block : blocks) {
-    if (block->references() == 1) out.frees += held_bytes(*block->codec());
+    if (block->references() == 1) out.frees += held_bytes(*block->codec(), block->tier());
     else ++shared;
   }
   out.headers = header_bytes_for(shared);

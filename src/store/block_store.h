@@ -6,7 +6,8 @@
 //
 // Headers:  48 bytes, in slabs of the arena (bookkeeping). They never move. A slot is used again; an empty slab is given back.
 // Payloads: [key bytes, padded to 64][value bytes] in the arena under the tier's tag. The store knows no codec: SizesOf says how
-//           long the two parts are.
+//           long the two parts are. Behind them, in archive blocks of a store that was told so, there is room for a summary: what
+//           lets a reader do without the bytes. No checksum counts it and no file has it; who made it knows what it says.
 // States:   resident: header.place is the payload. packed: it is the PackedGroup that holds the tokens as a deep archive.
 //           spilled: it is the record of where the payload lies in the cold file, with a summary of it.
 //           A device is another state: an enumerator, what `place` means for it, a case in drop_place(), and a call like
@@ -110,14 +111,18 @@ class Payload {
 
   Arena* arena_ = nullptr;
   std::byte* at_ = nullptr;
+  size_t held() const { return sizes_.total() + room_; }
+
   PayloadSizes sizes_;
+  size_t room_ = 0;  // behind them
   MemoryTag tag_ = MemoryTag::warm;
 };
 
 class BlockStore {
  public:
-  // `cold`: where copies are, or null. It outlives the store.
-  BlockStore(Arena& arena, SizesOf sizes, ColdFile* cold = nullptr) : arena_(arena), sizes_(sizes), cold_(cold) {}
+  // `cold`: where copies are, or null. It outlives the store. `summary`: bytes of an archive block's summary; 0: there are none.
+  BlockStore(Arena& arena, SizesOf sizes, ColdFile* cold = nullptr, size_t summary = 0)
+      : arena_(arena), sizes_(sizes), cold_(cold), summary_(summary) {}
   // REQUIRES: every block was released.
   ~BlockStore() = default;
   BlockStore(const BlockStore&) = delete;
@@ -143,6 +148,14 @@ class BlockStore {
   // The bytes are those that were sealed. REQUIRES: as bytes().
   bool intact(BlockHandle block) const;
 
+  bool keeps_summaries() const { return summary_ != 0; }
+  // Room for its summary, all zeros at first; empty: it has none. Written while the caller has the only reference, and read by all
+  // from then on. REQUIRES: as bytes().
+  std::span<std::byte> summary(BlockHandle block) const {
+    if (summary_ == 0 || block.tier() != Tier::archive) return {};
+    return {static_cast<std::byte*>(block.header_->place) + Arena::rounded(sizes_(*block.codec()).total()), summary_};
+  }
+
   // --- copies in the cold file
   // The block's copy from here on, by the caller's reference to it. REQUIRES: resident, one reference, and it has none.
   void attach(BlockHandle block, ColdCopy* copy) noexcept { block.header_->copy = copy; }
@@ -165,7 +178,10 @@ class BlockStore {
   [[nodiscard]] Status load(BlockHandle block, std::vector<std::byte>& out) const;
 
   // What a payload takes from the arena.
-  size_t held_bytes(const quant::CodecEntry& codec) const { return Arena::rounded(sizes_(codec).total()); }
+  size_t held_bytes(const quant::CodecEntry& codec, Tier tier) const {
+    const PayloadSizes sizes = sizes_(codec);
+    return Arena::rounded(sizes.total() + room(sizes, tier));
+  }
   // What slabs for `count` more headers take from the arena at this moment.
   size_t header_bytes_for(size_t count) const;
 
@@ -203,6 +219,11 @@ class BlockStore {
 
  private:
   static_assert(kSlabBytes == 1024);
+  // Behind a payload: its padding to 64 bytes and the summary.
+  size_t room(const PayloadSizes& sizes, Tier tier) const {
+    if (summary_ == 0 || tier != Tier::archive) return 0;
+    return Arena::rounded(sizes.total()) - sizes.total() + summary_;
+  }
   BlockHeader* take_header(Arena::Use use);
   void give_header(BlockHeader* header) noexcept;
   void link(Slab* slab);
@@ -216,6 +237,7 @@ class BlockStore {
   Arena& arena_;
   const SizesOf sizes_;
   ColdFile* const cold_;
+  const size_t summary_;
   mutable std::mutex mutex_;
   Slab* open_ = nullptr;  // slabs with a free slot
   size_t free_slots_ = 0;

@@ -146,7 +146,7 @@ TEST_F(FullStoreTest, MemoryIsExchangedBothWays) {
   EXPECT_EQ(blocks[0].state(), BlockState::resident);
   EXPECT_TRUE(store.intact(blocks[0]));
   ASSERT_TRUE(pack(all, 9000)) << "two of them have room for it";
-  EXPECT_EQ(blocks[0].group()->held(), 2 * store.held_bytes(large_codec));
+  EXPECT_EQ(blocks[0].group()->held(), 2 * store.held_bytes(large_codec, Tier::archive));
   EXPECT_TRUE(blocks[0].group()->intact());
   EXPECT_EQ(arena.allocated(MemoryTag::archive), 0u);
 

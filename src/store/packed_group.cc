@@ -21,14 +21,14 @@ bool PackedGroup::put(Arena& arena, std::span<const std::byte> bytes, std::span<
     size_t room = 0, pieces = 0;
     for (const Payload& donor : donors) {
       if (room >= bytes.size()) break;
-      if (donor) room += donor.sizes_.total(), ++pieces;
+      if (donor) room += donor.held(), ++pieces;
     }
     if (room < bytes.size()) return false;
     reserve(pieces);
     for (Payload& donor : donors) {
       if (pieces_.size() == pieces) break;
       if (!donor) continue;
-      const size_t size = donor.sizes_.total();
+      const size_t size = donor.held();
       arena.retag(size, donor.tag_, MemoryTag::parked);
       pieces_.push_back({std::exchange(donor.at_, nullptr), size});
     }
@@ -111,7 +111,7 @@ bool Unpacking::allocate(size_t index, const quant::CodecEntry& codec) {
   if (!fresh && surrender()) fresh = store_.allocate(codec, tier, Arena::Use::normal);
   if (!fresh && surrendered_) fresh = store_.allocate(codec, tier, Arena::Use::normal);  // another thread has just done it
   if (!fresh) return false;
-  const uint64_t made = made_ + fresh.sizes_.total() - (slot.payload ? slot.payload.sizes_.total() : 0);
+  const uint64_t made = made_ + fresh.held() - (slot.payload ? slot.payload.held() : 0);
   if (surrendered_ && made < bytes_.size()) return false;  // it could not be taken back
   made_ = made;
   slot.payload = std::move(fresh);

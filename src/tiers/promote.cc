@@ -3,6 +3,7 @@
 
 #include "base/status_macros.h"
 #include "tiers/stream.h"
+#include "tiers/summary.h"
 
 namespace tierkv::tiers {
 namespace {
@@ -33,6 +34,7 @@ Status Promotion::add(HeadStream& s, uint32_t first, uint32_t end) {
     }
     if (made_.size() == made_.capacity()) made_.reserve(2 * made_.size() + 16);  // a block that is made has its place
     TIERKV_ASSIGN_OR_RETURN(const BlockHandle fresh, env_.store->restore(ref.block));
+    summarise(env_, fresh, ref, s.layer, s.head);
     made_.push_back({&ref, fresh});
     rows_ += ref.live;
   }
@@ -51,7 +53,7 @@ uint64_t promotion_bytes(const StreamEnv& env, const HeadStream& s, uint32_t fir
   uint64_t bytes = 0;
   for (const BlockRef& ref : s.blocks) {
     if (!can_be_promoted(ref, first, end)) continue;
-    if (const store::ColdCopy* copy = env.store->copy(ref.block)) bytes += Arena::rounded(copy->sizes.total());
+    if (const store::ColdCopy* copy = env.store->copy(ref.block)) bytes += env.store->held_bytes(*copy->codec, ref.block.tier());
   }
   return bytes;
 }

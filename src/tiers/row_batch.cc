@@ -8,6 +8,7 @@
 #include "base/guarded.h"
 #include "base/per_thread.h"
 #include "quant/isa.h"
+#include "tiers/summary.h"
 
 namespace tierkv::tiers {
 namespace {
@@ -180,7 +181,10 @@ std::optional<BlockRef> seal(const StreamEnv& env, RowBatch& batch, const CodecE
     const uint64_t checksum = payload.compute_checksum();
     ref.block = env.store->seal(std::move(payload), checksum, *took, tier, source, use);
   }
-  if (ref.block) return ref;
+  if (ref.block) {
+    summarise(env, ref.block, ref, layer, head);
+    return ref;
+  }
   release_ref_arrays(env, ref, codec.tokens);
   return std::nullopt;
 }

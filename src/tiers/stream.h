@@ -92,7 +92,8 @@ struct StreamViews {
   std::vector<attn::BlockView> views;
   std::vector<float*> stats;
   std::vector<Tier> tiers;
-  std::vector<const BlockRef*> spilled;  // in order of position
+  std::vector<const std::byte*> summaries;  // room for that of each view (summary.h), or null; empty: there are none
+  std::vector<const BlockRef*> spilled;     // in order of position
 };
 void collect_views(const StreamEnv& env, HeadStream& s, const CodecEntry& hot_codec, StreamViews& out);
 

@@ -90,11 +90,14 @@ void collect_views(const StreamEnv& env, HeadStream& s, const CodecEntry& hot_co
   out.views.clear();
   out.stats.clear();
   out.tiers.clear();
+  out.summaries.clear();
   out.spilled.clear();
   // Most calls have few rows in the tail: two views of it. Growing step by step would copy the list again and again.
   out.views.reserve(s.blocks.size() + 2);
   out.stats.reserve(s.blocks.size() + 2);
   out.tiers.reserve(s.blocks.size() + 2);
+  const bool summaries = env.store->keeps_summaries();
+  if (summaries) out.summaries.reserve(s.blocks.size() + 2);
   for (const BlockRef& ref : s.blocks) {
     if (ref.block.spilled()) {
       out.spilled.push_back(&ref);
@@ -111,6 +114,7 @@ void collect_views(const StreamEnv& env, HeadStream& s, const CodecEntry& hot_co
                          ref.block.checksum()});
     out.stats.push_back(ref.stats);
     out.tiers.push_back(ref.block.tier());
+    if (summaries) out.summaries.push_back(env.store->summary(ref.block).data());  // looked at by whoever chooses
   }
   Tail::Run runs[2];
   s.tail.runs(runs);
@@ -129,6 +133,7 @@ void collect_views(const StreamEnv& env, HeadStream& s, const CodecEntry& hot_co
                            n});
       out.stats.push_back(env.signals ? s.tail.stats_row(row) : nullptr);
       out.tiers.push_back(Tier::hot);
+      if (summaries) out.summaries.push_back(nullptr);
       row += n;
     }
   }

@@ -3,6 +3,7 @@
 
 #include "quant/simd/body_better.h"
 #include "quant/simd/body_blocks.h"
+#include "quant/simd/body_box.h"
 #include "quant/simd/body_fit.h"
 #include "quant/simd/body_frame.h"
 #include "quant/simd/body_keys.h"
@@ -274,6 +275,7 @@ constexpr Kernels make_kernels(const char* isa) {
           half_accumulate,
           three_bit_scores,
           three_bit_accumulate,
+          box_scores,
           widen,
           lookup_bytes,
           affine_bytes,

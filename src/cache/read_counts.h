@@ -1,4 +1,5 @@
-// spill_counts.h — what attention did with spilled blocks, for ColdStats. Threads: safe.
+// read_counts.h — what decoding did with the blocks it had a choice about: spilled ones for ColdStats, resident ones for
+// MemoryStats. Threads: safe.
 #pragma once
 
 #include <atomic>
@@ -6,9 +7,9 @@
 
 namespace tierkv::cache {
 
-struct SpillCounts {
-  std::atomic<uint64_t> loaded = 0, left_out = 0;
-  std::atomic<double> left_out_mass = 0.0;
+struct ReadCounts {
+  std::atomic<uint64_t> read = 0, left_out = 0;
+  std::atomic<double> left_out_mass = 0.0;  // the most so far
 
   void add_mass(double mass) {
     double most = left_out_mass.load(std::memory_order_relaxed);
