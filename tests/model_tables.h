@@ -40,6 +40,7 @@ inline CalibrationPtr machine_tables(const CacheConfig& config, uint32_t which) 
   out->klt = (*tables)->klt;
   out->kvquant = (*tables)->kvquant;
   out->squat = (*tables)->squat;
+  out->oscar = (*tables)->oscar;
   out->deep = std::make_shared<calib::DeepTables>(std::move(*deep));
   if (!out->finish().ok()) return nullptr;
   return made = out;

@@ -135,6 +135,20 @@ Rival windowed(const char* name, const std::string& kv, uint32_t ctx) {
           [](uint32_t hot) { return format("%u newest tokens FP16", hot); }, 16, ctx};
 }
 
+// OSCAR needs rotations, which calibrations made before it was known do not have.
+bool has_rotations(Engine& engine, const CacheConfig& config) {
+  const CalibrationPtr tables = engine.calibration(config);
+  if (!tables) return false;
+  const std::vector<std::string> codecs = describe(*tables).codecs;
+  return std::find(codecs.begin(), codecs.end(), "oscar") != codecs.end();
+}
+
+// With 4 first tokens, as all of ours have; the paper keeps 64. The window of newest tokens gives way.
+std::string oscar_setting(const CacheConfig& config) {
+  const std::string file = config.calibration_file();
+  return "kivi2,archive=oscar2" + (file.empty() ? "" : ",calibration=" + file);
+}
+
 // Dropped by sixteen, so that a budget is all but full whenever somebody looks.
 Rival evicting(const std::string& policy, uint32_t ctx) {
   return {policy,
@@ -163,6 +177,7 @@ std::vector<Compared> rivals_of(Engine& engine, const std::string& ours, uint32_
   rivals.push_back(windowed("kivi", "kivi2,archive=kivi2-g32,sinks=0", ctx));
   rivals.push_back(windowed("kivi with sinks", "kivi2", ctx));
   rivals.push_back(windowed("2-bit rotation", "kivi2,archive=rot2", ctx));
+  if (has_rotations(engine, config)) rivals.push_back(windowed("OSCAR's rotation, 2 bits", oscar_setting(config), ctx));
 
   Progress progress("fitting", rivals.size() + 1, quiet);
   std::vector<Compared> all = {{{ours, false, "ours"}, scale.bytes(ours), true, ""}};

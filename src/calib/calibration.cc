@@ -24,8 +24,11 @@ struct SectionName {
   char tag[5];
   const char* what;  // for messages
 };
-constexpr SectionName kSections[] = {
-    {"KLT1", "bases"}, {"KVQT", "codebooks"}, {"SQUA", "query directions"}, {"DEEP", "the deep archive"}};  // by Kind
+constexpr SectionName kSections[] = {{"KLT1", "bases"},
+                                     {"KVQT", "codebooks"},
+                                     {"SQUA", "query directions"},
+                                     {"DEEP", "the deep archive"},
+                                     {"OSCR", "rotations"}};  // by Kind
 
 template <class Tables>
 void put_section(ByteWriter& out, const char* tag, const std::shared_ptr<const Tables>& tables) {
@@ -109,6 +112,8 @@ size_t bytes_of(const KvquantTables& tables) {
 
 size_t bytes_of(const SquatTables& tables) { return sizeof tables + size_of(tables.directions); }
 
+size_t bytes_of(const OscarTables& tables) { return sizeof tables + size_of(tables.rotations); }
+
 size_t bytes_of(const DeepTables& tables) {
   size_t total = sizeof tables + size_of(tables.coded);
   for (const DeepLayer& layer : tables.coded) {
@@ -144,6 +149,7 @@ std::vector<std::byte> Calibration::serialize() const {
   put_section(out, kSections[kKvquant].tag, kvquant);
   put_section(out, kSections[kSquat].tag, squat);
   put_section(out, kSections[kDeep].tag, deep);
+  put_section(out, kSections[kOscar].tag, oscar);
   out.put(checksum(out.bytes()));
   return std::move(out.bytes());
 }
@@ -203,7 +209,11 @@ Status Calibration::get_section(std::span<const std::byte> tag, const Place& pla
       TIERKV_ASSIGN_OR_RETURN(tables, get_tables<Tables>(bytes, name_, name.what, model));
       return {};
     };
-    return kind == kKlt ? get(klt) : kind == kKvquant ? get(kvquant) : kind == kSquat ? get(squat) : get(deep);
+    return kind == kKlt       ? get(klt)
+           : kind == kKvquant ? get(kvquant)
+           : kind == kSquat   ? get(squat)
+           : kind == kOscar   ? get(oscar)
+                              : get(deep);
   }
   return {};  // a section of a newer version: whoever needs one will say what is missing
 }
@@ -295,6 +305,9 @@ Result<std::shared_ptr<const KvquantTables>> Calibration::kvquant_tables() const
 Result<std::shared_ptr<const SquatTables>> Calibration::squat_tables() const {
   return read(kSquat, squat, "query subspace for squat; `tierkv calibrate` makes one");
 }
+Result<std::shared_ptr<const OscarTables>> Calibration::oscar_tables() const {
+  return read(kOscar, oscar, "rotations for oscar; `tierkv calibrate` makes them");
+}
 Result<std::shared_ptr<const DeepTables>> Calibration::deep_tables() const {
   return read(kDeep, deep, "tables for deep archives; `tierkv calibrate --deep` makes them");
 }
@@ -321,6 +334,7 @@ size_t Calibration::bytes() const {
   add(kKvquant, kvquant);
   add(kSquat, squat);
   add(kDeep, deep);
+  add(kOscar, oscar);
   return total;
 }
 
@@ -384,6 +398,7 @@ CalibrationInfo describe(const calib::Calibration& c) {
   if (c.has_klt()) info.codecs.push_back("klt");
   if (c.has_kvquant()) info.codecs.push_back("kvquant");
   if (c.has_squat()) info.codecs.push_back("squat");
+  if (c.has_oscar()) info.codecs.push_back("oscar");
   if (c.has_deep()) info.codecs.push_back("deep");
   return info;
 }

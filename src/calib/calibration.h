@@ -23,6 +23,7 @@
 #include "calib/deep.h"
 #include "calib/klt.h"
 #include "calib/kvquant.h"
+#include "calib/oscar.h"
 #include "calib/squat.h"
 #include "calib/statistics.h"
 #include "tierkv/calibration.h"
@@ -61,6 +62,7 @@ class Calibration {
   std::shared_ptr<const KltTables> klt;
   std::shared_ptr<const KvquantTables> kvquant;
   std::shared_ptr<const SquatTables> squat;
+  std::shared_ptr<const OscarTables> oscar;
   std::shared_ptr<const DeepTables> deep;
 
   // Makes the sections' derived parts and the id. Call once, when everything above is set. `file`, if wanted, gets the bytes that
@@ -78,11 +80,13 @@ class Calibration {
   bool has_klt() const { return klt || places_[kKlt].bytes; }
   bool has_kvquant() const { return kvquant || places_[kKvquant].bytes; }
   bool has_squat() const { return squat || places_[kSquat].bytes; }
+  bool has_oscar() const { return oscar || places_[kOscar].bytes; }
   bool has_deep() const { return deep || places_[kDeep].bytes; }
   // failed_precondition: it has none. data_loss, io_error: they are not in order, or the file is not what it was.
   Result<std::shared_ptr<const KltTables>> klt_tables() const;
   Result<std::shared_ptr<const KvquantTables>> kvquant_tables() const;
   Result<std::shared_ptr<const SquatTables>> squat_tables() const;
+  Result<std::shared_ptr<const OscarTables>> oscar_tables() const;
   Result<std::shared_ptr<const DeepTables>> deep_tables() const;
   // While the result lives, tables that are read stay: for whoever makes the codecs of many heads.
   std::shared_ptr<const void> hold() const;
@@ -92,7 +96,7 @@ class Calibration {
   Status check_model(const ModelId& other) const;
 
  private:
-  enum Kind { kKlt, kKvquant, kSquat, kDeep, kKinds };
+  enum Kind { kKlt, kKvquant, kSquat, kDeep, kOscar, kKinds };
   enum class Source { goes, stays, file };  // of the bytes that are parsed
   struct Place {
     uint64_t at = 0, bytes = 0, checksum = 0;

@@ -13,6 +13,7 @@
 #include "solve/deep.h"
 #include "solve/klt.h"
 #include "solve/kvquant.h"
+#include "solve/oscar.h"
 #include "solve/squat.h"
 #include "tierkv/c.h"
 
@@ -46,8 +47,10 @@ Status solve(const calib::Statistics& statistics, const CalibrateOptions& option
   if (stopped()) return error(StatusCode::failed_precondition, "calibration was stopped");
   TIERKV_ASSIGN_OR_RETURN(calib::KvquantTables kvquant, solve::solve_kvquant(statistics, part(0.8, 0.95)));
   calibration.kvquant = std::make_shared<const calib::KvquantTables>(std::move(kvquant));
-  TIERKV_ASSIGN_OR_RETURN(calib::SquatTables squat, solve::solve_squat(statistics, part(0.95, 1.0)));
+  TIERKV_ASSIGN_OR_RETURN(calib::SquatTables squat, solve::solve_squat(statistics, part(0.95, 0.98)));
   calibration.squat = std::make_shared<const calib::SquatTables>(std::move(squat));
+  TIERKV_ASSIGN_OR_RETURN(calib::OscarTables oscar, solve::solve_oscar(statistics, part(0.98, 1.0)));
+  calibration.oscar = std::make_shared<const calib::OscarTables>(std::move(oscar));
   if (stopped()) return error(StatusCode::failed_precondition, "calibration was stopped");
   return Status();
 }

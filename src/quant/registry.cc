@@ -21,6 +21,7 @@
 #include "quant/kivi.h"
 #include "quant/klt.h"
 #include "quant/kvquant.h"
+#include "quant/oscar.h"
 #include "quant/overlaid.h"
 #include "quant/rot.h"
 #include "quant/rotated.h"
@@ -55,6 +56,8 @@ constexpr CodecRow kRows[] = {
     {13, "kltk", "klt for keys alone: every value has the bits of its own codec", 2, 32, 0, false, nullptr, make_kltk, 8, "mid2"},
     {14, "even", "Hadamard over channels evened out by the root of their spread, keys centred; values as rot, or mid below 4", 2, 8,
      0, false, make_even},
+    {15, "oscar", "OSCAR: rotations of the queries' and weighted values' own directions, min/max clipped, a scale a token", 2, 4, 0,
+     true, nullptr, make_oscar},
 };
 
 struct FlagName {

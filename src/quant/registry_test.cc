@@ -19,8 +19,8 @@ TEST(Registry, IdsAndNamesAreUnique) {
 
 // Stored in every block: this list only ever grows.
 TEST(Registry, IdsNeverChange) {
-  const char* names[] = {"fp16", "bf16", "int8",    "kivi",  "asym", "sym",  "turbo",
-                         "rot",  "klt",  "kvquant", "squat", "mid",  "kltk", "even"};
+  const char* names[] = {"fp16", "bf16",    "int8",  "kivi", "asym", "sym",  "turbo", "rot",
+                         "klt",  "kvquant", "squat", "mid",  "kltk", "even", "oscar"};
   for (uint16_t id = 1; id <= 14; ++id) {
     ASSERT_NE(find_codec_row(id), nullptr);
     EXPECT_STREQ(find_codec_row(id)->name, names[id - 1]);

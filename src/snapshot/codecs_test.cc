@@ -159,6 +159,7 @@ TEST(SnapshotCodecs, ACodecWithTablesIsReadWithItsOwnTablesOnly) {
     other->model = tables->model, other->block = tables->block, other->sinks = tables->sinks,
     other->distance = tables->distance + 1;
     other->ropes = tables->ropes, other->klt = tables->klt, other->kvquant = tables->kvquant, other->squat = tables->squat;
+    other->oscar = tables->oscar;
     ASSERT_TRUE(other->finish().ok());
     auto wrong = cache_of(archive, other);
     const Status status = wrong->unfreeze(filled.bytes).status();

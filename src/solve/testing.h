@@ -13,6 +13,7 @@
 #include "solve/deep.h"
 #include "solve/klt.h"
 #include "solve/kvquant.h"
+#include "solve/oscar.h"
 #include "solve/squat.h"
 
 namespace tierkv::solve {
@@ -51,6 +52,9 @@ inline Result<CalibrationPtr> all_tables(const calib::Statistics& s) {
   auto squat = solve_squat(s, nullptr, {});
   if (!squat.ok()) return squat.status();
   c->squat = std::make_shared<calib::SquatTables>(std::move(*squat));
+  auto oscar = solve_oscar(s, nullptr);
+  if (!oscar.ok()) return oscar.status();
+  c->oscar = std::make_shared<calib::OscarTables>(std::move(*oscar));
   if (Status status = c->finish(); !status.ok()) return status;
   return CalibrationPtr(std::move(c));
 }
