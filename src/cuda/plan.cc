@@ -97,8 +97,8 @@ class Planner {
     }
   }
 
-  // A warp takes so few rows of the general path at a time that two turns of all thread blocks do: one after the other they wait
-  // for memory and for each other, and what a warp does before its first row is as much as two tiles.
+  // A warp takes the fewer rows of the general path at a time the less of it there is: one after the other rows wait for memory,
+  // and what a warp does before its first row is as much as two tiles.
   void choose_chunk() {
     uint64_t tiles = 0;
     for (const PlanTask& task : input_.tasks) {
@@ -107,8 +107,8 @@ class Planner {
         if (rows != kTileRows || paths_[task.placed[v].codec] == Path::general) tiles += (rows + 15) / 16;
       }
     }
-    const uint64_t room = uint64_t{2} * kTurn * std::max(1u, input_.ctas);
-    plan_.chunk_rows = tiles <= room ? 16 : tiles <= 2 * room ? 32 : 64;
+    const uint64_t warps = uint64_t{kTurn} * std::max(1u, input_.ctas);
+    plan_.chunk_rows = tiles <= warps / 4 ? 16 : tiles <= 2 * warps ? 32 : 64;
   }
   uint64_t turn_cost() const { return kGeneralQuery + kGeneralTile * plan_.chunk_rows / 16; }
 
