@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times attention on a CUDA device beside torch's SDPA, in one process, every result checked before it is timed.
 
-    bench.py LIBRARY [--brief] [--json FILE]
+    bench.py LIBRARY [--brief] [--json FILE] [--caches NAME,NAME...] [--shapes NUMBER,NUMBER...]
 
 Times are medians of CUDA events around one call, the host kept out by a sleep in front, inputs rotated over more than the L2 cache.
 A ratio is against the faster of SDPA's flash and cuDNN kernels on fp16 rows of the same shape in the same run.
@@ -35,7 +35,10 @@ CACHES = {
     "kivi4": ("kivi4", "", 0, 0, 0),
     "rot4": ("rot4", "", 0, 0, 0),
     "klt": ("klt1.875", "", 0, 0, 0),
+    "klt1.25": ("klt1.25", "", 0, 0, 0),
+    "klt+top": ("klt1.25+top4", "", 0, 0, 0),
     "balanced": ("klt1.875", "even4", 448, 64, 4),
+    "balanced+top": ("klt1.25+top4", "even4", 448, 64, 4),
 }
 
 
@@ -118,6 +121,10 @@ def run_case(lib, cache, lengths, query_heads, kv_heads, dim, repeats):
         lib.tierkv_bench_free(bench)
 
 
+def option(name):
+    return sys.argv[sys.argv.index(name) + 1]
+
+
 def main():
     lib = load(sys.argv[1])
     brief = "--brief" in sys.argv
@@ -125,6 +132,9 @@ def main():
     if not brief:
         grid += [(1, 32, 8, 128, 8192), (1, 32, 8, 128, 32768), (8, 32, 8, 128, 8192), (32, 32, 8, 128, 8192),
                  (1, 32, 4, 128, 131072), (8, 32, 8, 64, 32768)]
+    if "--shapes" in sys.argv:
+        grid = [grid[int(i)] for i in option("--shapes").split(",")]
+    caches = option("--caches").split(",") if "--caches" in sys.argv else list(CACHES)
     rows = []
     print(torch.cuda.get_device_name(), torch.__version__, flush=True)
     for batch, query_heads, kv_heads, dim, length in grid:
@@ -132,24 +142,24 @@ def main():
         print(f"B{batch} {query_heads}/{kv_heads} d{dim} L{length}: SDPA {peer} {base:.1f} us, "
               f"{batch * kv_heads * length * dim * 4 / base / 1e6:.2f} TB/s", flush=True)
         torch.cuda.empty_cache()
-        for cache in CACHES:
-            if (dim != 128 or length * batch * kv_heads < 1 << 20) and cache not in ("kivi2", "kivi4", "balanced"):
+        for cache in caches:
+            if (dim != 128 or length * batch * kv_heads < 1 << 20) and cache not in ("kivi2", "kivi4", "balanced", "balanced+top"):
                 continue
             result = run_case(lib, cache, [length] * batch, query_heads, kv_heads, dim, 21)
             result.update(cache=cache, batch=batch, query_heads=query_heads, kv_heads=kv_heads, dim=dim, length=length, sdpa=peer,
                           sdpa_us=base, ratio=base / result["us"])
             rows.append(result)
-            print(f"  {cache:9s} {result['us']:8.1f} us  {result['ratio']:.2f}x  {result['tbs']:.2f} TB/s  "
+            print(f"  {cache:12s} {result['us']:8.1f} us  {result['ratio']:.2f}x  {result['tbs']:.2f} TB/s  "
                   f"error {result['error']:.1e}  {result['says']}", flush=True)
     ragged = [1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072]
     equal = [sum(ragged) // len(ragged) // 128 * 128] * len(ragged)
-    for cache in ("kivi2", "kivi4", "balanced"):
+    for cache in ("kivi2", "kivi4", "balanced+top") if "--caches" not in sys.argv else ():
         uneven, even = (run_case(lib, cache, lengths, 32, 8, 128, 21) for lengths in (ragged, equal))
         rows.append({"cache": cache, "ragged_us": uneven["us"], "equal_us": even["us"]})
         print(f"ragged 1K..128K {cache}: {uneven['us']:.1f} us, the same bytes in equal lengths {even['us']:.1f} us, "
               f"{100 * (uneven['us'] / even['us'] - 1):+.0f} %", flush=True)
     if "--json" in sys.argv:
-        with open(sys.argv[sys.argv.index("--json") + 1], "w", encoding="utf-8") as out:
+        with open(option("--json"), "w", encoding="utf-8") as out:
             json.dump(rows, out, indent=1)
             out.write("\n")
 

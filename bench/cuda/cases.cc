@@ -11,6 +11,7 @@
 
 #include "base/status_macros.h"
 #include "cuda/codec_tables.h"
+#include "cuda/device_form.h"
 #include "cuda/kernels.h"
 #include "quant/table_testing.h"
 
@@ -24,31 +25,41 @@ constexpr uint32_t kDifferent = 32;  // blocks of a kind; the others are copies
 
 size_t rounded(size_t bytes) { return (bytes + 127) / 128 * 128; }
 
-// Blocks of one codec and length: a strip of different ones, in host memory and as slots for the device.
+// Blocks of one codec and length: different ones, in host memory and in a strip of slots as the device has them.
 struct Kind {
   std::unique_ptr<quant::Codec> key, value;
   uint32_t tokens = 0, codec = 0;
   size_t value_offset = 0, slot = 0;
-  std::vector<std::byte> strip;
+  std::vector<std::byte> key_bytes, value_bytes, strip;
 
-  std::span<const std::byte> keys(uint32_t i) const { return {strip.data() + i * slot, key->bytes()}; }
-  std::span<const std::byte> values(uint32_t i) const { return {strip.data() + i * slot + value_offset, value->bytes()}; }
+  std::span<const std::byte> keys(uint32_t i) const { return {key_bytes.data() + i * key->bytes(), key->bytes()}; }
+  std::span<const std::byte> values(uint32_t i) const { return {value_bytes.data() + i * value->bytes(), value->bytes()}; }
 
   Status make(const std::string& name, uint32_t n, uint32_t dim) {
     tokens = n;
     TIERKV_ASSIGN_OR_RETURN(const quant::CodecPair pair, quant::parse_codec_pair(name));
     TIERKV_ASSIGN_OR_RETURN(key, quant::testing::make_any_codec(pair.key, quant::Side::key, {n, dim}));
     TIERKV_ASSIGN_OR_RETURN(value, quant::testing::make_any_codec(pair.value, quant::Side::value, {n, dim}));
-    value_offset = rounded(key->bytes()), slot = value_offset + rounded(value->bytes());
-    strip.resize(kDifferent * slot);
+    key_bytes.resize(kDifferent * key->bytes()), value_bytes.resize(kDifferent * value->bytes());
     for (uint32_t i = 0; i < kDifferent; ++i) {
       std::vector<float> rows = quant::testing::random_rows({n, dim}, 2 * i + 1);
       if (quant::testing::calibrated(*key)) rows = quant::testing::TableModel::of(dim).turned(std::move(rows), 0);
       const std::vector<float> others = quant::testing::random_rows({n, dim}, 2 * i + 2);
-      TIERKV_RETURN_IF_ERROR(key->encode(rows.data(), {}, {strip.data() + i * slot, key->bytes()}));
-      TIERKV_RETURN_IF_ERROR(value->encode(others.data(), {}, {strip.data() + i * slot + value_offset, value->bytes()}));
+      TIERKV_RETURN_IF_ERROR(key->encode(rows.data(), {}, {key_bytes.data() + i * key->bytes(), key->bytes()}));
+      TIERKV_RETURN_IF_ERROR(value->encode(others.data(), {}, {value_bytes.data() + i * value->bytes(), value->bytes()}));
     }
     return {};
+  }
+
+  void fill_strip(const CodecDesc& desc) {
+    std::vector<std::byte> room[2];
+    for (uint32_t i = 0; i < kDifferent; ++i) {
+      const auto k = device_form(*key, desc.key, keys(i), room[0]), v = device_form(*value, desc.value, values(i), room[1]);
+      value_offset = rounded(k.size()), slot = value_offset + rounded(v.size());
+      strip.resize((i + 1) * slot);
+      std::copy(k.begin(), k.end(), strip.begin() + static_cast<ptrdiff_t>(i * slot));
+      std::copy(v.begin(), v.end(), strip.begin() + static_cast<ptrdiff_t>(i * slot + value_offset));
+    }
   }
 };
 
@@ -91,7 +102,9 @@ Kind* tierkv_bench::add_kind(const std::string& name, uint32_t tokens, Status& s
   if (!status.ok()) return nullptr;
   const auto found = tables.find(*kinds.back()->key, *kinds.back()->value);
   status = found.status();
-  if (found.ok()) kinds.back()->codec = *found;
+  if (!found.ok()) return nullptr;
+  kinds.back()->codec = *found;
+  kinds.back()->fill_strip(tables.on_host()[*found]);
   return kinds.back().get();
 }
 
@@ -140,10 +153,10 @@ Status tierkv_bench::make(const tierkv_bench_shape& shape) {
   for (uint32_t s = 0; s < shape.sets; ++s)
     TIERKV_RETURN_IF_ERROR(add_set(static_cast<uint32_t>(facts.multiprocessors), facts.tensor_paths));
   const double values = 2.0 * dim * views.size() * lengths[0];
-  static const char* const names[] = {"general", "packed22", "packed44", "packed42", "klt"};
+  static const char* const names[] = {"general", "packed22", "packed44", "packed42", "klt", "klt_better"};
   char text[160];
-  std::snprintf(text, sizeof text, "%s, %.3f bits a value, %u ctas", names[static_cast<int>(sets[0]->path)], bytes * 8 / values,
-                sets[0]->launch.ctas);
+  std::snprintf(text, sizeof text, "%s, %.3f bits a value, %u ctas, %u of them general", names[static_cast<int>(sets[0]->path)],
+                bytes * 8 / values, sets[0]->launch.ctas, sets[0]->launch.general_ctas);
   says = text;
   return {};
 }
@@ -152,7 +165,9 @@ Status tierkv_bench::make(const tierkv_bench_shape& shape) {
 Status tierkv_bench::place(Set& set, std::vector<std::vector<Placed>>& placed) {
   size_t total = 0;
   for (const auto& list : views) {
-    for (const attn::BlockView& view : list) total += rounded(view.keys.size()) + rounded(view.values.size());
+    for (const attn::BlockView& view : list) {
+      for (const auto& kind : kinds) total += kind->key.get() == view.key_codec ? kind->slot : 0;
+    }
   }
   TIERKV_RETURN_IF_ERROR(set.blocks.reserve(total));
   std::vector<std::unique_ptr<Buffer>> strips;
@@ -228,7 +243,8 @@ Status tierkv_bench::add_set(uint32_t ctas, bool tensor_cores) {
   launch.partial_sum = launch.partial_top + states;
   launch.arrived = reinterpret_cast<uint32_t*>(counters.data());
   launch.head_dim = dim, launch.group = group, launch.scale = params.scale;
-  launch.ctas = static_cast<uint32_t>(plan.cta_begin.size() - 1);
+  launch.ctas = static_cast<uint32_t>(plan.cta_begin.size() - 1), launch.general_ctas = plan.general_ctas;
+  launch.chunk_rows = plan.chunk_rows;
   set.path = plan.fast;
   bytes = static_cast<double>(plan.bytes);
   return {};

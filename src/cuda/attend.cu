@@ -1,5 +1,5 @@
 // attend.cu — the kernels and their launch: a thread block works through its segments, general or fast, and merges what it
-// finishes last. One kernel a fast path, so that each has the shared memory and the registers of its own; a row of kPaths.
+// finishes last. One kernel a path, so that each has the shared memory and the registers of its own; a row of kPaths.
 #include "cuda/kernels.h"
 #include "cuda/klt.cuh"
 #include "cuda/merge.cuh"
@@ -9,11 +9,23 @@
 namespace tierkv::cuda {
 namespace {
 
+// Where both kernels have work they run side by side: the fast one begins while the general one, launched before it, is still at
+// work, and ends after it.
+TIERKV_DEVICE void let_next_begin() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+TIERKV_DEVICE void wait_for_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 template <int T>
 __global__ void __launch_bounds__(TileShared<T>::kWarps * 32, 1) tiles_kernel(const __grid_constant__ Launch launch) {
-  for (uint32_t i = launch.cta_begin[blockIdx.x]; i < launch.cta_begin[blockIdx.x + 1]; ++i) {
-    tiles_segment<T>(launch, i);
-  }
+  let_next_begin();
+  for (uint32_t i = launch.cta_begin[blockIdx.x]; i < launch.cta_begin[blockIdx.x + 1]; ++i) tiles_segment<T>(launch, i);
 }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -32,23 +44,20 @@ __global__ void __launch_bounds__(kThreads, 1) fast_kernel(const __grid_constant
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ uint64_t barriers[kThreads / 32][2];
-  // What needs a call comes first, in a loop of its own: nothing of the fast paths has to be kept in memory across it.
-  const uint32_t begin = launch.cta_begin[blockIdx.x], end = launch.cta_begin[blockIdx.x + 1];
-  for (uint32_t i = begin; i < end; ++i) {
-    if (launch.segments[i].path == Path::general) tiles_segment<8>(launch, i);
-  }
   const uint32_t warp = threadIdx.x / 32;
   WarpCopies copies{shared_address(&barriers[warp][0]), shared_address(&barriers[warp][1]), 0};
   if (threadIdx.x % 32 == 0) barrier_init(copies.keys), barrier_init(copies.values);
-  for (uint32_t i = begin; i < end; ++i) {
+  const uint32_t cta = launch.general_ctas + blockIdx.x;
+  for (uint32_t i = launch.cta_begin[cta]; i < launch.cta_begin[cta + 1]; ++i) {
     const SegmentDesc segment = launch.segments[i];
-    if (segment.path == Path::general) continue;
     if constexpr (P == Path::packed22) packed_segment<2, 2>(launch, segment, copies, memory);
     if constexpr (P == Path::packed44) packed_segment<4, 4>(launch, segment, copies, memory);
     if constexpr (P == Path::packed42) packed_segment<4, 2>(launch, segment, copies, memory);
-    if constexpr (P == Path::klt) attend_klt(launch, segment, copies, memory);
+    if constexpr (P == Path::klt) attend_klt<false>(launch, segment, copies, memory);
+    if constexpr (P == Path::klt_better) attend_klt<true>(launch, segment, copies, memory);
     finish_segment(launch, segment);
   }
+  if (blockIdx.x == 0) wait_for_previous();
 #endif
 }
 
@@ -60,19 +69,23 @@ struct KernelRow {
   bool tensor_paths;
 };
 
-constexpr uint32_t with_tiles(uint32_t bytes) {
-  return bytes > sizeof(TileShared<8>) ? bytes : static_cast<uint32_t>(sizeof(TileShared<8>));
-}
-
 // A new path is a file like packed.cuh, a line in fast_kernel() and a row here.
 const KernelRow kPaths[] = {
     {Path::general, 16, 128, tiles_kernel<8>, kThreads, sizeof(TileShared<8>), false},
     {Path::general, 16, 256, tiles_kernel<16>, kThreads / 2, sizeof(TileShared<16>), false},
-    {Path::packed22, 8, 128, fast_kernel<Path::packed22>, kThreads, with_tiles(PackedShape<2, 2>::kBytes), true},
-    {Path::packed44, 8, 128, fast_kernel<Path::packed44>, kThreads, with_tiles(PackedShape<4, 4>::kBytes), true},
-    {Path::packed42, 8, 128, fast_kernel<Path::packed42>, kThreads, with_tiles(PackedShape<4, 2>::kBytes), true},
-    {Path::klt, 8, 128, fast_kernel<Path::klt>, kThreads, with_tiles(kKltBytes), true},
+    {Path::packed22, 8, 128, fast_kernel<Path::packed22>, kThreads, PackedShape<2, 2>::kBytes, true},
+    {Path::packed44, 8, 128, fast_kernel<Path::packed44>, kThreads, PackedShape<4, 4>::kBytes, true},
+    {Path::packed42, 8, 128, fast_kernel<Path::packed42>, kThreads, PackedShape<4, 2>::kBytes, true},
+    {Path::klt, 8, 128, fast_kernel<Path::klt>, kThreads, kKltBytes, true},
+    {Path::klt_better, 8, 128, fast_kernel<Path::klt_better>, kThreads, kKltBytes, true},
 };
+
+const KernelRow* row_for(const Launch& launch, Path path) {
+  for (const KernelRow& row : kPaths) {
+    if (row.path == path && launch.group <= row.most_group && launch.head_dim <= row.most_dim) return &row;
+  }
+  return nullptr;
+}
 
 }  // namespace
 
@@ -87,13 +100,23 @@ int prepare_kernels(bool tensor_paths) {
 }
 
 int launch_attend(const Launch& launch, Path fast, cudaStream_t stream) {
-  if (launch.ctas == 0) return 0;
-  for (const KernelRow& row : kPaths) {
-    if (row.path != fast || launch.group > row.most_group || launch.head_dim > row.most_dim) continue;
-    row.kernel<<<launch.ctas, row.threads, row.shared_bytes, stream>>>(launch);
-    return cudaGetLastError();
+  if (launch.general_ctas != 0) {
+    const KernelRow* const row = row_for(launch, Path::general);
+    if (!row) return cudaErrorInvalidValue;
+    row->kernel<<<launch.general_ctas, row->threads, row->shared_bytes, stream>>>(launch);
+    if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
   }
-  return cudaErrorInvalidValue;
+  if (launch.ctas == launch.general_ctas) return 0;
+  const KernelRow* const row = row_for(launch, fast);
+  if (!row || fast == Path::general) return cudaErrorInvalidValue;
+  cudaLaunchAttribute side_by_side{};
+  side_by_side.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  side_by_side.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = launch.ctas - launch.general_ctas, config.blockDim = row->threads;
+  config.dynamicSmemBytes = row->shared_bytes, config.stream = stream;
+  config.attrs = &side_by_side, config.numAttrs = launch.general_ctas != 0 ? 1 : 0;
+  return cudaLaunchKernelEx(&config, row->kernel, launch);
 }
 
 }  // namespace tierkv::cuda

@@ -7,8 +7,11 @@
 #include "base/guarded.h"
 #include "base/status_macros.h"
 #include "cuda/backend.h"
+#include "cuda/better.h"
 #include "cuda/codec_tables.h"
+#include "cuda/device_form.h"
 #include "cuda/kernels.h"
+#include "cuda/mass_beside.h"
 #include "cuda/mirror.h"
 #include "tierkv/cuda.h"
 
@@ -94,7 +97,7 @@ class CudaBackend final : public DeviceBackend {
   static const attn::Backend& cpu() { return attn::cpu_backend(); }
 
   bool serves(const AttendWork& work) const {
-    if (!work.mass.empty() || work.queries.tokens == 0 || work.queries.tokens > kMostQueries) return false;
+    if (!few_rows_asked(work) || work.queries.tokens == 0 || work.queries.tokens > kMostQueries) return false;
     if (work.heads.empty() || group_of(work) > kMostGroup || work.params.head_dim > 256) return false;
     for (const auto& views : work.heads) {
       for (const attn::BlockView& view : views) {
@@ -106,7 +109,7 @@ class CudaBackend final : public DeviceBackend {
 
   void attend_batch(std::vector<AttendWork*>& batch, const Executor& run) const {
     if (batch.empty()) return;
-    const Status status = guarded("attend on the device", [&] { return on_device(batch); });
+    const Status status = guarded("attend on the device", [&] { return on_device(batch, run); });
     for (AttendWork* work : batch) {
       if (!status.ok()) work->status = status;
       else if (overflowed(*work)) cpu().attend({work, 1}, run);  // halves have less range than the processor's floats
@@ -116,7 +119,7 @@ class CudaBackend final : public DeviceBackend {
 
   static bool overflowed(const AttendWork& work) { return work.status.code() == StatusCode::out_of_range; }
 
-  Status on_device(const std::vector<AttendWork*>& batch) const {
+  Status on_device(const std::vector<AttendWork*>& batch, const Executor& run) const {
     mirror_.begin_call();
     const AttendWork& first = *batch.front();
     const uint32_t d = first.params.head_dim, group = group_of(first);
@@ -131,47 +134,70 @@ class CudaBackend final : public DeviceBackend {
     Launch launch;
     launch.head_dim = d, launch.group = group;
     launch.scale = first.params.scale, launch.softcap = first.params.softcap;
-    launch.ctas = static_cast<uint32_t>(plan.cta_begin.size() - 1);
+    launch.ctas = static_cast<uint32_t>(plan.cta_begin.size() - 1), launch.general_ctas = plan.general_ctas;
+    launch.chunk_rows = plan.chunk_rows;
     TIERKV_RETURN_IF_ERROR(send(plan, queries, first, launch));
     TIERKV_RETURN_IF_ERROR(make_room(plan, queries.size() / d, launch));
     ++launches_;
     TIERKV_RETURN_IF_ERROR(status_of(static_cast<cudaError_t>(launch_attend(launch, plan.fast, stream_)), "the launch"));
-    return take_results(batch, queries.size() / d, plan.tasks.size(), launch);
+    return take_results(batch, queries.size() / d, plan.tasks.size(), launch, run);
+  }
+
+  // Bytes of both sides of a view on the device.
+  struct Sizes {
+    size_t keys, values;
+  };
+  static Sizes sizes_of(const attn::BlockView& view, const CodecDesc& codec) {
+    return {codec.key_better ? device_bytes(codec.key, codec.key_better) : view.keys.size(),
+            codec.value_better ? device_bytes(codec.value, codec.value_better) : view.values.size()};
   }
 
   // Sealed blocks are found or copied; rows that may still change go into one buffer of this call.
   Status place_views(const std::vector<AttendWork*>& batch, std::vector<std::vector<Placed>>& placed) const {
     size_t hot = 0;
+    Status found;
     for_each_view(batch, [&](const attn::BlockView& view) {
-      if (view.sealed == 0) hot += rounded(view.keys.size()) + rounded(view.values.size());
+      const Result<uint32_t> codec = tables_.find(*view.key_codec, *view.value_codec);
+      if (!codec.ok()) found = codec.status();
+      if (view.sealed != 0 || !codec.ok()) return;
+      const Sizes sizes = sizes_of(view, tables_.on_host()[*codec]);
+      hot += rounded(sizes.keys) + rounded(sizes.values);
     });
+    TIERKV_RETURN_IF_ERROR(found);
     TIERKV_RETURN_IF_ERROR(hot_.reserve(hot));
     TIERKV_RETURN_IF_ERROR(hot_host_.reserve(hot));
     size_t at = 0;
+    for (const AttendWork* work : batch) {
+      for (const auto& views : work->heads) {
+        std::vector<Placed>& out = placed.emplace_back();
+        out.reserve(views.size());
+        for (const attn::BlockView& view : views) {
+          TIERKV_ASSIGN_OR_RETURN(const uint32_t codec, tables_.find(*view.key_codec, *view.value_codec));
+          TIERKV_ASSIGN_OR_RETURN(const Mirror::Place place, place_view(view, tables_.on_host()[codec], at));
+          out.push_back({place.keys, place.values, codec});
+        }
+      }
+    }
+    return status_of(cudaMemcpyAsync(hot_.data(), hot_host_.data(), at, cudaMemcpyHostToDevice, stream_), "copying hot rows");
+  }
+
+  // `at`: where the next hot rows go.
+  Result<Mirror::Place> place_view(const attn::BlockView& view, const CodecDesc& codec, size_t& at) const {
+    const Sizes sizes = sizes_of(view, codec);
+    if (view.sealed != 0) {
+      if (const auto there = mirror_.find(view.sealed, sizes.keys, sizes.values)) return *there;
+    }
+    const std::span<const std::byte> keys = device_form(*view.key_codec, codec.key, view.keys, key_form_);
+    const std::span<const std::byte> values = device_form(*view.value_codec, codec.value, view.values, value_form_);
+    if (view.sealed != 0) return mirror_.place(view.sealed, keys, values, stream_);
     const auto hot_rows = [&](std::span<const std::byte> bytes) {
       std::memcpy(hot_host_.data() + at, bytes.data(), bytes.size());
       const uint8_t* const there = hot_.data() + at;
       at += rounded(bytes.size());
       return there;
     };
-    for (const AttendWork* work : batch) {
-      for (const auto& views : work->heads) {
-        std::vector<Placed>& out = placed.emplace_back();
-        out.reserve(views.size());
-        for (const attn::BlockView& view : views) {
-          Placed& one = out.emplace_back();
-          TIERKV_ASSIGN_OR_RETURN(one.codec, tables_.find(*view.key_codec, *view.value_codec));
-          if (view.sealed == 0) {
-            one.keys = hot_rows(view.keys);
-            one.values = hot_rows(view.values);
-            continue;
-          }
-          TIERKV_ASSIGN_OR_RETURN(const Mirror::Place place, mirror_.place(view.sealed, view.keys, view.values, stream_));
-          one.keys = place.keys, one.values = place.values;
-        }
-      }
-    }
-    return status_of(cudaMemcpyAsync(hot_.data(), hot_host_.data(), at, cudaMemcpyHostToDevice, stream_), "copying hot rows");
+    const uint8_t* const first = hot_rows(keys);
+    return Mirror::Place{first, hot_rows(values)};
   }
 
   static size_t rounded(size_t bytes) { return (bytes + 127) / 128 * 128; }
@@ -242,7 +268,8 @@ class CudaBackend final : public DeviceBackend {
     return status_of(cudaMemsetAsync(launch.failed, 0, plan.tasks.size() * sizeof(uint32_t), stream_), "clearing memory");
   }
 
-  Status take_results(const std::vector<AttendWork*>& batch, size_t rows, size_t tasks, const Launch& launch) const {
+  Status take_results(const std::vector<AttendWork*>& batch, size_t rows, size_t tasks, const Launch& launch,
+                      const Executor& run) const {
     const size_t d = launch.head_dim, bytes = (rows * (d + 1) + tasks) * sizeof(float);
     TIERKV_RETURN_IF_ERROR(results_host_.reserve(bytes));
     TIERKV_RETURN_IF_ERROR(status_of(cudaMemcpyAsync(results_host_.data(), results_.data(), bytes, cudaMemcpyDeviceToHost, stream_),
@@ -259,6 +286,7 @@ class CudaBackend final : public DeviceBackend {
       for (size_t t = 0; t < work->heads.size() * work->queries.tokens; ++t) {
         if (failed[t]) work->status = error(StatusCode::out_of_range, "scores left the range of the device's numbers");
       }
+      if (!work->mass.empty() && work->status.ok()) work->status = add_mass_beside(*work, lse, run);
       out += count * d, lse += count, failed += work->heads.size() * work->queries.tokens;
     }
     return {};
@@ -271,6 +299,7 @@ class CudaBackend final : public DeviceBackend {
   mutable CodecTables tables_;
   mutable Buffer parcel_, hot_, results_, partials_, counters_;
   mutable HostBuffer parcel_host_, hot_host_, results_host_;
+  mutable std::vector<std::byte> key_form_, value_form_;  // of the block at hand
   mutable uint64_t launches_ = 0, on_processor_ = 0;
 };
 

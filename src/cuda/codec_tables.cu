@@ -23,7 +23,7 @@ Result<uint32_t> CodecTables::find(const quant::Codec& key, const quant::Codec& 
 Status CodecTables::copy_tables(CodecDesc& desc) {
   quant::SideLayout& key = desc.key;
   if (key.kind != quant::LayoutKind::words) return {};
-  if (fast_path(desc, 1) == Path::klt) {
+  if (const Path path = fast_path(desc, 1); path == Path::klt || path == Path::klt_better) {
     // One block of memory: the operands, then the table of steps. A copy of its own, since this vector's memory is soon another's.
     std::vector<uint32_t> fragments = klt_fragments(key);
     const bool fits = !fragments.empty();

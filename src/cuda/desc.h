@@ -4,7 +4,8 @@
 // task:     one query of one KV head: `group` rows of queries, one softmax each.
 // view:     a run of rows of one block, as far as the task's query sees them.
 // segment:  views of one task that one thread block attends to in one way; its result is one partial state.
-// cta:      the segments of one thread block. All ctas have about the same cost, whatever the lengths of the sequences are.
+// cta:      the segments of one thread block, all general or all fast. All ctas have about the same cost, whatever the lengths of
+//           the sequences are.
 #pragma once
 
 #include <cstdint>
@@ -19,14 +20,18 @@ inline constexpr uint32_t kMaskWords = 8;   // of a view's 256 rows
 inline constexpr uint32_t kTileRows = 128;  // rows of a block, and channels, that the tensor-core paths take
 
 // How a segment is attended to. One launch has at most one of the fast ones (plan.h).
-enum class Path : uint8_t { general = 0, packed22, packed44, packed42, klt };
+enum class Path : uint8_t { general = 0, packed22, packed44, packed42, klt, klt_better };
 
 // What the fast path of klt has room for: words of a token, and steps of 16 components (fragments.h).
 inline constexpr uint32_t kMostKltWords = 8, kMostKltSteps = 8;
 
+// And better rows a block that its fast path takes (better.h).
+inline constexpr uint32_t kMostFastBetter = 4;
+
 struct CodecDesc {
-  quant::SideLayout key, value;         // pointers of the memory that the reader reads
-  const void* key_fragments = nullptr;  // klt: its rows in the order of tensor-core operands (fragments.h)
+  quant::SideLayout key, value;               // pointers of the memory that the reader reads
+  uint32_t key_better = 0, value_better = 0;  // rows of a block that are kept better; their bytes follow the side's (better.h)
+  const void* key_fragments = nullptr;        // klt: its rows in the order of tensor-core operands (fragments.h)
 };
 
 struct ViewDesc {
@@ -77,7 +82,8 @@ struct Launch {
 
   uint32_t head_dim = 0, group = 0;
   float scale = 1.0f, softcap = 0.0f;
-  uint32_t ctas = 0;
+  uint32_t chunk_rows = 64;             // that a warp of the general path takes at a time: 16, 32 or 64
+  uint32_t ctas = 0, general_ctas = 0;  // the first so many have segments of the general path alone, the others of the fast one
 };
 
 }  // namespace tierkv::cuda

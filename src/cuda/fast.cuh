@@ -168,9 +168,11 @@ TIERKV_DEVICE uint32_t codes(uint32_t word, uint32_t single, int f) {
   return (word << 1 & 0x00060006u << (2 * f)) | (single << f & 0x00010001u << (2 * f));
 }
 
-// Adds the weighted values of 64 tokens.
-template <int B>
-TIERKV_DEVICE void add_value_half(WarpState& state, uint32_t values, uint32_t grid, uint32_t weights, int half) {
+// Adds the weighted values of 64 tokens, and of up to four better rows (better.h) whose halves lie at `better` and whose weights
+// are in `better_weights`, as an operand.
+template <int B, bool kBetter = false>
+TIERKV_DEVICE void add_value_half(WarpState& state, uint32_t values, uint32_t grid, uint32_t weights, int half, uint32_t better = 0,
+                                  uint32_t better_weights = 0) {
   using F = ValueFormat<B>;
   const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   uint32_t p[4][2];
@@ -214,6 +216,11 @@ TIERKV_DEVICE void add_value_half(WarpState& state, uint32_t values, uint32_t gr
 #pragma unroll
   for (int w = 0; w < 4; ++w) {
     float c[2][4] = {};
+    if constexpr (kBetter) {
+      const uint4 more = load4(better + t % 2 * 512 + w * 128 + g * 16);
+      multiply8(c[0], more.x, more.y, better_weights);
+      multiply8(c[1], more.z, more.w, better_weights);
+    }
 #pragma unroll
     for (int h = 0; h < F::kWords; ++h) {
       const uint4 v = load4(first + w * 2 * F::kTileBytes + (half * F::kWords + h) * 256);

@@ -33,19 +33,23 @@ void operand_row(const quant::SideLayout& key, uint32_t steps, uint32_t tile, ui
 }  // namespace
 
 StepWord step_word(const quant::SideLayout& key, uint32_t step, uint32_t t) {
-  const uint32_t wide = (key.words[2] + 3) / 4, middle = (key.words[1] + 1) / 2;
-  StepWord out;
+  const uint32_t grouped = key.words[0] / 4 * 4, wide = (key.words[2] + 3) / 4, middle = (key.words[1] + 1) / 2;
+  const auto two_bits = [&](uint32_t word, uint32_t field) -> StepWord {
+    return {key.words[2] + key.words[1] + word, field, 2, 4 * key.words[2] + 8 * key.words[1] + 16 * word + 4 * field};
+  };
+  if (step < grouped) return two_bits(step / 4 * 4 + t, step % 4);
+  step -= grouped;
   if (step < wide) {
     const uint32_t word = 4 * step + t;
-    if (word < key.words[2]) out = {word, 0, 8, 4 * word};
-  } else if (step < wide + middle) {
-    const uint32_t word = 2 * (step - wide) + t / 2, field = t % 2;
-    if (word < key.words[1]) out = {key.words[2] + word, field, 4, 4 * key.words[2] + 8 * word + 4 * field};
-  } else if (step < wide + middle + key.words[0]) {
-    const uint32_t word = step - wide - middle;
-    out = {key.words[2] + key.words[1] + word, t, 2, 4 * key.words[2] + 8 * key.words[1] + 16 * word + 4 * t};
+    return word < key.words[2] ? StepWord{word, 0, 8, 4 * word} : StepWord();
   }
-  return out;
+  step -= wide;
+  if (step < middle) {
+    const uint32_t word = 2 * step + t / 2, field = t % 2;
+    return word < key.words[1] ? StepWord{key.words[2] + word, field, 4, 4 * key.words[2] + 8 * word + 4 * field} : StepWord();
+  }
+  step -= middle;
+  return grouped + step < key.words[0] ? two_bits(grouped + step, t) : StepWord();
 }
 
 uint32_t component_of(const quant::SideLayout& key, uint32_t step, uint32_t row) {

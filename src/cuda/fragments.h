@@ -3,7 +3,8 @@
 // The fast path multiplies a tile of 16 components x 16 channels at a time (mma m16n8k16, the table is the A operand): lane (g, t)
 // of a warp holds rows g and g+8, columns 2t, 2t+1 and 2t+8, 2t+9. A step of the scores is 16 components that every lane takes out
 // of its words with one mask: lane t of a quad takes bytes 0, 2 and 1, 3 of one field of one word (packed_word()), so step `s` and
-// column j of the score product mean component component_of(s, j).
+// column j of the score product mean component component_of(s, j). First come words of 2 bits by fours, a word a lane and a field a
+// step, so that each is loaded once; then those of 8 bits, of 4, and what is left of 2, whose fields lie side by side in one step.
 #pragma once
 
 #include <cstdint>

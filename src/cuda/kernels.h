@@ -10,7 +10,8 @@ namespace tierkv::cuda {
 // Sets the kernels up on the current device, once; the fast ones where it has what they need. 0, or a cudaError_t.
 int prepare_kernels(bool tensor_paths);
 
-// One launch over all tasks; `fast` is the one fast path that its segments may have beside the general one. 0, or a cudaError_t.
+// All tasks: one launch, or two side by side where some segments are general; `fast` is the one fast path that the others may have.
+// What follows in the stream sees both done. 0, or a cudaError_t.
 // REQUIRES: prepare_kernels(); failed and arrived are zeros.
 int launch_attend(const Launch& launch, Path fast, cudaStream_t stream);
 

@@ -3,15 +3,20 @@
 // Once a pair of blocks: the query turned to each block's position, columns 0..3 to the first and 4..7 to the second (groups of up
 // to 4 heads; larger ones take block by block), and its products with the head's rows, which lie in shared memory as operands
 // (fragments.h). Then codes meet those products as everywhere else. Every width mix runs: lanes have a table of words and masks.
+//
+// Better rows (better.h), up to four a block: what they add to scores is a product of theirs with the turned query, rows 0..3 of
+// the first block and 4..7 of the second, and goes to the lane that has the token's score. Values of theirs are a product of their
+// own.
 #pragma once
 
+#include "cuda/better.h"
 #include "cuda/fast.cuh"
 
 namespace tierkv::cuda {
 
 inline constexpr uint32_t kKltTile = 8 * 32 * 16;  // 16 components of the basis, as operands
 inline constexpr uint32_t kKltBasis = (kMostKltSteps + 1) * kKltTile;
-inline constexpr uint32_t kKltQuery = 8 * 64 * 4, kKltTable = kMostKltSteps * 4 * 8;
+inline constexpr uint32_t kKltQuery = 8 * 64 * 4, kKltTable = kMostKltSteps * 4 * 8, kKltKept = 32 * 16;
 // A thread block of compute capability 9.0 may have 227 KiB, the barriers included.
 inline constexpr uint32_t kKltBytes = 227 * 1024 - 512;
 
@@ -20,36 +25,41 @@ inline constexpr uint32_t kKltBytes = 227 * 1024 - 512;
 // Where a warp's things are.
 struct KltWarp {
   uint32_t keys, values, weights, grid, factors, turns;
+  uint32_t terms;  // BetterKeys
+  uint32_t kept;   // of all warps: load_turns()
 };
 
-// Cosines and sines of both blocks' positions, halves, two pairs of channels a lane: [block][pair] {cos, sin}. All three digits are
-// read whether they are 0 or not (a turn by 0 changes nothing), so that no load waits for another.
-TIERKV_DEVICE void load_turns(const float* tables, uint32_t first, uint32_t second, uint32_t to) {
+// Positions of one task differ in their middle digit, mostly: what the others turn by is kept for all of a segment.
+inline constexpr uint32_t kMiddleDigit = (quant::kTurnBase - 1) << 7;
+
+// One digit's row of the tables, two pairs of channels a lane: {cosines, sines}.
+TIERKV_DEVICE float4 turn_row(const float* tables, uint32_t position, uint32_t digit) {
   constexpr uint32_t kPairs = kTileRows / 2;
+  const uint32_t value = position >> (7 * digit) & (quant::kTurnBase - 1);
+  const float* row = tables + (digit * quant::kTurnBase + value) * 2 * kPairs + threadIdx.x % 32 * 2;
+  const float2 c = __ldg(reinterpret_cast<const float2*>(row)), s = __ldg(reinterpret_cast<const float2*>(row + kPairs));
+  return {c.x, c.y, s.x, s.y};
+}
+// One turn after another.
+TIERKV_DEVICE float4 both_turns(float4 a, float4 b) {
+  return {a.x * b.x - a.z * b.z, a.y * b.y - a.w * b.w, a.x * b.z + a.z * b.x, a.y * b.w + a.w * b.y};
+}
+
+// Cosines and sines of both blocks' positions, halves, two pairs of channels a lane: [block][pair] {cos, sin}. `kept` lies in
+// shared memory and is the turn of position `key` but for its middle digit.
+TIERKV_DEVICE void load_turns(const float* tables, uint32_t first, uint32_t second, uint32_t kept, uint32_t key, uint32_t to) {
   const uint32_t lane = threadIdx.x % 32;
-  float2 c[2][quant::kTurnDigits], s[2][quant::kTurnDigits];
-#pragma unroll
-  for (int block = 0; block < 2; ++block) {
-#pragma unroll
-    for (uint32_t digit = 0; digit < quant::kTurnDigits; ++digit) {
-      const uint32_t value = (block == 0 ? first : second) >> (7 * digit) & (quant::kTurnBase - 1);
-      const float* row = tables + (digit * quant::kTurnBase + value) * 2 * kPairs + lane * 2;
-      c[block][digit] = __ldg(reinterpret_cast<const float2*>(row));
-      s[block][digit] = __ldg(reinterpret_cast<const float2*>(row + kPairs));
-    }
+  float4 x = turn_row(tables, first, 1), y = turn_row(tables, second, 1);
+  if ((((first ^ key) | (second ^ key)) & ~kMiddleDigit) == 0) {
+    const uint4 raw = load4(kept + lane * 16);
+    const float4 others = {__uint_as_float(raw.x), __uint_as_float(raw.y), __uint_as_float(raw.z), __uint_as_float(raw.w)};
+    x = both_turns(x, others), y = both_turns(y, others);
+  } else {
+    x = both_turns(x, both_turns(turn_row(tables, first, 0), turn_row(tables, first, 2)));
+    y = both_turns(y, both_turns(turn_row(tables, second, 0), turn_row(tables, second, 2)));
   }
-#pragma unroll
-  for (int block = 0; block < 2; ++block) {
-    float2 x = c[block][0], y = s[block][0];
-#pragma unroll
-    for (uint32_t digit = 1; digit < quant::kTurnDigits; ++digit) {
-      const float2 a = c[block][digit], b = s[block][digit];
-      const float2 both = {x.x * a.x - y.x * b.x, x.y * a.y - y.y * b.y};
-      y = {x.x * b.x + y.x * a.x, x.y * b.y + y.y * a.y};
-      x = both;
-    }
-    store2(to + block * 256 + lane * 8, pack_halves(x.x, y.x), pack_halves(x.y, y.y));
-  }
+  store2(to + lane * 8, pack_halves(x.x, x.z), pack_halves(x.y, x.w));
+  store2(to + 256 + lane * 8, pack_halves(y.x, y.z), pack_halves(y.y, y.w));
 }
 
 // The query in the frames of the blocks of this lane's column, as B operands of the product with the rows.
@@ -81,21 +91,105 @@ TIERKV_DEVICE float2 load_factors(uint32_t basis, uint32_t steps, const uint32_t
   for (uint32_t tile = 0; tile <= steps; ++tile) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) c[i] = d[i] = 0.0f;
+    float e[4] = {}, f[4] = {};
 #pragma unroll
-    for (int s = 0; s < 8; s += 2) {
-      const uint4 u = load4(basis + lane * 16 + tile * 4096 + s * 512), v = load4(basis + lane * 16 + tile * 4096 + s * 512 + 512);
+    for (int s = 0; s < 8; s += 4) {
+      const uint32_t at = basis + lane * 16 + tile * 4096 + s * 512;
+      const uint4 u = load4(at), v = load4(at + 512), x = load4(at + 1024), y = load4(at + 1536);
       multiply(c, u.x, u.y, u.z, u.w, q[s][0], q[s][1]);
       multiply(d, v.x, v.y, v.z, v.w, q[s + 1][0], q[s + 1][1]);
+      multiply(e, x.x, x.y, x.z, x.w, q[s + 2][0], q[s + 2][1]);
+      multiply(f, y.x, y.y, y.z, y.w, q[s + 3][0], q[s + 3][1]);
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) c[i] += d[i];
+    for (int i = 0; i < 4; ++i) c[i] = (c[i] + d[i]) + (e[i] + f[i]);
     if (tile < steps)
       store2(factors + lane * 8 + tile * 256, transposed(pack_halves(c[0], c[1])), transposed(pack_halves(c[2], c[3])));
   }
   return {__shfl_sync(~0u, c[0], t) + __shfl_sync(~0u, c[0], 4 + t), __shfl_sync(~0u, c[1], t) + __shfl_sync(~0u, c[1], 4 + t)};
 }
 
-template <int V>
+// What the better rows of both blocks add to scores, in powers of two: lane (g, t) has row g % 4 of block g / 4, for columns 2t and
+// 2t+1. Kept in shared memory: registers are what the loops over codes lack.
+struct BetterKeys {
+  uint4 halves[4];
+  float scale;
+  uint32_t index;  // kNoRow: no such row
+
+  // From global memory, before they are needed.
+  TIERKV_DEVICE void load(const uint8_t* first, const uint8_t* second) {
+    const uint32_t lane = threadIdx.x % 32, row = lane / 4 % 4;
+    const uint8_t* const at = lane < 16 ? first : second;
+    scale = better_scale(at, row), index = better_index(at, kMostFastBetter, row);
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      halves[i] = __ldg(reinterpret_cast<const uint4*>(at + better_halves(kMostFastBetter) + i * 256 + lane % 16 * 16));
+  }
+
+  // Their products with the turned query, to `terms`: [lane] two floats, then [lane] the row's index. Bit b of the result: a score
+  // of block b grows by more than weights have room for.
+  TIERKV_DEVICE uint32_t meet(const uint32_t (&q)[8][2], bool fold, uint32_t terms) const {
+    constexpr float kRoom = 2.0f;
+    const uint32_t lane = threadIdx.x % 32;
+    float c[4] = {}, d[4] = {};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      multiply(c, halves[i].x, 0, halves[i].y, 0, q[2 * i][0], q[2 * i][1]);
+      multiply(d, halves[i].z, 0, halves[i].w, 0, q[2 * i + 1][0], q[2 * i + 1][1]);
+    }
+    const float x = (c[0] + d[0]) * scale, y = (c[1] + d[1]) * scale;
+    store2(terms + lane * 8, __float_as_uint(x), __float_as_uint(y));
+    store1(terms + 256 + lane * 4, index);
+    const bool own = !fold || lane / 16 == lane % 4 / 2;
+    const uint32_t large = __ballot_sync(~0u, own && !(fmaxf(x, y) <= kRoom));
+    return (large & 0xFFFFu ? 1u : 0u) | (large >> 16 ? 2u : 0u);
+  }
+};
+inline constexpr uint32_t kBetterTerms = 384;
+
+// To weights that are in shared memory, where they have room: those of half `half` of block `odd`.
+TIERKV_DEVICE void raise_weights(uint32_t terms, uint32_t weights, bool fold, uint32_t odd, uint32_t half) {
+  const uint32_t lane = threadIdx.x % 32, t = lane % 4, token = load1(terms + 256 + lane * 4);
+  if (lane / 16 != odd || token / 64 != half || (fold && t / 2 != odd)) return;
+  const float2 by = load2f(terms + lane * 8);
+  const uint32_t tile = token % 64 / 16, at = weights + tile * 256 + token % 2 * 128 + token % 16 / 2 * 2;
+  const uint32_t low = at + (2 * t + 2 * tile) % 8 * 16, high = at + (2 * t + 1 + 2 * tile) % 8 * 16;
+  store_half(low, load_half(low) * power2(by.x));
+  store_half(high, load_half(high) * power2(by.y));
+}
+
+// To scores, before they are weights, where not: `down` takes them into the scores' units.
+TIERKV_DEVICE void raise_scores(uint32_t terms, float (&s)[4][4], uint32_t odd, uint32_t half, float down) {
+  const uint32_t lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (uint32_t row = 0; row < kMostFastBetter; ++row) {
+    const uint32_t from = 16 * odd + 4 * row, token = load1(terms + 256 + from * 4);
+    if (token / 64 != half) continue;
+    const float2 more = load2f(terms + (from + lane % 4) * 8);
+    const bool own = token % 16 / 2 == lane / 4;
+    const uint32_t place = token % 64 / 16 * 2 + token % 2;
+#pragma unroll
+    for (uint32_t i = 0; i < 8; ++i) {
+      if (place == i && own) s[i / 2][i % 2 * 2] += more.x * down, s[i / 2][i % 2 * 2 + 1] += more.y * down;
+    }
+  }
+}
+
+// Weights of better rows 2t and 2t+1 of values for head g, times the rows' scales: an operand of lane (g, t), nothing for t >= 2.
+// `rows`: scales and indices in shared memory; weights lie as weigh_half() stores them.
+TIERKV_DEVICE uint32_t better_operand(uint32_t rows, uint32_t weights, float down, uint32_t half) {
+  const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const float2 scale = load2f(rows + t % 2 * 8);
+  const uint2 token = load2(rows + 4 * kMostFastBetter + t % 2 * 8);
+  const auto weight = [&](uint32_t at, float by) {
+    if (at / 64 != half || t >= 2) return 0.0f;
+    const uint32_t tile = at % 64 / 16;
+    return load_half(weights + tile * 256 + at % 2 * 128 + (g + 2 * tile) % 8 * 16 + at % 16 / 2 * 2) * by * down;
+  };
+  return pack_halves(weight(token.x, scale.x), weight(token.y, scale.y));
+}
+
+template <int V, bool kBetter>
 TIERKV_DEVICE void attend_klt_views(const Launch& launch, const SegmentDesc& segment, const CodecDesc& codec, WarpCopies& copies,
                                     const KltWarp& own, uint32_t warps, uint32_t basis, uint32_t query, uint32_t table,
                                     WarpState& state) {
@@ -106,10 +200,13 @@ TIERKV_DEVICE void attend_klt_views(const Launch& launch, const SegmentDesc& seg
   const MetaTerms terms = meta_terms(codec.value);
   const float* const tables = key.turns;
   const uint32_t words = key.words[0] + key.words[1] + key.words[2], tile_bytes = words * 64, steps = klt_steps(key);
-  const uint32_t key_bytes = words * 512, value_bytes = (codec.value.bytes + 15) / 16 * 16;
+  const uint32_t grouped = key.words[0] / 4 * 4;  // steps whose words are taken four at a time
+  const uint32_t key_bytes = words * 512, base_bytes = padded_bytes(codec.value.bytes);
+  const uint32_t value_bytes = base_bytes + (kBetter ? better_bytes(kMostFastBetter, kTileRows) : 0);
   const bool fold = launch.group <= 4;
   const uint32_t stride = fold ? 2 : 1;
   const ViewDesc* views = launch.views + segment.first_view;
+  const uint32_t key_position = views[0].first_position;
   if (warp * stride < segment.views && lane == 0) {
     copy_in(own.keys, views[warp * stride].keys, key_bytes, copies.keys);
     copy_in(own.values, views[warp * stride].values, value_bytes, copies.values);
@@ -117,11 +214,19 @@ TIERKV_DEVICE void attend_klt_views(const Launch& launch, const SegmentDesc& seg
   for (uint32_t first = warp * stride; first < segment.views; first += stride * warps) {
     const uint32_t both = min(stride, segment.views - first);
     __syncwarp();
-    load_turns(tables, views[first].first_position, views[first + both - 1].first_position, own.turns);
+    BetterKeys better;
+    if constexpr (kBetter) better.load(views[first].keys + key_bytes, views[first + both - 1].keys + key_bytes);
+    load_turns(tables, views[first].first_position, views[first + both - 1].first_position, own.kept, key_position, own.turns);
     __syncwarp();
     uint32_t q[8][2];
     turn_query(query, own.turns, fold, q);
+    uint32_t large = 0;
+    if constexpr (kBetter) large = better.meet(q, fold, own.terms);
     const float2 base = load_factors(basis, steps, q, own.factors);
+    if constexpr (kBetter) {
+      const uint32_t next = first + stride * warps + (lane < 16 ? 0 : stride - 1);
+      if (next < segment.views && lane % 16 < 9) prefetch_line(views[next].keys + key_bytes + lane % 16 * 128);
+    }
     __syncwarp();
 #pragma unroll 1
     for (uint32_t odd = 0; odd < both; ++odd, copies.phase ^= 1) {
@@ -138,8 +243,24 @@ TIERKV_DEVICE void attend_klt_views(const Launch& launch, const SegmentDesc& seg
         for (int i = 0; i < 16; ++i) s[i / 4][i % 4] = 0.0f;
         if (half == 0) barrier_wait(copies.keys, copies.phase);
         const uint32_t tiles = own.keys + half * 4 * tile_bytes + g * 8;
+        // Four words of 2 bits at a time, one a lane of a quad, as far as there are four.
+        for (uint32_t k = 0; k < grouped; k += 4) {
+          uint2 b[4];
+#pragma unroll
+          for (int f = 0; f < 4; ++f) b[f] = load2(own.factors + lane * 8 + (k + f) * 256);
+          const uint32_t at = tiles + load1(table + (k * 4 + t) * 8);
+#pragma unroll
+          for (int tile = 0; tile < 4; ++tile) {
+            const uint2 w = load2(at + tile * tile_bytes);
+#pragma unroll
+            for (int f = 0; f < 4; ++f) {
+              multiply(s[tile], codes<2>(w.x, 0, f), codes<2>(w.y, 0, f), codes<2>(w.x >> 8, 0, f), codes<2>(w.y >> 8, 0, f),
+                       b[f].x, b[f].y);
+            }
+          }
+        }
 #pragma unroll 2
-        for (uint32_t k = 0; k < steps; ++k) {
+        for (uint32_t k = grouped; k < steps; ++k) {
           const uint2 entry = load2(table + (k * 4 + t) * 8), b = load2(own.factors + lane * 8 + k * 256);
 #pragma unroll
           for (int tile = 0; tile < 4; ++tile) {
@@ -147,15 +268,28 @@ TIERKV_DEVICE void attend_klt_views(const Launch& launch, const SegmentDesc& seg
             multiply(s[tile], w.x & entry.y, w.y & entry.y, w.x >> 8 & entry.y, w.y >> 8 & entry.y, b.x, b.y);
           }
         }
+        if constexpr (kBetter) {
+          if (large >> odd & 1u) raise_scores(own.terms, s, odd, half, 1.0f / kScore);
+        }
         weigh_half<false>(state, s, kScore, 0, base.x, base.y, mine, static_cast<float>(F::kTop), own.weights);
         __syncwarp();
+        if constexpr (kBetter) {
+          if ((large >> odd & 1u) == 0) raise_weights(own.terms, own.weights, fold, odd, half);
+          __syncwarp();
+        }
         if (half == 1 && more && lane == 0) copy_in(own.keys, next_keys, key_bytes, copies.keys);
         if (half == 0) {
           barrier_wait(copies.values, copies.phase);
           load_value_grid(state, terms, own.values + 2048 * V, own.grid);
           __syncwarp();
         }
-        add_value_half<V>(state, own.values, own.grid, own.weights, half);
+        if constexpr (kBetter) {
+          const uint32_t rows = own.values + base_bytes;
+          add_value_half<V, true>(state, own.values, own.grid, own.weights, half, rows + better_halves(kMostFastBetter),
+                                  better_operand(rows, own.weights, state.down / kBetterValue, half));
+        } else {
+          add_value_half<V>(state, own.values, own.grid, own.weights, half);
+        }
         __syncwarp();
         if (half == 1 && more && lane == 0) copy_in(own.values, next_values, value_bytes, copies.values);
       }
@@ -163,6 +297,7 @@ TIERKV_DEVICE void attend_klt_views(const Launch& launch, const SegmentDesc& seg
   }
 }
 
+template <bool kBetter>
 TIERKV_DEVICE void attend_klt(const Launch& launch, const SegmentDesc& segment, WarpCopies& copies, uint8_t* memory) {
   const uint32_t warp = threadIdx.x / 32;
   const CodecDesc& codec = launch.codecs[segment.codec];
@@ -170,13 +305,19 @@ TIERKV_DEVICE void attend_klt(const Launch& launch, const SegmentDesc& segment, 
   const uint32_t steps = klt_steps(codec.key);
   uint8_t* const query = memory;
   uint8_t* const table = query + kKltQuery;
-  uint8_t* const basis = table + kKltTable;
+  uint8_t* const kept = table + kKltTable;
+  uint8_t* const basis = kept + kKltKept;
   uint8_t* const slots = basis + (steps + 1) * kKltTile;
   __syncthreads();
   const auto* fragments = static_cast<const uint4*>(codec.key_fragments);
   for (uint32_t i = threadIdx.x; i < (steps + 1) * kKltTile / 16; i += kThreads) reinterpret_cast<uint4*>(basis)[i] = fragments[i];
   for (uint32_t i = threadIdx.x; i < kKltTable / 16; i += kThreads) {
     reinterpret_cast<uint4*>(table)[i] = fragments[kKltBasis / 16 + i];
+  }
+  if (warp == kThreads / 32 - 1) {
+    const uint32_t position = launch.views[segment.first_view].first_position;
+    const float4 turn = both_turns(turn_row(codec.key.turns, position, 0), turn_row(codec.key.turns, position, 2));
+    reinterpret_cast<float4*>(kept)[threadIdx.x % 32] = turn;
   }
   const float* queries = launch.queries + static_cast<size_t>(segment.first_row) * kTileRows;
   const float scale = launch.scale * kLog2E;
@@ -190,24 +331,28 @@ TIERKV_DEVICE void attend_klt(const Launch& launch, const SegmentDesc& segment, 
   fence_copies();
   __syncthreads();
 
-  // As many warps as have room, in fours: every scheduler of a multiprocessor gets as many.
-  const uint32_t key_slot = words * 512;
-  const uint32_t own_bytes = (kWeightBytes + kGridBytes + steps * 256 + key_slot + codec.value.bytes + 15 + 127) / 128 * 128;
-  const uint32_t room = (kKltBytes - kKltQuery - kKltTable - (steps + 1) * kKltTile) / own_bytes / 4 * 4;
+  // As many warps as have room, in fours: every scheduler of a multiprocessor gets as many. Weights want whole lines of banks.
+  constexpr uint32_t kLines = kWeightBytes + kGridBytes;
+  const uint32_t key_slot = words * 512, terms = kBetter ? kBetterTerms : 0;
+  const uint32_t value_slot = padded_bytes(codec.value.bytes) + (kBetter ? better_bytes(kMostFastBetter, kTileRows) : 0);
+  const uint32_t own_bytes = steps * 256 + terms + key_slot + value_slot;
+  const uint32_t room = (kKltBytes - kKltQuery - kKltTable - kKltKept - (steps + 1) * kKltTile) / (kLines + own_bytes) / 4 * 4;
   const uint32_t warps = min(room, kThreads / 32);
   WarpState state;
   if (warp < warps) {
     KltWarp own;
-    own.weights = shared_address(slots + warp * own_bytes);
+    own.weights = shared_address(slots + warp * kLines);
     own.grid = own.weights + kWeightBytes;
+    own.kept = shared_address(kept);
     own.turns = own.weights;  // which are written after turns were read
-    own.factors = own.grid + kGridBytes;
-    own.keys = own.factors + steps * 256;
+    own.factors = shared_address(slots + warps * kLines + warp * own_bytes);
+    own.terms = own.factors + steps * 256;
+    own.keys = own.terms + terms;
     own.values = own.keys + key_slot;
     const uint32_t b = shared_address(basis), q = shared_address(query), m = shared_address(table);
-    if (codec.value.bits == 2) attend_klt_views<2>(launch, segment, codec, copies, own, warps, b, q, m, state);
-    else if (codec.value.bits == 3) attend_klt_views<3>(launch, segment, codec, copies, own, warps, b, q, m, state);
-    else attend_klt_views<4>(launch, segment, codec, copies, own, warps, b, q, m, state);
+    if (codec.value.bits == 2) attend_klt_views<2, kBetter>(launch, segment, codec, copies, own, warps, b, q, m, state);
+    else if (codec.value.bits == 3) attend_klt_views<3, kBetter>(launch, segment, codec, copies, own, warps, b, q, m, state);
+    else attend_klt_views<4, kBetter>(launch, segment, codec, copies, own, warps, b, q, m, state);
   }
   const float up = codec.value.bits == 4 ? 4.0f : 6.0f;
   end_segment(launch, segment, state, warps, up, launch.group <= 4, codec.value.hadamard, memory);

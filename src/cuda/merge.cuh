@@ -14,6 +14,7 @@ __device__ inline void merge_task(const Launch& launch, uint32_t task_index) {
   for (uint32_t i = threadIdx.x; i < group * dim; i += blockDim.x) {
     const uint32_t row = i / dim, channel = i % dim;
     float top = -INFINITY;
+#pragma unroll 8
     for (uint32_t p = 0; p < task.partials; ++p) {
       const float other = __ldcg(launch.partial_top + (task.first_partial + p) * group + row);
       top = other <= top ? top : other;
@@ -21,7 +22,7 @@ __device__ inline void merge_task(const Launch& launch, uint32_t task_index) {
     const float sink = launch.sink_logits ? launch.sink_logits[task.first_head + row] * kLog2E : -INFINITY;
     const float both = fmaxf(top, sink);
     float sum = launch.sink_logits ? exp2f(sink - both) : 0.0f, value = 0.0f;
-#pragma unroll 4
+#pragma unroll 8
     for (uint32_t p = 0; p < task.partials; ++p) {
       const size_t at = static_cast<size_t>(task.first_partial + p) * group + row;
       const float own = __ldcg(launch.partial_top + at);

@@ -4,16 +4,23 @@
 
 namespace tierkv::cuda {
 
+// Blocks of another length with the same checksum are other blocks.
+uint64_t Mirror::name_of(uint64_t sealed, size_t key_bytes, size_t value_bytes) {
+  return sealed ^ (static_cast<uint64_t>(rounded(rounded(key_bytes) + value_bytes)) << 32) ^ key_bytes;
+}
+
+std::optional<Mirror::Place> Mirror::find(uint64_t sealed, size_t key_bytes, size_t value_bytes) {
+  const auto found = known_.find(name_of(sealed, key_bytes, value_bytes));
+  if (found == known_.end()) return std::nullopt;
+  entries_.splice(entries_.end(), entries_, found->second);
+  found->second->used = call_;
+  return Place{found->second->at, found->second->at + rounded(key_bytes)};
+}
+
 Result<Mirror::Place> Mirror::place(uint64_t sealed, std::span<const std::byte> keys, std::span<const std::byte> values,
                                     cudaStream_t stream) {
   const size_t offset = rounded(keys.size()), size = rounded(offset + values.size());
-  // Blocks of another length with the same checksum are other blocks.
-  const uint64_t name = sealed ^ (static_cast<uint64_t>(size) << 32) ^ keys.size();
-  if (const auto found = known_.find(name); found != known_.end()) {
-    entries_.splice(entries_.end(), entries_, found->second);
-    found->second->used = call_;
-    return Place{found->second->at, found->second->at + offset};
-  }
+  const uint64_t name = name_of(sealed, keys.size(), values.size());
   TIERKV_ASSIGN_OR_RETURN(uint8_t* const at, take(size));
   for (const auto& [from, to] : {std::pair{keys, at}, std::pair{values, at + offset}}) {
     const cudaError_t copied = cudaMemcpyAsync(to, from.data(), from.size(), cudaMemcpyHostToDevice, stream);

@@ -9,6 +9,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -28,7 +29,10 @@ class Mirror {
 
   // A new call begins: what it asks for stays until the next one.
   void begin_call() { ++call_; }
-  // resource_exhausted: everything there is belongs to this call. Host bytes must stay until the stream has passed.
+  // A block that is there, by the bytes of its sides.
+  std::optional<Place> find(uint64_t sealed, size_t key_bytes, size_t value_bytes);
+  // One that is not. resource_exhausted: everything there is belongs to this call. The host's bytes, in memory that is not pinned,
+  // are no longer needed when this returns.
   Result<Place> place(uint64_t sealed, std::span<const std::byte> keys, std::span<const std::byte> values, cudaStream_t stream);
 
   uint64_t bytes() const { return slabs_.size() * kSlab; }
@@ -46,6 +50,7 @@ class Mirror {
   };
   using Entries = std::list<Entry>;  // least recently used first
 
+  static uint64_t name_of(uint64_t sealed, size_t key_bytes, size_t value_bytes);
   static size_t rounded(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
   Result<uint8_t*> take(size_t size);
   bool drop_oldest();

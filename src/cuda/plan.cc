@@ -5,6 +5,7 @@
 #include <functional>
 #include <queue>
 
+#include "cuda/better.h"
 #include "cuda/reading.h"
 #include "cuda/tile_map.h"
 
@@ -16,9 +17,10 @@ using quant::MetaKind;
 using quant::SideLayout;
 
 // Costs in bytes that a multiprocessor of an H200 reads in the same time, about 30,000 a microsecond: of a turn of all warps of a
-// thread block through the general path (64 rows each), and of a segment's begin and end. klt's bytes take twice the time.
-constexpr uint64_t kGeneralTurn = 2000000, kSegment = 150000, kKltFactor = 2;
-constexpr uint32_t kTurn = 16, kChunkRows = 64;
+// thread block through the general path, for the query and for every 16 rows, and of a segment's begin and end. klt's bytes take
+// twice the time.
+constexpr uint64_t kGeneralQuery = 600000, kGeneralTile = 350000, kSegment = 150000, kKltFactor = 2;
+constexpr uint32_t kTurn = 16;
 
 // Values of one scale a token that the tensor-core paths unpack.
 bool fast_values(const SideLayout& value) {
@@ -27,6 +29,8 @@ bool fast_values(const SideLayout& value) {
          (value.meta == MetaKind::f16_pair || value.meta == MetaKind::log8_scale || value.meta == MetaKind::log8_pair ||
           value.meta == MetaKind::log4_pair);
 }
+
+bool is_klt(Path path) { return path == Path::klt || path == Path::klt_better; }
 
 // Pair p of a rope is (p, p + pairs) and every channel turns: what the tensor-core path of klt has its query turned by.
 bool turns_halves(const SideLayout& key) {
@@ -48,6 +52,7 @@ class Planner {
 
   Plan make() {
     choose_path();
+    choose_chunk();
     size_t total = 0;
     for (const PlanTask& task : input_.tasks) total += task.views.size();
     plan_.views.reserve(total);
@@ -82,7 +87,7 @@ class Planner {
     std::array<uint64_t, 8> by_path{};
     for (size_t c = 0; c < input_.codecs.size(); ++c) {
       paths_[c] = fast_path(input_.codecs[c], input_.group);
-      if (paths_[c] == Path::klt && !input_.codecs[c].key_fragments) paths_[c] = Path::general;
+      if (is_klt(paths_[c]) && !input_.codecs[c].key_fragments) paths_[c] = Path::general;
       by_path[static_cast<size_t>(paths_[c])] += bytes[c] * (input_.codecs[c].key.bytes + input_.codecs[c].value.bytes);
     }
     by_path[0] = 0;
@@ -91,6 +96,21 @@ class Planner {
       if (path != plan_.fast) path = Path::general;
     }
   }
+
+  // A warp takes the fewer rows of the general path at a time the less of it there is: one after the other rows wait for memory,
+  // and what a warp does before its first row is as much as two tiles.
+  void choose_chunk() {
+    uint64_t tiles = 0;
+    for (const PlanTask& task : input_.tasks) {
+      for (size_t v = 0; v < task.views.size(); ++v) {
+        const uint32_t rows = task.views[v].rows;
+        if (rows != kTileRows || paths_[task.placed[v].codec] == Path::general) tiles += (rows + 15) / 16;
+      }
+    }
+    const uint64_t warps = uint64_t{kTurn} * std::max(1u, input_.ctas);
+    plan_.chunk_rows = tiles <= warps / 4 ? 16 : tiles <= 2 * warps ? 32 : 64;
+  }
+  uint64_t turn_cost() const { return kGeneralQuery + kGeneralTile * plan_.chunk_rows / 16; }
 
   // The order of views does not matter to a softmax: those of the general path come first, then the fast ones, codec by codec.
   void add_task(uint32_t index) {
@@ -102,12 +122,15 @@ class Planner {
     std::stable_sort(fast_.begin(), fast_.end(), [](const ViewDesc& a, const ViewDesc& b) { return a.codec < b.codec; });
     for (size_t i = 0; i < fast_.size(); ++i) {
       if (i == 0 || fast_[i].codec != fast_[i - 1].codec) begin_run(index, plan_.fast);
-      add_to_run(fast_[i], 1, side_bytes(fast_[i].codec) * (plan_.fast == Path::klt ? kKltFactor : 1));
+      add_to_run(fast_[i], 1, side_bytes(fast_[i].codec) * (is_klt(plan_.fast) ? kKltFactor : 1));
     }
     if (runs_.back().views == 0) runs_.pop_back();
   }
 
-  uint64_t side_bytes(uint32_t codec) const { return input_.codecs[codec].key.bytes + input_.codecs[codec].value.bytes; }
+  uint64_t side_bytes(uint32_t codec) const {
+    const CodecDesc& desc = input_.codecs[codec];
+    return device_bytes(desc.key, desc.key_better) + device_bytes(desc.value, desc.value_better);
+  }
 
   void begin_run(uint32_t task, Path path) {
     if (!runs_.empty() && runs_.back().views == 0) runs_.pop_back();
@@ -134,8 +157,8 @@ class Planner {
       fast_.push_back(desc);
       return;
     }
-    const uint64_t chunks = (desc.end + kChunkRows - 1) / kChunkRows - desc.begin / kChunkRows;
-    add_to_run(desc, chunks, chunks * kGeneralTurn / kTurn);
+    const uint64_t chunks = (desc.end + plan_.chunk_rows - 1) / plan_.chunk_rows - desc.begin / plan_.chunk_rows;
+    add_to_run(desc, chunks, chunks * turn_cost() / kTurn);
   }
 
   // False: the query sees none of its rows.
@@ -172,9 +195,9 @@ class Planner {
   }
 
   // A turn of the general path takes its time however few warps have work.
-  static uint64_t cost_of(const Run& run, uint64_t views) {
-    const uint64_t cost = run.cost * views / run.views;
-    return run.path == Path::general ? (cost + kGeneralTurn - 1) / kGeneralTurn * kGeneralTurn : cost;
+  uint64_t cost_of(const Run& run, uint64_t views) const {
+    const uint64_t cost = run.cost * views / run.views, turn = turn_cost();
+    return run.path == Path::general ? (cost + turn - 1) / turn * turn : cost;
   }
 
   // Every run in equal pieces of at most about `most`, the largest first.
@@ -195,14 +218,16 @@ class Planner {
     return pieces;
   }
 
-  // The largest piece to the cta that has least. Returns what the fullest has.
-  uint64_t pack(const std::vector<Piece>& pieces, std::vector<std::vector<uint32_t>>* bins) const {
+  using Bins = std::vector<std::vector<uint32_t>>;  // of a cta: indices of pieces
+
+  // The largest piece to the cta that has least, of `count` that begin with number `first`. Returns what the fullest has.
+  uint64_t pack(const std::vector<Piece>& pieces, bool general, uint32_t first, uint32_t count, Bins* bins) const {
     using Load = std::pair<uint64_t, uint32_t>;
     std::priority_queue<Load, std::vector<Load>, std::greater<>> loads;
-    for (uint32_t c = 0; c < std::max(1u, input_.ctas); ++c) loads.push({0, c});
-    if (bins) bins->resize(std::max(1u, input_.ctas));
+    for (uint32_t c = 0; c < count; ++c) loads.push({0, first + c});
     uint64_t fullest = 0;
     for (uint32_t i = 0; i < pieces.size(); ++i) {
+      if ((runs_[pieces[i].run].path == Path::general) != general) continue;
       const Load least = loads.top();
       loads.pop();
       const uint64_t load = least.first + pieces[i].cost;
@@ -213,48 +238,81 @@ class Planner {
     return fullest;
   }
 
+  // So many of `ctas` for the pieces of the general path as leave the fullest one least: they are a kernel of their own.
+  uint32_t share_ctas(const std::vector<Piece>& pieces, uint32_t ctas, uint64_t& fullest) const {
+    uint64_t costs[2] = {};
+    uint32_t counts[2] = {};
+    for (const Piece& piece : pieces) {
+      const bool general = runs_[piece.run].path == Path::general;
+      costs[general] += piece.cost, ++counts[general];
+    }
+    if (counts[0] == 0 || counts[1] == 0) {
+      const bool general = counts[1] != 0;
+      fullest = pack(pieces, general, 0, ctas, nullptr);
+      return general ? ctas : 0;
+    }
+    const uint32_t most = std::min(ctas - 1, counts[1]), fair = static_cast<uint32_t>(ctas * costs[1] / (costs[0] + costs[1]));
+    const uint32_t first = std::clamp(fair, 3u, most + 2) - 2, last = std::clamp(fair + 4, first, most);
+    uint32_t best = first;
+    fullest = UINT64_MAX;
+    for (uint32_t general = first; general <= last; ++general) {
+      const uint64_t own = std::max(pack(pieces, true, 0, general, nullptr), pack(pieces, false, 0, ctas - general, nullptr));
+      if (own < fullest) fullest = own, best = general;
+    }
+    return best;
+  }
+
   // Tries piece sizes around the mean and takes the one whose fullest cta has least: small pieces balance, large ones begin and end
   // less often.
   void share_out() {
     uint64_t total = 0;
     for (const Run& run : runs_) total += run.cost + kSegment;
-    const uint64_t mean = total / std::max(1u, input_.ctas) + 1;
+    const uint32_t ctas = std::max(2u, input_.ctas);
+    const uint64_t mean = total / ctas + 1;
     std::vector<Piece> best;
     uint64_t least = UINT64_MAX;
+    uint32_t general = 0;
     for (const uint64_t percent : {300, 200, 150, 130, 120, 115, 110, 106, 103, 100, 95, 90, 80, 70, 60, 50, 33, 25}) {
       std::vector<Piece> pieces = pieces_of(mean * percent / 100);
-      const uint64_t fullest = pack(pieces, nullptr);
-      if (fullest < least) least = fullest, best = std::move(pieces);
+      uint64_t fullest = 0;
+      const uint32_t share = share_ctas(pieces, ctas, fullest);
+      if (fullest < least) least = fullest, best = std::move(pieces), general = share;
     }
-    std::vector<std::vector<uint32_t>> bins;
-    pack(best, &bins);
+    Bins bins(ctas);
+    pack(best, true, 0, general, &bins);
+    pack(best, false, general, ctas - general, &bins);
     for (const Piece& piece : best) ++plan_.tasks[runs_[piece.run].task].partials;
     add_segments(best, bins);
   }
 
   // A task that sees nothing has an empty segment, so that somebody writes its zeros.
-  void add_segments(const std::vector<Piece>& pieces, const std::vector<std::vector<uint32_t>>& bins) {
+  void add_segments(const std::vector<Piece>& pieces, const Bins& bins) {
     std::vector<uint32_t> next;
     for (TaskDesc& task : plan_.tasks) {
       task.first_partial = plan_.partials;
       next.push_back(plan_.partials);
       plan_.partials += std::max(1u, task.partials);
     }
-    plan_.cta_begin.push_back(0);
+    const auto add = [&](uint32_t t, uint32_t first, uint32_t views, uint32_t codec, Path path) {
+      plan_.segments.push_back({t, first, views, next[t]++, plan_.tasks[t].first_row, codec, path});
+    };
+    const auto end_cta = [&] { plan_.cta_begin.push_back(static_cast<uint32_t>(plan_.segments.size())); };
+    end_cta();
+    for (uint32_t t = 0; t < plan_.tasks.size(); ++t) {
+      if (plan_.tasks[t].partials != 0) continue;
+      plan_.tasks[t].partials = 1;
+      add(t, 0, 0, 0, Path::general), end_cta();
+    }
     for (const auto& bin : bins) {
       if (bin.empty()) continue;
       for (const uint32_t i : bin) {
         const Run& run = runs_[pieces[i].run];
-        plan_.segments.push_back({run.task, pieces[i].first, pieces[i].views, next[run.task]++, plan_.tasks[run.task].first_row,
-                                  plan_.views[pieces[i].first].codec, run.path});
+        add(run.task, pieces[i].first, pieces[i].views, plan_.views[pieces[i].first].codec, run.path);
       }
-      plan_.cta_begin.push_back(static_cast<uint32_t>(plan_.segments.size()));
+      end_cta();
     }
-    for (uint32_t t = 0; t < plan_.tasks.size(); ++t) {
-      if (plan_.tasks[t].partials != 0) continue;
-      plan_.tasks[t].partials = 1;
-      plan_.segments.push_back({t, 0, 0, next[t], plan_.tasks[t].first_row, 0, Path::general});
-      plan_.cta_begin.push_back(static_cast<uint32_t>(plan_.segments.size()));
+    for (size_t cta = 0; cta + 1 < plan_.cta_begin.size(); ++cta) {
+      if (plan_.segments[plan_.cta_begin[cta]].path == Path::general) ++plan_.general_ctas;
     }
   }
 
@@ -268,17 +326,23 @@ class Planner {
 }  // namespace
 
 bool readable(const quant::Codec& key, const quant::Codec& value, CodecDesc& out) {
+  out.key_better = key.spec().top, out.value_better = value.spec().top;
   return key.layout(out.key) && value.layout(out.value) && out.value.kind != LayoutKind::words && fits_tiles(out.key) &&
          fits_tiles(out.value);
 }
 
 Path fast_path(const CodecDesc& codec, uint32_t group) {
   const SideLayout &key = codec.key, &value = codec.value;
+  const bool better = codec.key_better + codec.value_better != 0;
   if (group > 8 || !fast_values(value) || key.tokens != kTileRows || key.head_dim != kTileRows) return Path::general;
   if (key.kind == LayoutKind::words) {
     const uint32_t words = key.words[0] + key.words[1] + key.words[2];
-    return turns_halves(key) && words >= 1 && words <= kMostKltWords && klt_steps(key) <= kMostKltSteps ? Path::klt : Path::general;
+    if (!turns_halves(key) || words < 1 || words > kMostKltWords || klt_steps(key) > kMostKltSteps) return Path::general;
+    if (!better) return Path::klt;
+    const bool fits = codec.key_better <= kMostFastBetter && codec.value_better <= kMostFastBetter;
+    return fits && codec.key_better != 0 && codec.value_better != 0 ? Path::klt_better : Path::general;
   }
+  if (better) return Path::general;
   if (key.kind != LayoutKind::packed || key.has_levels || key.even || key.groups != 1) return Path::general;
   if (key.by_channel ? key.meta != MetaKind::f16_pair || key.mean_at != 0 : key.meta != MetaKind::log8_scale) return Path::general;
   if (key.bits == 2 && value.bits == 2) return Path::packed22;

@@ -3,8 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <list>
 #include <set>
 
+#include "cuda/device_form.h"
 #include "cuda/scene_testing.h"
 #include "cuda/twin_testing.h"
 
@@ -17,12 +19,13 @@ using testing::SceneShape;
 struct Planned {
   std::vector<CodecDesc> codecs;
   std::vector<std::vector<Placed>> placed;
+  std::list<std::vector<std::byte>> forms;  // of blocks with better rows
   std::vector<PlanTask> tasks;
   PlanInput input;
   Plan plan;
 };
 
-// As a device's mirror would have it, but that the bytes stay where they are.
+// As a device's mirror would have it, but that bytes stay where they are if a device would have the same.
 void plan_of(const Scene& scene, uint32_t ctas, bool tensor_cores, Planned& out) {
   std::map<std::pair<const quant::Codec*, const quant::Codec*>, uint32_t> known;
   out.placed.resize(scene.tasks());
@@ -32,10 +35,14 @@ void plan_of(const Scene& scene, uint32_t ctas, bool tensor_cores, Planned& out)
       if (fresh) {
         CodecDesc desc;
         ASSERT_TRUE(readable(*view.key_codec, *view.value_codec, desc));
+        if (tensor_cores) desc.key_fragments = &out;  // of a device; a plan only asks whether there are some
         out.codecs.push_back(desc);
       }
+      const CodecDesc& desc = out.codecs[at->second];
+      const auto keys = device_form(*view.key_codec, desc.key, view.keys, out.forms.emplace_back());
+      const auto values = device_form(*view.value_codec, desc.value, view.values, out.forms.emplace_back());
       out.placed[t].push_back(
-          {reinterpret_cast<const uint8_t*>(view.keys.data()), reinterpret_cast<const uint8_t*>(view.values.data()), at->second});
+          {reinterpret_cast<const uint8_t*>(keys.data()), reinterpret_cast<const uint8_t*>(values.data()), at->second});
     }
     const uint32_t group = scene.shape().group;
     out.tasks.push_back({scene.views(t), out.placed[t], scene.position(t), static_cast<uint32_t>(t) * group,
@@ -102,7 +109,7 @@ TEST(CudaPlan, EverySeenRowIsInOnePieceAndPiecesAreEqual) {
   shape.hot = 0, shape.group = 1;
   const Scene scene(shape, 3);
   ASSERT_TRUE(scene.status().ok());
-  for (const uint32_t ctas : {1u, 7u, 33u}) {
+  for (const uint32_t ctas : {2u, 7u, 33u}) {
     Planned planned;
     plan_of(scene, ctas, true, planned);
     const Plan& plan = planned.plan;
@@ -129,6 +136,28 @@ TEST(CudaPlan, EverySeenRowIsInOnePieceAndPiecesAreEqual) {
     for (size_t t = 0; t < scene.tasks(); ++t) EXPECT_EQ(rows[t], scene.position(t) + 1);
     const uint32_t most = *std::max_element(fast_views.begin(), fast_views.end());
     EXPECT_LE(most, 434 / ctas + 48) << ctas;
+  }
+}
+
+TEST(CudaPlan, AThreadBlockHasOneKindOfWorkAndTheGeneralOnesComeFirst) {
+  SceneShape shape;
+  shape.codecs = {"klt1.25+top4"};
+  shape.lengths = {5000, 700, 40};
+  shape.hot = 100, shape.sinks = 4, shape.group = 1;
+  const Scene scene(shape, 3);
+  ASSERT_TRUE(scene.status().ok());
+  for (const uint32_t ctas : {1u, 2u, 5u, 60u}) {
+    SCOPED_TRACE(ctas);
+    Planned planned;
+    plan_of(scene, ctas, true, planned);
+    const Plan& plan = planned.plan;
+    EXPECT_EQ(plan.fast, Path::klt_better);
+    EXPECT_GT(plan.general_ctas, 0u);
+    EXPECT_LT(plan.general_ctas, plan.cta_begin.size() - 1);
+    for (uint32_t c = 0; c + 1 < plan.cta_begin.size(); ++c) {
+      for (uint32_t i = plan.cta_begin[c]; i < plan.cta_begin[c + 1]; ++i)
+        EXPECT_EQ(plan.segments[i].path == Path::general, c < plan.general_ctas);
+    }
   }
 }
 

@@ -220,7 +220,8 @@ inline std::vector<std::string> readable_codecs() {
     }
   }
   for (const char* name : {"kivi4-g64", "kivi2-g64", "kivi3-g32+s8", "kivi2-g64+s4+clip", "kivi4+had+center", "int8-g32",
-                           "even4/mid2", "even3/mid2", "even4/mid3", "kltk4/rot4"}) {
+                           "even4/mid2", "even3/mid2", "even4/mid3", "kltk4/rot4", "klt1.25+top4", "klt2+top3", "klt1.25+top9",
+                           "kivi2+top4", "rot2+top32", "even4+top4/mid2+top5", "kltk4+top4/rot4"}) {
     names.push_back(name);
   }
   return names;

@@ -5,6 +5,7 @@
 // 2t+1, in x[j]. From there it goes into the warp's shared memory as operands of the scores, each number as two halves.
 #pragma once
 
+#include "cuda/better.h"
 #include "cuda/common.cuh"
 #include "cuda/tile_map.h"
 #include "cuda/warp.cuh"
@@ -229,6 +230,41 @@ TIERKV_DEVICE float2 word_query(const quant::SideLayout& key, uint32_t position,
   }
   const float2 sum = over_rows(sum0, sum1);
   return {base.x + 0.5f * sum.x, base.y + 0.5f * sum.y};
+}
+
+// What better rows add to scores, [row][head]: where the channels' terms were, which nobody needs by then.
+template <int T>
+TIERKV_DEVICE float* better_terms(typename TileShared<T>::Warp& own) {
+  static_assert(sizeof own.channels >= 32 * 8 * sizeof(float));  // quant::kMostTop rows
+  return reinterpret_cast<float*>(own.channels);
+}
+template <int T>
+TIERKV_DEVICE const float* better_terms(const typename TileShared<T>::Warp& own) {
+  return reinterpret_cast<const float*>(own.channels);
+}
+
+// Products of the better rows of a view's keys with the plain query, klt's with the turned one: eight lanes a quarter of the
+// channels.
+template <int T>
+TIERKV_DEVICE void better_scores(const CodecDesc& codec, const uint8_t* bytes, const TileShared<T>& all,
+                                 typename TileShared<T>::Warp& own) {
+  const uint32_t lane = threadIdx.x % 32, head = lane % 8, dim = codec.key.head_dim;
+  const bool turned = codec.key.kind == quant::LayoutKind::words;
+  const uint8_t* const at = bytes + padded_bytes(codec.key.bytes);
+  const auto* const halves = reinterpret_cast<const __half*>(own.turned);
+  __syncwarp();
+#pragma unroll 1
+  for (uint32_t b = 0; b < codec.key_better; ++b) {
+    float sum = 0.0f;
+#pragma unroll 4
+    for (uint32_t c = lane / 8; c < dim; c += 4) {
+      const __half* const two = halves + (c / 16 * 32 + head * 4 + c % 16 / 4) * 8 + c % 4;  // as turned_query() puts them
+      const float q = turned ? __half2float(two[0]) + __half2float(two[4]) : all.rows[c * 8 + head];
+      sum = fmaf(q, better_key(at, codec.key_better, b, c), sum);
+    }
+    sum += __shfl_xor_sync(~0u, sum, 8), sum += __shfl_xor_sync(~0u, sum, 16);
+    if (lane < 8) better_terms<T>(own)[b * 8 + head] = sum;
+  }
 }
 
 }  // namespace tierkv::cuda

@@ -1,18 +1,18 @@
 // tiles.cuh — the general path: attention of one thread block over one segment, for every codec that has a layout, any run of rows
 // and any group, on tensor cores. Compute capability 8.0.
 //
-// A warp takes 64 rows of a view at a time, 16 in one go: scores S^T = K·Q^T of 16 rows and 8 heads, softmax, and the rows' values
-// O^T += V^T·P^T. Codes less their middle are exact as halves; scales of tokens meet finished scores and weights, scales of
+// A warp takes 16 to 64 rows of a view at a time, 16 in one go: scores S^T = K·Q^T of 16 rows and 8 heads, softmax, and the rows'
+// values O^T += V^T·P^T. Codes less their middle are exact as halves; scales of tokens meet finished scores and weights, scales of
 // channels the query (tile_query.cuh). Sums over a segment are floats. What a lane holds is in tile_map.h.
 #pragma once
 
+#include "cuda/better.h"
 #include "cuda/merge.cuh"
 #include "cuda/tile_query.cuh"
 
 namespace tierkv::cuda {
 
 inline constexpr float kTilePatience = 4.0f;  // weights may grow to 2^4 before sums are rescaled
-inline constexpr uint32_t kChunkRows = 64;
 
 // Of a warp: sums of weighted values, in one frame at a time, and of weights; the maximum of its columns.
 template <int T>
@@ -183,6 +183,52 @@ TIERKV_DEVICE void score_codes(const quant::SideLayout& key, const ViewDesc& vie
   for (int i = 0; i < 4; ++i) s[i] += c[i];
 }
 
+// Where a row of a tile is: the group of lanes, and which of their two rows. REQUIRES: row < 16.
+struct TilePlace {
+  uint32_t g;
+  bool high;
+};
+TIERKV_DEVICE TilePlace tile_place(uint32_t row) { return {row / 4 * 2 + row % 2, row % 4 >= 2}; }
+
+// Adds what the better rows among these 16 have more, from better_scores().
+template <int T>
+TIERKV_DEVICE void add_better_scores(const CodecDesc& codec, const ViewDesc& view, const TileRows& rows,
+                                     const typename TileShared<T>::Warp& own, float (&s)[4]) {
+  const uint32_t lane = threadIdx.x % 32, t = lane % 4;
+  const uint8_t* const at = view.keys + padded_bytes(codec.key.bytes);
+  for (uint32_t b = 0; b < codec.key_better; ++b) {
+    const uint32_t row = better_index(at, codec.key_better, b) - rows.first;
+    if (row >= 16) continue;
+    const TilePlace place = tile_place(row);
+    if (place.g != lane / 4) continue;
+    const float2 more = *reinterpret_cast<const float2*>(better_terms<T>(own) + b * 8 + 2 * t);
+    (place.high ? s[2] : s[0]) += more.x, (place.high ? s[3] : s[1]) += more.y;
+  }
+}
+
+// And to the sums of values, with the rows' weights, in the codec's frame.
+template <int T>
+TIERKV_DEVICE void add_better_values(const CodecDesc& codec, const ViewDesc& view, const TileRows& rows, const float (&p)[4],
+                                     TileState<T>& state) {
+  const uint32_t lane = threadIdx.x % 32, channel = tile_position(lane / 4), dim = codec.value.head_dim;
+  const uint8_t* const at = view.values + padded_bytes(codec.value.bytes);
+  for (uint32_t b = 0; b < codec.value_better; ++b) {
+    const uint32_t row = better_index(at, codec.value_better, b) - rows.first;
+    if (row >= 16) continue;
+    const TilePlace place = tile_place(row);
+    const float x = __shfl_sync(~0u, place.high ? p[2] : p[0], place.g * 4 + lane % 4);
+    const float y = __shfl_sync(~0u, place.high ? p[3] : p[1], place.g * 4 + lane % 4);
+#pragma unroll
+    for (int j = 0; j < T; ++j) {
+      if (16 * j >= dim) continue;
+      const float low = better_value(at, codec.value_better, b, 16 * j + channel, dim);
+      const float high = better_value(at, codec.value_better, b, 16 * j + channel + 2, dim);
+      state.values[j][0] = fmaf(x, low, state.values[j][0]), state.values[j][1] = fmaf(y, low, state.values[j][1]);
+      state.values[j][2] = fmaf(x, high, state.values[j][2]), state.values[j][3] = fmaf(y, high, state.values[j][3]);
+    }
+  }
+}
+
 // Scores become weights against the running maximum, in powers of two.
 template <int T>
 TIERKV_DEVICE void weigh_rows(const Launch& launch, const TileRows& rows, TileState<T>& state, float (&s)[4]) {
@@ -229,6 +275,17 @@ TIERKV_DEVICE void add_plain(const quant::SideLayout& value, const ViewDesc& vie
   }
 }
 
+// What a row's offset adds to every channel, by head. A channel far from a row's largest is often offset and code that cancel: so
+// the offset is measured in the weight that the codes are multiplied by, rounded as it is, unless codes hardly count beside it.
+TIERKV_DEVICE void row_offsets(float2 entry, float2 rounded, float down, float p0, float p1, float& o0, float& o1) {
+  if (fabsf(entry.y) <= 64.0f * fabsf(entry.x)) {
+    const float ratio = entry.x == 0.0f ? 0.0f : entry.y / entry.x;
+    o0 = rounded.x * ratio, o1 = rounded.y * ratio;
+  } else {
+    o0 = p0 * entry.y * down, o1 = p1 * entry.y * down;
+  }
+}
+
 // And those of 16 rows of codes. A row that is not seen has no weight, whatever its scale is.
 template <int T>
 TIERKV_DEVICE void add_codes(const quant::SideLayout& value, const ViewDesc& view, const TileRows& rows, float unit,
@@ -238,7 +295,7 @@ TIERKV_DEVICE void add_codes(const quant::SideLayout& value, const ViewDesc& vie
   uint32_t left = 0, group = 0;
   const bool levels = value.has_levels;
   const float down = 1.0f / unit;
-  uint32_t codes[T][2], weights[2] = {}, offsets[2] = {};
+  uint32_t codes[T][2], weights[2] = {}, offsets[2] = {}, rest[2] = {};
   load_codes<T>(
       value, view.values, dim / 16, at, [&](const quant::LayoutPlane& p) { return value_words(p, rows.first, t); }, codes);
 #pragma unroll
@@ -248,9 +305,16 @@ TIERKV_DEVICE void add_codes(const quant::SideLayout& value, const ViewDesc& vie
       const float2 x = own.entries[group][16 + at], y = own.entries[group][18 + at];
       left = each, ++group;
       const float f = rows.low ? x.x * down : 0.0f, g = rows.high ? y.x * down : 0.0f;
-      const float m = rows.low ? x.y * down : 0.0f, n = rows.high ? y.y * down : 0.0f;
-      weights[0] = transposed(pack_halves(p[0] * f, p[1] * f)), weights[1] = transposed(pack_halves(p[2] * g, p[3] * g));
-      offsets[0] = transposed(pack_halves(p[0] * m, p[1] * m)), offsets[1] = transposed(pack_halves(p[2] * n, p[3] * n));
+      const uint32_t low = pack_halves(p[0] * f, p[1] * f), high = pack_halves(p[2] * g, p[3] * g);
+      weights[0] = transposed(low), weights[1] = transposed(high);
+      float o[4];
+      row_offsets(x, halves_of(low), rows.low ? down : 0.0f, p[0], p[1], o[0], o[1]);
+      row_offsets(y, halves_of(high), rows.high ? down : 0.0f, p[2], p[3], o[2], o[3]);
+      const uint32_t m = pack_halves(o[0], o[1]), n = pack_halves(o[2], o[3]);
+      const float2 less_m = halves_of(m), less_n = halves_of(n);
+      offsets[0] = transposed(m), offsets[1] = transposed(n);
+      rest[0] = transposed(pack_halves(o[0] - less_m.x, o[1] - less_m.y));
+      rest[1] = transposed(pack_halves(o[2] - less_n.x, o[3] - less_n.y));
     }
     const uint2 a = levels ? level_halves(own.levels[1], codes[j][0]) : code_halves(codes[j][0], middle);
     const uint2 b = levels ? level_halves(own.levels[1], codes[j][1]) : code_halves(codes[j][1], middle);
@@ -259,6 +323,7 @@ TIERKV_DEVICE void add_codes(const quant::SideLayout& value, const ViewDesc& vie
     --left;
     multiply(c, a.x, b.x, a.y, b.y, weights[0], weights[1]);
     multiply(c, kOnes, kOnes, kOnes, kOnes, offsets[0], offsets[1]);
+    multiply(c, kOnes, kOnes, kOnes, kOnes, rest[0], rest[1]);
 #pragma unroll
     for (int i = 0; i < 4; ++i) state.values[j][i] = fmaf(c[i], unit, state.values[j][i]);
   }
@@ -329,8 +394,8 @@ TIERKV_DEVICE void prefetch_views(const Launch& launch, const SegmentDesc& segme
     const uint32_t rows = view.end * launch.head_dim * 2;
     const uint32_t key = codec.key.kind == quant::LayoutKind::rows16 ? rows : codec.key.bytes;
     const uint32_t value = codec.value.kind == quant::LayoutKind::rows16 ? rows : codec.value.bytes;
-    for (uint32_t i = lane * kLine; i < key; i += 32 * kLine) asm volatile("prefetch.global.L2 [%0];" ::"l"(view.keys + i));
-    for (uint32_t i = lane * kLine; i < value; i += 32 * kLine) asm volatile("prefetch.global.L2 [%0];" ::"l"(view.values + i));
+    for (uint32_t i = lane * kLine; i < key; i += 32 * kLine) prefetch_line(view.keys + i);
+    for (uint32_t i = lane * kLine; i < value; i += 32 * kLine) prefetch_line(view.values + i);
   }
 }
 
@@ -351,6 +416,7 @@ __device__ __noinline__ float2 prepare_query(const uint8_t* bytes, uint32_t posi
   if (words) base = word_query<T>(key, position, all, own, x);
   else base = channel_query<T>(key, bytes, token_group, all, own, x);
   store_query<T>(x, (words ? key.components + 15 : key.head_dim) / 16, own);
+  if (codec.key_better) better_scores<T>(codec, bytes, all, own);
   __syncwarp();
   return base;
 }
@@ -383,7 +449,7 @@ TIERKV_DEVICE void attend_tiles(const Launch& launch, const SegmentDesc& segment
   uint32_t ready = UINT32_MAX;             // the view, and the group of tokens, that the query is ready for
   for (uint32_t v = 0; v < segment.views; ++v) {
     const ViewDesc view = launch.views[segment.first_view + v];
-    for (uint32_t from = view.begin / kChunkRows * kChunkRows; from < view.end; from += kChunkRows, ++chunk) {
+    for (uint32_t from = view.begin / launch.chunk_rows * launch.chunk_rows; from < view.end; from += launch.chunk_rows, ++chunk) {
       if (chunk % TileShared<T>::kWarps != warp) continue;
       if (view.codec != known) {
         __syncwarp();
@@ -395,7 +461,7 @@ TIERKV_DEVICE void attend_tiles(const Launch& launch, const SegmentDesc& segment
       const CodecDesc& codec = codec_at_hand<T>(own);
       const bool grouped = codec.key.kind == quant::LayoutKind::packed && codec.key.by_channel && codec.key.groups != 1;
 #pragma unroll 1
-      for (uint32_t first = from; first < min(from + kChunkRows, static_cast<uint32_t>(view.end)); first += 16) {
+      for (uint32_t first = from; first < min(from + launch.chunk_rows, static_cast<uint32_t>(view.end)); first += 16) {
         const TileRows rows{first, sees_row(launch, view, first + at), sees_row(launch, view, first + at + 2)};
         if (!__any_sync(~0u, rows.low || rows.high)) continue;
         const uint32_t group = grouped ? first / codec.key.group : 0, wanted = v * 16 + group;
@@ -407,12 +473,14 @@ TIERKV_DEVICE void attend_tiles(const Launch& launch, const SegmentDesc& segment
         float s[4] = {base.x, base.y, base.x, base.y};
         if (codec.key.kind == quant::LayoutKind::rows16) score_plain<T>(codec.key, view, rows, own, s);
         else score_codes<T>(codec.key, view, rows, own, s);
+        if (codec.key_better) add_better_scores<T>(codec, view, rows, own, s);
         const bool rotated = codec.value.hadamard != 0;
         weigh_rows<T>(launch, rows, state, s);
         if (!state.empty && rotated != state.rotated) transform<T>(state.values, all.signs, launch.head_dim, rotated);
         state.rotated = rotated, state.empty = false;
         if (codec.value.kind == quant::LayoutKind::rows16) add_plain<T>(codec.value, view, rows, s, state);
         else add_codes<T>(codec.value, view, rows, unit, own, s, state);
+        if (codec.value_better) add_better_values<T>(codec, view, rows, s, state);
       }
     }
   }

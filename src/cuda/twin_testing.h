@@ -6,6 +6,7 @@
 #include <limits>
 #include <vector>
 
+#include "cuda/better.h"
 #include "cuda/plan.h"
 #include "cuda/reading.h"
 #include "quant/frame.h"
@@ -41,9 +42,9 @@ class Twin {
         const CodecDesc& codec = input_.codecs[view.codec];
         for (uint32_t t = view.begin; t < view.end; ++t) {
           if (view.mask != kNoMask && (plan_.masks[view.mask * kMaskWords + t / 32] >> (t % 32) & 1u) == 0) continue;
-          float score = dot(key_row(codec.key, view, t), plain);
+          float score = dot(key_row(codec, view, t), plain);
           if (input_.params.softcap > 0.0f) score = input_.params.softcap * std::tanh(score / input_.params.softcap);
-          absorb(score * 1.44269504f, value_row(codec.value, view.values, t), at, sums, codec.value.hadamard);
+          absorb(score * 1.44269504f, value_row(codec, view.values, t), at, sums, codec.value.hadamard);
         }
       }
       quant::from_frame(quant::Frame::hadamard, sums[1].data(), 1, d_);
@@ -78,14 +79,32 @@ class Twin {
     return out;
   }
 
+  // What better row t of keys has more, in plain channels of a block at position 0.
+  void add_better_key(const CodecDesc& codec, const ViewDesc& view, uint32_t t, std::vector<float>& row) const {
+    const uint8_t* const at = view.keys + padded_bytes(codec.key.bytes);
+    for (uint32_t b = 0; b < codec.key_better; ++b) {
+      if (better_index(at, codec.key_better, b) != t) continue;
+      for (uint32_t c = 0; c < d_; ++c) row[c] += better_key(at, codec.key_better, b, c);
+    }
+  }
+  // And of values, in the codec's frame.
+  void add_better_value(const CodecDesc& codec, const uint8_t* bytes, uint32_t t, std::vector<float>& row) const {
+    const uint8_t* const at = bytes + padded_bytes(codec.value.bytes);
+    for (uint32_t b = 0; b < codec.value_better; ++b) {
+      if (better_index(at, codec.value_better, b) != t) continue;
+      for (uint32_t c = 0; c < d_; ++c) row[c] += better_value(at, codec.value_better, b, c, d_);
+    }
+  }
+
   // In the plain frame.
-  std::vector<float> key_row(const quant::SideLayout& key, const ViewDesc& view, uint32_t t) const {
+  std::vector<float> key_row(const CodecDesc& codec, const ViewDesc& view, uint32_t t) const {
+    const quant::SideLayout& key = codec.key;
     std::vector<float> row(d_);
     if (key.kind == quant::LayoutKind::rows16) {
       const auto* halves = reinterpret_cast<const uint16_t*>(view.keys) + static_cast<size_t>(t) * d_;
       for (uint32_t c = 0; c < d_; ++c) row[c] = short_value(halves[c], key.bf16);
     } else if (key.kind == quant::LayoutKind::words) {
-      return word_row(key, view, t);
+      return word_row(codec, view, t);
     } else {
       row = lane_values(key, view.keys, t, d_);
       for (uint32_t c = 0; c < d_; ++c) {
@@ -100,10 +119,12 @@ class Twin {
       const ChannelTerms terms = channel_terms(key, view.keys, c);
       row[c] = row[c] * terms.factor + terms.mean;
     }
+    add_better_key(codec, view, t, row);
     return row;
   }
 
-  std::vector<float> word_row(const quant::SideLayout& key, const ViewDesc& view, uint32_t t) const {
+  std::vector<float> word_row(const CodecDesc& codec, const ViewDesc& view, uint32_t t) const {
+    const quant::SideLayout& key = codec.key;
     std::vector<float> row(key.mean, key.mean + d_);
     for (uint32_t quad = 0; quad * kQuad < key.components; ++quad) {
       float codes[kQuad];
@@ -113,6 +134,7 @@ class Twin {
         for (uint32_t c = 0; c < d_; ++c) row[c] += (codes[k] - middle_of(key, j)) * half_value(key.rows[j * d_ + c]);
       }
     }
+    add_better_key(codec, view, t, row);
     for (uint32_t p = 0; p < key.pairs; ++p) {
       float cosine, sine;
       turn_of(key, view.first_position, p, cosine, sine);
@@ -124,7 +146,8 @@ class Twin {
   }
 
   // In the codec's frame.
-  std::vector<float> value_row(const quant::SideLayout& value, const uint8_t* bytes, uint32_t t) const {
+  std::vector<float> value_row(const CodecDesc& codec, const uint8_t* bytes, uint32_t t) const {
+    const quant::SideLayout& value = codec.value;
     std::vector<float> row(d_);
     for (uint32_t c = 0; c < d_; ++c) {
       if (value.kind == quant::LayoutKind::rows16) {
@@ -137,6 +160,7 @@ class Twin {
           meta_entry(value, bytes + value.meta_at, c / value.group * value.tokens + t, value.groups * value.tokens);
       row[c] = levels[t % kQuad] * grid.scale + grid.offset;
     }
+    add_better_value(codec, bytes, t, row);
     return row;
   }
 

@@ -16,6 +16,13 @@ TIERKV_DEVICE void multiply(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// The same, 16x8x8.
+TIERKV_DEVICE void multiply8(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t b0) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a0), "r"(a1), "r"(b0));
+}
+
 TIERKV_DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 TIERKV_DEVICE uint2 load2(uint32_t at) {
   uint2 v;
@@ -42,12 +49,22 @@ TIERKV_DEVICE uint32_t load1(uint32_t at) {
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at));
   return v;
 }
+TIERKV_DEVICE float load_half(uint32_t at) {
+  uint16_t v;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(at));
+  return __half2float(__ushort_as_half(v));
+}
+TIERKV_DEVICE void store_half(uint32_t at, float x) {
+  asm volatile("st.shared.u16 [%0], %1;" ::"r"(at), "h"(__half_as_ushort(__float2half(x))) : "memory");
+}
+TIERKV_DEVICE void store1(uint32_t at, uint32_t x) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(x) : "memory"); }
 TIERKV_DEVICE void store2(uint32_t at, uint32_t x, uint32_t y) {
   asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(at), "r"(x), "r"(y) : "memory");
 }
 TIERKV_DEVICE void store4f(uint32_t at, float x, float y, float z, float w) {
   asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(at), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
 }
+TIERKV_DEVICE void prefetch_line(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 TIERKV_DEVICE float power2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -136,6 +136,17 @@ class OverlaidCodec final : public Codec {
 
   size_t table_bytes() const override { return inner_->table_bytes(); }
 
+  bool layout(SideLayout& out) const override { return inner_->layout(out); }
+
+  void better_rows(std::span<const std::byte> in, uint32_t* indices, float* rows) const {
+    float even[256];
+    for (uint32_t i = 0; i < top(); ++i) {
+      indices[i] = index(in, i);
+      decode_row(in, i, even);
+      inner_->from_error_frame(BlockContext(), even, 1, /*exact=*/true, rows + static_cast<size_t>(i) * shape().head_dim);
+    }
+  }
+
   Status validate(std::span<const std::byte> in) const override {
     TIERKV_RETURN_IF_ERROR(check_size(in.size(), bytes()));
     for (uint32_t i = 0; i < top(); ++i) {
@@ -244,6 +255,10 @@ class OverlaidCodec final : public Codec {
 }  // namespace
 
 size_t overlay_bytes(uint32_t top, uint32_t channels) { return top * (2 + code_bytes(channels)); }
+
+void better_rows(const Codec& codec, std::span<const std::byte> in, uint32_t* indices, float* rows) {
+  static_cast<const OverlaidCodec&>(codec).better_rows(in, indices, rows);
+}
 
 Result<std::unique_ptr<Codec>> overlay_codec(std::unique_ptr<Codec> inner, uint8_t top) {
   if (top > inner->shape().tokens) {

@@ -32,4 +32,9 @@ size_t overlay_bytes(uint32_t top, uint32_t channels);
 // invalid_argument: fewer than `top` rows in a block. REQUIRES: inner != nullptr, 1 <= top <= kMostTop.
 Result<std::unique_ptr<Codec>> overlay_codec(std::unique_ptr<Codec> inner, uint8_t top);
 
+// For a reader that does not run the codec's own code (layout.h; layout() describes the base's bytes, which come first): which rows
+// of a block are better, and what is added to each, in frame(), of a block whose first position is 0. indices[top],
+// rows[top][head_dim]. REQUIRES: `codec` is one that overlay_codec() made, `in` a valid block of it.
+void better_rows(const Codec& codec, std::span<const std::byte> in, uint32_t* indices, float* rows);
+
 }  // namespace tierkv::quant
