@@ -83,6 +83,7 @@ void add_peer_cases(std::vector<Case>& cases);
 void add_encode_cases(std::vector<Case>& cases);
 void add_spill_cases(std::vector<Case>& cases);
 void add_observe_cases(std::vector<Case>& cases);
+void add_better_cases(std::vector<Case>& cases);
 
 // The table of docs/build/codec_error.md.
 Status print_error_table();
