@@ -61,7 +61,7 @@ inline constexpr uint32_t kMostDirections = 32;
 
 // Scratch that grows to what the codecs of a thread need and is reused; nothing in it outlives a call, but for queries as bytes:
 // whoever asks for scores of the same queries over many blocks numbers them (queries_id, 0: not numbered), so that they are rounded
-// once.
+// once. Codecs that are asked with one number live until the next is given.
 struct Workspace {
   std::vector<float> a, b, c;
   std::vector<int8_t> bytes;
@@ -71,7 +71,13 @@ struct Workspace {
   // then take one plane of factor bytes instead of two. What it is worth: docs/build/measurements.md, "Factors of 8 bits".
   bool coarse = false;
 
+  // And a codec may keep its tables as floats for them: a cache has too many heads to keep all of them so.
   uint64_t queries_id = 0;
+  struct {
+    uint64_t id = 0;
+    const Codec* of = nullptr;
+    std::vector<float> table;
+  } widened;
   struct {
     uint64_t id = 0;
     const float* of = nullptr;

@@ -51,10 +51,9 @@ const std::array<float, kMaxHeadDim>& scaled_signs(uint32_t head_dim) {
   return tables[head_dim / 16 - 1];
 }
 
-void rotate(const float* in, uint32_t count, uint32_t head_dim, bool forward, float* out) {
+void rotate(const float* in, uint32_t count, uint32_t head_dim, const float* signs, bool forward, float* out) {
   const uint32_t run = power_of_two_in(head_dim);
-  const std::array<float, kMaxHeadDim>& signs = scaled_signs(head_dim);
-  if (const Kernels* kernels = active_kernels()) return kernels->rotate_rows(in, count, head_dim, run, signs.data(), forward, out);
+  if (const Kernels* kernels = active_kernels()) return kernels->rotate_rows(in, count, head_dim, run, signs, forward, out);
   for (uint32_t r = 0; r < count; ++r, in += head_dim, out += head_dim) {
     for (uint32_t c = 0; c < head_dim; ++c) out[c] = forward ? in[c] * signs[c] : in[c];
     for (uint32_t c = 0; c < head_dim; c += run) walsh_hadamard(out + c, run);
@@ -65,16 +64,27 @@ void rotate(const float* in, uint32_t count, uint32_t head_dim, bool forward, fl
 }  // namespace
 
 void to_frame(Frame frame, float* rows, uint32_t count, uint32_t head_dim) {
-  if (frame == Frame::hadamard) rotate(rows, count, head_dim, true, rows);
+  if (frame == Frame::hadamard) rotate(rows, count, head_dim, scaled_signs(head_dim).data(), true, rows);
 }
 
 void to_frame(Frame frame, const float* rows, uint32_t count, uint32_t head_dim, float* out) {
-  if (frame == Frame::hadamard) return rotate(rows, count, head_dim, true, out);
+  if (frame == Frame::hadamard) return rotate(rows, count, head_dim, scaled_signs(head_dim).data(), true, out);
   std::copy_n(rows, static_cast<size_t>(count) * head_dim, out);
 }
 
 void from_frame(Frame frame, float* rows, uint32_t count, uint32_t head_dim) {
-  if (frame == Frame::hadamard) rotate(rows, count, head_dim, false, rows);
+  if (frame == Frame::hadamard) rotate(rows, count, head_dim, scaled_signs(head_dim).data(), false, rows);
+}
+
+std::vector<float> hadamard_factors(std::span<const float> factors) {
+  std::vector<float> out(factors.begin(), factors.end());
+  const auto& signs = scaled_signs(static_cast<uint32_t>(out.size()));
+  for (size_t c = 0; c < out.size(); ++c) out[c] *= signs[c];
+  return out;
+}
+
+void to_hadamard_by(const float* factors, const float* rows, uint32_t count, uint32_t head_dim, float* out) {
+  rotate(rows, count, head_dim, factors, true, out);
 }
 
 }  // namespace tierkv::quant

@@ -6,6 +6,8 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "quant/codec.h"
 
@@ -15,5 +17,11 @@ namespace tierkv::quant {
 void to_frame(Frame frame, float* rows, uint32_t count, uint32_t head_dim);
 void to_frame(Frame frame, const float* rows, uint32_t count, uint32_t head_dim, float* out);  // the same, beside the rows
 void from_frame(Frame frame, float* rows, uint32_t count, uint32_t head_dim);
+
+// Into Frame::hadamard with every channel times a factor of its own before, in one go: the frame's signs and its norm lie in the
+// factors already (hadamard_factors()). As to_frame() of the products, but for rounding. REQUIRES: out apart from rows, or the
+// same.
+std::vector<float> hadamard_factors(std::span<const float> factors);
+void to_hadamard_by(const float* factors, const float* rows, uint32_t count, uint32_t head_dim, float* out);
 
 }  // namespace tierkv::quant

@@ -79,6 +79,14 @@ bool rows_work(const Kernels& k) {
       if (!near(acc[i * d + c], sums[c], 1e-3 * (1 + std::fabs(sums[c])))) return false;
     }
   }
+  float matrix[d * 48], products[2 * 48];
+  for (uint32_t i = 0; i < d * 48; ++i) matrix[i] = static_cast<float>(static_cast<int>(i * 23 % 29) - 14) / 8.0f;
+  k.multiply(matrix, 48, q, d, 2, products);
+  for (uint32_t i = 0; i < 2 * 48; ++i) {
+    double want = 0;
+    for (uint32_t c = 0; c < d; ++c) want += static_cast<double>(q[i / 48 * d + c]) * matrix[c * 48 + i % 48];
+    if (!near(products[i], want, 1e-3)) return false;
+  }
   float x[16], sum = 0.0f;
   for (int i = 0; i < 16; ++i) x[i] = -static_cast<float>(i * i) / 2.0f;
   if (k.largest(x, 16) != 0.0f) return false;

@@ -89,6 +89,11 @@ TEST_P(IsaKernels, AWrongKernelIsFoundOut) {
   };
   EXPECT_FALSE(kernels_work(broken));
   broken = *kernels;
+  broken.multiply = [](const float*, uint32_t n, const float*, uint32_t, uint32_t count, float* out) {
+    std::fill(out, out + count * n, 0.0f);
+  };
+  EXPECT_FALSE(kernels_work(broken));
+  broken = *kernels;
   broken.transpose_tile = [](const float*, size_t, uint32_t n, float* tile) { std::fill(tile, tile + 16 * n, 0.0f); };
   EXPECT_FALSE(kernels_work(broken));
 }
@@ -296,6 +301,23 @@ TEST_P(IsaKernels, WithinFindsWhatIsNotInRangeAnywhere) {
       EXPECT_FALSE(kernels->within(y.data(), 64, 10.0f)) << bad << " at " << i;
       y[i] = -10.0f;
       EXPECT_TRUE(kernels->within(y.data(), 64, 10.0f));
+    }
+  }
+}
+
+TEST_P(IsaKernels, ProductsWithAMatrixMatchDoublePrecision) {
+  for (const uint32_t d : {32u, 64u, 80u, 128u}) {
+    for (const uint32_t n : {16u, 32u, 48u, 64u, 80u, 112u, 128u}) {
+      for (const uint32_t count : {1u, 2u, 3u, 4u, 5u, 9u}) {
+        const std::vector<float> matrix = normals(d * n), rows = normals(count * d);
+        std::vector<float> out(count * n, 7.0f);
+        kernels->multiply(matrix.data(), n, rows.data(), d, count, out.data());
+        for (uint32_t i = 0; i < count * n; ++i) {
+          double want = 0;
+          for (uint32_t c = 0; c < d; ++c) want += static_cast<double>(rows[i / n * d + c]) * matrix[c * n + i % n];
+          ASSERT_NEAR(out[i], want, 1e-5 * d) << "dim " << d << " n " << n << " count " << count;
+        }
+      }
     }
   }
 }

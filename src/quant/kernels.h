@@ -101,10 +101,11 @@ struct Kernels {
                           const KernelScratch&);
   void (*scores_by_channel)(const PackedSide&, const std::byte* codes, const float* scales, const float* offsets,
                             const float* queries, uint32_t count, uint32_t rows, float* out, size_t stride, const KernelScratch&);
-  // out[i*stride + t] = base[i] + sum over components j of (code - middles[j])·factors[i*n + j], codes in the layout of klt.h. n:
-  // components to whole vectors, n % 16 == 0; bytes: 2·count·n of scratch.
-  void (*scores_by_word)(const WordCounts&, const std::byte* codes, const float* factors, const float* middles, const float* base,
-                         uint32_t count, uint32_t n, uint32_t rows, float* out, size_t stride, int8_t* bytes, const Ahead&);
+  // out[i*stride + t] = base[i] + sum over components j of (code - middles[j])·factors[i*factor_stride + j], codes in the layout of
+  // klt.h. n: components to whole vectors, n % 16 == 0; bytes: 2·count·n of scratch.
+  void (*scores_by_word)(const WordCounts&, const std::byte* codes, const float* factors, size_t factor_stride,
+                         const float* middles, const float* base, uint32_t count, uint32_t n, uint32_t rows, float* out,
+                         size_t stride, int8_t* bytes, const Ahead&);
   // acc[i*dim + c] += sum over t < rows of weights[i*stride + t]·(row t)[c]. Weights are not negative.
   void (*accumulate)(const PackedSide&, const std::byte* codes, const float* scales, const float* offsets, const float* weights,
                      size_t stride, uint32_t count, uint32_t rows, uint32_t dim, float* acc, const KernelScratch&);
@@ -114,7 +115,9 @@ struct Kernels {
                       size_t stride, float* scratch, const Ahead&);  // scratch: 16*dim
   void (*half_accumulate)(const uint16_t* rows, bool bf16, uint32_t dim, const float* weights, size_t stride, uint32_t count,
                           uint32_t n, float* acc, const Ahead&);
-  // The same two for rows of 3-bit codes (overlaid.h): dim·3/8 bytes a row, value = code - 3.5. dim % 16 == 0. The byte before
+  // out[i*n + j] = sum over c < dim of rows[i*dim + c]·matrix[c*n + j]. n % 16 == 0.
+  void (*multiply)(const float* matrix, uint32_t n, const float* rows, uint32_t dim, uint32_t count, float* out);
+  // Scores and sums for rows of 3-bit codes (overlaid.h): dim·3/8 bytes a row, value = code - 3.5. dim % 16 == 0. The byte before
   // `codes` is read too.
   void (*three_bit_scores)(const std::byte* codes, uint32_t dim, const float* queries, uint32_t count, uint32_t n, float* out,
                            size_t stride);

@@ -68,19 +68,18 @@ class KltCodec final : public Codec {
               float* out, size_t stride, Workspace& ws) const override {
     const uint32_t d = shape().head_dim;
     float* turned = at_least(ws.a, static_cast<size_t>(count) * d);
-    float* factors = at_least(ws.b, static_cast<size_t>(count) * padded_);
+    float* factors = at_least(ws.b, static_cast<size_t>(count) * known_);
     float* base = at_least(ws.c, 3 * static_cast<size_t>(count));
     turner_.turn(queries, count, -static_cast<int64_t>(ctx.first_position), turned);
-    const Kernels* kernels = active_kernels();
     for (uint32_t i = 0; i < count; ++i) base[i] = product(turned + static_cast<size_t>(i) * d, mean_.data(), d);
-    if (kernels) return fast_scores(*kernels, in, turned, count, rows, factors, base, out, stride, ws);
+    products(turned, count, factors, ws);
+    if (const Kernels* kernels = active_kernels()) return fast_scores(*kernels, in, count, rows, factors, base, out, stride, ws);
 
-    products(rows_, padded_, turned, count, factors);
     for (uint32_t t = 0; t < rows; ++t) {
       for (uint32_t i = 0; i < count; ++i) out[i * stride + t] = base[i];
       for_each_code([&](uint32_t j, uint32_t bits, size_t word, uint32_t shift) {
         const float level = static_cast<float>(code_at(in, t, bits, word, shift)) - middle_[j];
-        for (uint32_t i = 0; i < count; ++i) out[i * stride + t] += level * factors[static_cast<size_t>(i) * padded_ + j];
+        for (uint32_t i = 0; i < count; ++i) out[i * stride + t] += level * factors[static_cast<size_t>(i) * known_ + j];
       });
     }
   }
@@ -118,27 +117,18 @@ class KltCodec final : public Codec {
     turner_.turn(out, count, ctx.first_position, out);
   }
 
-  // scores() left the queries turned to the block in ws.a, and their products with the components that have bits in ws.b.
+  // scores() left the products of the queries, turned to the block, with all components in ws.b.
   const float* error_queries(const BlockContext&, const float*, uint32_t count, Workspace& ws) const override {
-    const uint32_t n = known_, more = n - padded_;
-    const float* factors = ws.b.data();
-    float* out = at_least(ws.c, static_cast<size_t>(count) * (n + more));
-    float* others = out + static_cast<size_t>(count) * n;
-    products(more_rows_, more, ws.a.data(), count, others);
-    for (uint32_t i = 0; i < count; ++i) {
-      float* row = out + static_cast<size_t>(i) * n;
-      const float *first = factors + static_cast<size_t>(i) * padded_, *second = others + static_cast<size_t>(i) * more;
-      for (uint32_t j = 0; j < padded_; ++j) row[j] = first[j] * unit_[j];
-      for (uint32_t j = 0; j < more; ++j) row[padded_ + j] = second[j] * unit_[padded_ + j];
-    }
-    to_frame(Frame::hadamard, out, count, n);
+    float* out = at_least(ws.c, static_cast<size_t>(count) * known_);
+    to_hadamard_by(into_errors_.data(), ws.b.data(), count, known_, out);
     return out;
   }
 
   size_t table_bytes() const override {
     return sizeof *this +
-           (mean_.size() + step_.size() + shift_.size() + middle_.size() + weights_.size() + unit_.size()) * sizeof(float) +
-           (analysis_.size() + rows_.size() + more_rows_.size()) * sizeof(uint16_t);
+           (mean_.size() + step_.size() + shift_.size() + middle_.size() + weights_.size() + unit_.size() + into_errors_.size()) *
+               sizeof(float) +
+           (analysis_.size() + rows_.size()) * sizeof(uint16_t);
   }
 
   bool layout(SideLayout& out) const override {
@@ -263,14 +253,10 @@ class KltCodec final : public Codec {
   const float* widened_rows() const {
     const uint32_t d = shape().head_dim;
     float* out = at_least(block_scratch().tile, static_cast<size_t>(known_) * d);
-    const auto put = [&](const std::vector<uint16_t>& halves, uint32_t n, float* to) {
-      const float* wide = widened(halves);
-      for (uint32_t c = 0; c < d; ++c) {
-        for (uint32_t j = 0; j < n; ++j) to[static_cast<size_t>(j) * d + c] = wide[static_cast<size_t>(c) * n + j];
-      }
-    };
-    put(rows_, padded_, out);
-    put(more_rows_, known_ - padded_, out + static_cast<size_t>(padded_) * d);
+    const float* wide = widened(rows_);
+    for (uint32_t c = 0; c < d; ++c) {
+      for (uint32_t j = 0; j < known_; ++j) out[static_cast<size_t>(j) * d + c] = wide[static_cast<size_t>(c) * known_ + j];
+    }
     return out;
   }
 
@@ -279,10 +265,10 @@ class KltCodec final : public Codec {
   const uint16_t* device_rows() const {
     std::call_once(device_rows_made_, [this] {
       const uint32_t d = shape().head_dim;
-      device_rows_.resize(rows_.size());
+      device_rows_.resize(static_cast<size_t>(d) * padded_);
       for (uint32_t c = 0; c < d; ++c) {
         for (uint32_t j = 0; j < padded_; ++j)
-          device_rows_[static_cast<size_t>(j) * d + c] = rows_[static_cast<size_t>(c) * padded_ + j];
+          device_rows_[static_cast<size_t>(j) * d + c] = rows_[static_cast<size_t>(c) * known_ + j];
       }
     });
     return device_rows_.data();
@@ -308,8 +294,7 @@ class KltCodec final : public Codec {
     shift_.assign(known_, 0.0f);
     step_.assign(known_, 1.0f);
     analysis_.assign(static_cast<size_t>(d) * known_, 0);
-    rows_.assign(static_cast<size_t>(d) * padded_, 0);
-    more_rows_.assign(static_cast<size_t>(d) * (known_ - padded_), 0);
+    rows_.assign(static_cast<size_t>(d) * known_, 0);
     for_each_code([&](uint32_t j, uint32_t bits, size_t, uint32_t) {
       const int w = bits == 2 ? 0 : bits == 4 ? 1 : 2;
       const float step = head.step[w][j];
@@ -321,7 +306,7 @@ class KltCodec final : public Codec {
         const uint16_t half = head.analysis[static_cast<size_t>(j) * d + c];
         analysis_[static_cast<size_t>(c) * known_ + j] = half;
         offset -= static_cast<double>(f16_to_f32(half) / step) * mean_[c];
-        rows_[static_cast<size_t>(c) * padded_ + j] = f32_to_f16(f16_to_f32(head.synthesis[static_cast<size_t>(j) * d + c]) * step);
+        rows_[static_cast<size_t>(c) * known_ + j] = f32_to_f16(f16_to_f32(head.synthesis[static_cast<size_t>(j) * d + c]) * step);
       }
       shift_[j] = static_cast<float>(offset);
     });
@@ -377,9 +362,7 @@ class KltCodec final : public Codec {
         const uint16_t half = head.analysis[static_cast<size_t>(j) * d + c];
         analysis_[static_cast<size_t>(c) * known_ + j] = half;
         offset -= static_cast<double>(f16_to_f32(half)) * mean_[c];
-        const uint16_t row = head.synthesis[static_cast<size_t>(j) * d + c];
-        if (j < padded_) rows_[static_cast<size_t>(c) * padded_ + j] = row;
-        else more_rows_[static_cast<size_t>(c) * (known_ - padded_) + j - padded_] = row;
+        rows_[static_cast<size_t>(c) * known_ + j] = head.synthesis[static_cast<size_t>(j) * d + c];
       }
       shift_[j] = static_cast<float>(offset);
     }
@@ -388,34 +371,50 @@ class KltCodec final : public Codec {
       const float spread = largest > 0.0f ? std::max(kLeastSpread, std::sqrt(head.variance[j] / largest)) : 1.0f;
       unit_.push_back(1.0f / (spread * step_[j]));
     }
+    into_errors_ = hadamard_factors(unit_);
   }
 
-  // out[i*n + j]: a turned query times a step of component j of a table [d][n]. Channel by channel, no sum runs across a register.
-  void products(const std::vector<uint16_t>& table, uint32_t n, const float* turned, uint32_t count, float* out) const {
-    const uint32_t d = shape().head_dim;
-    std::fill_n(out, static_cast<size_t>(count) * n, 0.0f);
+  // out[i*known + j]: a turned query times a step of component j. Channel by channel, no sum runs across a register; and all at
+  // once, since a few components for themselves would wait for each sum.
+  void products(const float* turned, uint32_t count, float* out, Workspace& ws) const {
+    const uint32_t d = shape().head_dim, n = known_;
     if (n == 0) return;
-    if (const Kernels* kernels = active_kernels())
-      return kernels->half_accumulate(table.data(), /*bf16=*/false, n, turned, d, count, d, out, Ahead());
+    const Kernels* kernels = active_kernels();
+    if (kernels && ws.queries_id != 0) return kernels->multiply(floats_for(*kernels, ws), n, turned, d, count, out);
+    std::fill_n(out, static_cast<size_t>(count) * n, 0.0f);
+    if (kernels) return kernels->half_accumulate(rows_.data(), /*bf16=*/false, n, turned, d, count, d, out, Ahead());
     for (uint32_t i = 0; i < count; ++i) {
       for (uint32_t j = 0; j < n; ++j) {
         double sum = 0.0;
         for (uint32_t c = 0; c < d; ++c)
-          sum += static_cast<double>(turned[static_cast<size_t>(i) * d + c]) * f16_to_f32(table[static_cast<size_t>(c) * n + j]);
+          sum += static_cast<double>(turned[static_cast<size_t>(i) * d + c]) * f16_to_f32(rows_[static_cast<size_t>(c) * n + j]);
         out[static_cast<size_t>(i) * n + j] = static_cast<float>(sum);
       }
     }
   }
 
-  void fast_scores(const Kernels& kernels, std::span<const std::byte> in, const float* turned, uint32_t count, uint32_t rows,
-                   float* factors, float* base, float* out, size_t stride, Workspace& ws) const {
+  // rows_ as floats, widened once for all blocks that the same queries look at: it takes as long as the products with them.
+  const float* floats_for(const Kernels& kernels, Workspace& ws) const {
+    constexpr size_t kLine = 64 / sizeof(float);  // a vector that lies across two lines of the cache takes twice as long to load
+    float* table = at_least(ws.widened.table, rows_.size() + kLine);
+    table += (kLine - reinterpret_cast<uintptr_t>(table) / sizeof(float) % kLine) % kLine;
+    if (ws.widened.id != ws.queries_id || ws.widened.of != this) {
+      kernels.widen(rows_.data(), /*bf16=*/false, static_cast<uint32_t>(rows_.size()), table);
+      ws.widened.id = ws.queries_id;
+      ws.widened.of = this;
+    }
+    return table;
+  }
+
+  void fast_scores(const Kernels& kernels, std::span<const std::byte> in, uint32_t count, uint32_t rows, const float* factors,
+                   const float* base, float* out, size_t stride, Workspace& ws) const {
     if (components_ == 0) {
       for (uint32_t i = 0; i < count; ++i) std::fill_n(out + i * stride, rows, base[i]);
       return;
     }
-    products(rows_, padded_, turned, count, factors);
     int8_t* bytes = at_least(ws.bytes, 2 * static_cast<size_t>(count) * padded_);
-    kernels.scores_by_word(words_, in.data(), factors, middle_.data(), base, count, padded_, rows, out, stride, bytes, ws.ahead);
+    kernels.scores_by_word(words_, in.data(), factors, known_, middle_.data(), base, count, padded_, rows, out, stride, bytes,
+                           ws.ahead);
   }
 
   std::shared_ptr<const calib::Calibration> calibration_;
@@ -430,11 +429,11 @@ class KltCodec final : public Codec {
   std::vector<float> step_;               // [known]: of the components; 1 for those that have no bits
   std::vector<float> shift_;              // [known]: what a code is beside (analysis / step) · key
   std::vector<float> middle_;             // [padded]: of the codes
-  std::vector<uint16_t> rows_;            // fp16 [d][padded]: a step of each component that has bits
-  std::vector<uint16_t> more_rows_;       // fp16 [d][known - padded]: of the others
+  std::vector<uint16_t> rows_;            // fp16 [d][known]: a step of each component
   mutable std::vector<uint16_t> device_rows_;
   mutable std::once_flag device_rows_made_;
-  std::vector<float> unit_;  // [known] where errors are coded too: what 1 of the error frame is, in steps
+  // [known] where errors are coded too: what 1 of the error frame is, in steps; and on a query's way there.
+  std::vector<float> unit_, into_errors_;
 };
 
 // A head's tables, and what keeps them in memory while a codec is made from them.

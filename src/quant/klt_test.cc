@@ -127,6 +127,45 @@ TEST_P(KltScores, AreThoseOfDecodedRows) {
   }
 }
 
+// Tables are widened once for numbered queries. Heads take turns here, so that one's tables would be met by another's block.
+TEST(Klt, NumberedQueriesGetTheScoresOfOthers) {
+  Made made({});
+  const uint32_t d = made.calibration->model.head_dim, count = 3, tokens = 128;
+  std::vector<float> queries;
+  for (uint32_t i = 0; i < count * d; ++i) queries.push_back(std::sin(0.7f * static_cast<float>(i * i % 97)));
+  for (const char* text : {"klt1.25", "klt1.25+top4", "klt0.5+top4"}) {
+    Workspace numbered;
+    for (const uint32_t round : {0u, 1u, 2u, 3u}) {
+      const auto codec = made.codec(text, round / 2, round % 2);
+      BlockContext ctx;
+      ctx.first_position = 128 * round;
+      std::vector<std::byte> bytes(codec->bytes());
+      ASSERT_TRUE(codec->encode(made.keys(round / 2, round % 2, ctx.first_position, tokens).data(), ctx, bytes).ok());
+      Workspace plain;
+      numbered.queries_id = 5 + round;
+      std::vector<float> want(count * tokens), got(count * tokens);
+      codec->scores(bytes, ctx, queries.data(), count, tokens, want.data(), tokens, plain);
+      for (int again = 0; again < 2; ++again) {
+        codec->scores(bytes, ctx, queries.data(), count, tokens, got.data(), tokens, numbered);
+        EXPECT_LT(relative_error(got, want), 1e-5) << text << " round " << round;
+      }
+    }
+    // The same number, another codec.
+    const auto first = made.codec(text, 0, 0), second = made.codec(text, 0, 1);
+    BlockContext ctx;
+    for (const Codec* codec : {first.get(), second.get(), first.get()}) {
+      std::vector<std::byte> bytes(codec->bytes());
+      ASSERT_TRUE(codec->encode(made.keys(0, 0, 0, tokens).data(), ctx, bytes).ok());
+      Workspace plain;
+      numbered.queries_id = 99;
+      std::vector<float> want(count * tokens), got(count * tokens);
+      codec->scores(bytes, ctx, queries.data(), count, tokens, want.data(), tokens, plain);
+      codec->scores(bytes, ctx, queries.data(), count, tokens, got.data(), tokens, numbered);
+      EXPECT_LT(relative_error(got, want), 1e-5) << text;
+    }
+  }
+}
+
 TEST(Klt, ScatteredPositionsKeepTheirProducts) {
   Made made({});
   const auto codec = made.codec("kltk4", 0, 1, 16);

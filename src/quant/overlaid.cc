@@ -1,6 +1,7 @@
 #include "quant/overlaid.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -22,7 +23,17 @@ constexpr float kMiddle = 0.5f * static_cast<float>(kLevels - 1);
 constexpr uint32_t kNoStep = 0xF8u;  // the first byte whose half float is not finite
 size_t code_bytes(uint32_t channels) { return static_cast<size_t>(channels) * kBits / 8; }
 
-float step_of(std::byte stored) { return f16_to_f32(static_cast<uint16_t>(std::to_integer<uint32_t>(stored) << 7)); }
+// Every step there is: attention looks up a handful for every block.
+const std::array<float, 256>& all_steps() {
+  static const std::array<float, 256> steps = [] {
+    std::array<float, 256> out{};
+    for (uint32_t i = 0; i < kNoStep; ++i) out[i] = f16_to_f32(static_cast<uint16_t>(i << 7));
+    return out;
+  }();
+  return steps;
+}
+
+float step_of(std::byte stored) { return all_steps()[std::to_integer<size_t>(stored)]; }
 
 // To nearest; what is too large becomes the largest there is, since a coarse correction is better than none.
 std::byte stored_step(float step) {

@@ -93,12 +93,14 @@ TIERKV_INLINE void store_bytes(void* p, I v) {
                                                         -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1));
   _mm_storel_epi64(static_cast<__m128i*>(p), _mm_unpacklo_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1)));
 }
-// Codes of 3 bits of channels c.. of a row, eight in three bytes; c % kLanes == 0. Reads a byte before them.
-TIERKV_INLINE I load_threes(const uint8_t* row, uint32_t c) {
+// What codes of 3 bits of channels c.. of a row stand for, code - 3.5: eight in three bytes; c % kLanes == 0. Reads a byte before
+// them. A permutation looks at three bits and no more.
+TIERKV_INLINE F load_threes(const uint8_t* row, uint32_t c) {
   int32_t word;
   __builtin_memcpy(&word, row + c / 8 * 3 - 1, sizeof word);
   const I shifts = _mm256_setr_epi32(8, 11, 14, 17, 20, 23, 26, 29);
-  return _mm256_and_si256(_mm256_srlv_epi32(_mm256_set1_epi32(word), shifts), _mm256_set1_epi32(7));
+  const F values = _mm256_setr_ps(-3.5f, -2.5f, -1.5f, -0.5f, 0.5f, 1.5f, 2.5f, 3.5f);
+  return _mm256_permutevar8x32_ps(values, _mm256_srlv_epi32(_mm256_set1_epi32(word), shifts));
 }
 TIERKV_INLINE F load_f16(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 TIERKV_INLINE F load_bf16(const uint16_t* p) {

@@ -81,14 +81,17 @@ TIERKV_INLINE I count_above(I n, F x, F limit) {
 
 TIERKV_INLINE I load_bytes(const void* p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p))); }
 TIERKV_INLINE void store_bytes(void* p, I v) { _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(v)); }
-// Codes of 3 bits of channels c.. of a row, eight in three bytes; c % kLanes == 0. Reads a byte before them.
-TIERKV_INLINE I load_threes(const uint8_t* row, uint32_t c) {
+// What codes of 3 bits of channels c.. of a row stand for, code - 3.5: eight in three bytes; c % kLanes == 0. Reads a byte before
+// them. The table has every value twice: a permutation looks at four bits, and the fourth belongs to the next code.
+TIERKV_INLINE F load_threes(const uint8_t* row, uint32_t c) {
   int32_t low, high;
   __builtin_memcpy(&low, row + c / 8 * 3 - 1, sizeof low);
   __builtin_memcpy(&high, row + c / 8 * 3 + 2, sizeof high);
   const I shifts = _mm512_setr_epi32(8, 11, 14, 17, 20, 23, 26, 29, 8, 11, 14, 17, 20, 23, 26, 29);
   const I both = _mm512_mask_set1_epi32(_mm512_set1_epi32(low), 0xFF00, high);
-  return _mm512_and_si512(_mm512_srlv_epi32(both, shifts), _mm512_set1_epi32(7));
+  const F values =
+      _mm512_setr_ps(-3.5f, -2.5f, -1.5f, -0.5f, 0.5f, 1.5f, 2.5f, 3.5f, -3.5f, -2.5f, -1.5f, -0.5f, 0.5f, 1.5f, 2.5f, 3.5f);
+  return _mm512_permutexvar_ps(_mm512_srlv_epi32(both, shifts), values);
 }
 TIERKV_INLINE F load_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
 TIERKV_INLINE F load_bf16(const uint16_t* p) {

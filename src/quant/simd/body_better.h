@@ -6,8 +6,6 @@
 namespace tierkv::quant {
 namespace {
 
-TIERKV_INLINE F three_bit_values(const uint8_t* row, uint32_t c) { return sub(to_floats(load_threes(row, c)), splat(3.5f)); }
-
 // kRows rows are unpacked in registers and meet N queries.
 template <uint32_t N, uint32_t kRows>
 TIERKV_INLINE void three_bit_products(const uint8_t* codes, uint32_t dim, const float* queries, float* out, size_t stride) {
@@ -18,7 +16,7 @@ TIERKV_INLINE void three_bit_products(const uint8_t* codes, uint32_t dim, const 
   }
   for (uint32_t c = 0; c < dim; c += kLanes) {
     F x[kRows];
-    for (uint32_t t = 0; t < kRows; ++t) x[t] = three_bit_values(codes + t * row_bytes, c);
+    for (uint32_t t = 0; t < kRows; ++t) x[t] = load_threes(codes + t * row_bytes, c);
     for (uint32_t i = 0; i < N; ++i) {
       const F q = load(queries + static_cast<size_t>(i) * dim + c);
       for (uint32_t t = 0; t < kRows; ++t) acc[t][i] = fma(x[t], q, acc[t][i]);
@@ -57,19 +55,27 @@ void three_bit_scores(const std::byte* codes, uint32_t dim, const float* queries
   }
 }
 
-// One vector of channels of N outputs stays in registers while all rows pass by.
+// kRows rows at a time, so that an output is read and written once for all of them.
+template <uint32_t N, uint32_t kRows>
+TIERKV_INLINE void add_three_bit_rows(const uint8_t* codes, uint32_t dim, const float* weights, size_t stride, float* acc) {
+  const size_t row_bytes = dim / 8 * 3;
+  for (uint32_t c = 0; c < dim; c += kLanes) {
+    F x[kRows];
+    for (uint32_t t = 0; t < kRows; ++t) x[t] = load_threes(codes + t * row_bytes, c);
+    for (uint32_t i = 0; i < N; ++i) {
+      F sum = load(acc + static_cast<size_t>(i) * dim + c);
+      for (uint32_t t = 0; t < kRows; ++t) sum = fma(splat(weights[i * stride + t]), x[t], sum);
+      store(acc + static_cast<size_t>(i) * dim + c, sum);
+    }
+  }
+}
+
 template <uint32_t N>
 void add_three_bit_rows(const uint8_t* codes, uint32_t dim, const float* weights, size_t stride, uint32_t n, float* acc) {
   const size_t row_bytes = dim / 8 * 3;
-  for (uint32_t c = 0; c < dim; c += kLanes) {
-    F sums[N];
-    for (uint32_t i = 0; i < N; ++i) sums[i] = load(acc + static_cast<size_t>(i) * dim + c);
-    for (uint32_t t = 0; t < n; ++t) {
-      const F x = three_bit_values(codes + t * row_bytes, c);
-      for (uint32_t i = 0; i < N; ++i) sums[i] = fma(splat(weights[i * stride + t]), x, sums[i]);
-    }
-    for (uint32_t i = 0; i < N; ++i) store(acc + static_cast<size_t>(i) * dim + c, sums[i]);
-  }
+  uint32_t t = 0;
+  for (; t + 4 <= n; t += 4) add_three_bit_rows<N, 4>(codes + t * row_bytes, dim, weights + t, stride, acc);
+  for (; t < n; ++t) add_three_bit_rows<N, 1>(codes + t * row_bytes, dim, weights + t, stride, acc);
 }
 
 void three_bit_accumulate(const std::byte* codes, uint32_t dim, const float* weights, size_t stride, uint32_t count, uint32_t n,

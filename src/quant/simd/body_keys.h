@@ -99,8 +99,9 @@ void dot_word_tile(const WordCounts& words, const uint8_t* tile, const int8_t* f
   }
 }
 
-void scores_by_word(const WordCounts& words, const std::byte* codes, const float* factors, const float* middles, const float* base,
-                    uint32_t count, uint32_t n, uint32_t rows, float* out, size_t stride, int8_t* bytes, const Ahead& ahead) {
+void scores_by_word(const WordCounts& words, const std::byte* codes, const float* factors, size_t factor_stride,
+                    const float* middles, const float* base, uint32_t count, uint32_t n, uint32_t rows, float* out, size_t stride,
+                    int8_t* bytes, const Ahead& ahead) {
   constexpr uint32_t kQueries = kMaxBatch / 2;
   const size_t tile_bytes = static_cast<size_t>(words.words[0] + words.words[1] + words.words[2]) * kTileRow;
   Prefetcher prefetcher(ahead, (rows + kTile - 1) / kTile * ((count + kQueries - 1) / kQueries));
@@ -108,7 +109,7 @@ void scores_by_word(const WordCounts& words, const std::byte* codes, const float
     const uint32_t batch = smaller(kQueries, count - i0);
     float steps[kQueries], shifts[kQueries];
     for (uint32_t i = 0; i < batch; ++i) {
-      const float* x = factors + static_cast<size_t>(i0 + i) * n;
+      const float* x = factors + (i0 + i) * factor_stride;
       int8_t* high = bytes + static_cast<size_t>(i) * 2 * n;
       const RoundedRow r = round_factors(x, n, 2, high, high + n);
       F middle = splat(0.0f);  // of what the bytes stand for: rounding then only counts as far as a code is from its middle

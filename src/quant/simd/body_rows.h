@@ -184,6 +184,53 @@ void half_accumulate(const uint16_t* rows, bool bf16, uint32_t dim, const float*
   else half_accumulate<false>(rows, dim, weights, stride, count, n, acc, ahead);
 }
 
+// kVectors vectors of N products stay in registers while the rows of the matrix pass by.
+template <uint32_t N, uint32_t kVectors>
+TIERKV_INLINE void multiply_columns(const float* matrix, uint32_t n, const float* rows, uint32_t dim, float* out) {
+  F sums[N][kVectors];
+  for (uint32_t i = 0; i < N; ++i) {
+    for (uint32_t v = 0; v < kVectors; ++v) sums[i][v] = splat(0.0f);
+  }
+  for (uint32_t c = 0; c < dim; ++c) {
+    F x[kVectors];
+    for (uint32_t v = 0; v < kVectors; ++v) x[v] = load(matrix + static_cast<size_t>(c) * n + v * kLanes);
+    for (uint32_t i = 0; i < N; ++i) {
+      const F q = splat(rows[static_cast<size_t>(i) * dim + c]);
+      for (uint32_t v = 0; v < kVectors; ++v) sums[i][v] = fma(q, x[v], sums[i][v]);
+    }
+  }
+  for (uint32_t i = 0; i < N; ++i) {
+    for (uint32_t v = 0; v < kVectors; ++v) store(out + static_cast<size_t>(i) * n + v * kLanes, sums[i][v]);
+  }
+}
+
+template <uint32_t N>
+void multiply(const float* matrix, uint32_t n, const float* rows, uint32_t dim, float* out) {
+  constexpr uint32_t kVectors = kLanes == 8 ? 2 : 4;  // AVX2 has 16 registers, the others 32
+  uint32_t j = 0;
+  for (; j + kVectors * kLanes <= n; j += kVectors * kLanes) multiply_columns<N, kVectors>(matrix + j, n, rows, dim, out + j);
+  if constexpr (kVectors > 2) {
+    for (; j + 3 * kLanes <= n; j += 3 * kLanes) multiply_columns<N, 3>(matrix + j, n, rows, dim, out + j);
+    for (; j + 2 * kLanes <= n; j += 2 * kLanes) multiply_columns<N, 2>(matrix + j, n, rows, dim, out + j);
+  }
+  for (; j < n; j += kLanes) multiply_columns<N, 1>(matrix + j, n, rows, dim, out + j);
+}
+
+void multiply(const float* matrix, uint32_t n, const float* rows, uint32_t dim, uint32_t count, float* out) {
+  while (count > 0) {
+    const uint32_t take = smaller(count, 4);
+    switch (take) {
+      case 1: multiply<1>(matrix, n, rows, dim, out); break;
+      case 2: multiply<2>(matrix, n, rows, dim, out); break;
+      case 3: multiply<3>(matrix, n, rows, dim, out); break;
+      default: multiply<4>(matrix, n, rows, dim, out); break;
+    }
+    count -= take;
+    rows += static_cast<size_t>(take) * dim;
+    out += static_cast<size_t>(take) * n;
+  }
+}
+
 void widen(const uint16_t* in, bool bf16, uint32_t n, float* out) {
   for (uint32_t i = 0; i < n; i += kLanes) store(out + i, bf16 ? load_bf16(in + i) : load_f16(in + i));
 }
@@ -273,6 +320,7 @@ constexpr Kernels make_kernels(const char* isa) {
           accumulate,
           half_scores,
           half_accumulate,
+          multiply,
           three_bit_scores,
           three_bit_accumulate,
           box_scores,

@@ -94,12 +94,14 @@ TIERKV_INLINE void store_bytes(void* p, I v) {
   const uint32_t word = vget_lane_u32(vreinterpret_u32_u8(vmovn_u16(vcombine_u16(halves, halves))), 0);
   __builtin_memcpy(p, &word, sizeof word);
 }
-// Codes of 3 bits of channels c.. of a row, eight in three bytes; c % kLanes == 0. Reads a byte before them.
-TIERKV_INLINE I load_threes(const uint8_t* row, uint32_t c) {
+// What codes of 3 bits of channels c.. of a row stand for, code - 3.5: eight in three bytes; c % kLanes == 0. Reads a byte before
+// them.
+TIERKV_INLINE F load_threes(const uint8_t* row, uint32_t c) {
   uint32_t word;
   __builtin_memcpy(&word, row + c / 8 * 3 - 1, sizeof word);
   constexpr int32_t kShifts[8] = {-8, -11, -14, -17, -20, -23, -26, -29};
-  return vreinterpretq_s32_u32(vandq_u32(vshlq_u32(vdupq_n_u32(word), vld1q_s32(kShifts + c % 8)), vdupq_n_u32(7)));
+  const uint32x4_t codes = vandq_u32(vshlq_u32(vdupq_n_u32(word), vld1q_s32(kShifts + c % 8)), vdupq_n_u32(7));
+  return vsubq_f32(vcvtq_f32_u32(codes), vdupq_n_f32(3.5f));
 }
 TIERKV_INLINE F load_f16(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
 TIERKV_INLINE F load_bf16(const uint16_t* p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
