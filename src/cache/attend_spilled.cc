@@ -220,4 +220,21 @@ Status join_spilled(AdaptiveKVCache::Impl& impl, uint32_t layer, std::span<const
   return {};
 }
 
+Status weigh_resident(const AdaptiveKVCache::Impl& impl, std::span<const tiers::StreamViews> heads,
+                      std::vector<attn::HeadMass> wanted, const AttendWork& done, const Executor& run) {
+  AttendWork work;
+  for (size_t h = 0; h < heads.size(); ++h) {
+    work.heads.emplace_back(std::span(heads[h].views).subspan(wanted[h].from));
+    wanted[h].from = 0;
+  }
+  work.mass = std::move(wanted);
+  work.queries = done.queries;
+  work.positions = done.positions;
+  work.whole = done.lse;
+  work.params = done.params;
+  work.params.weigh_only = true;
+  impl.env.backend->attend({&work, 1}, run);
+  return work.status;
+}
+
 }  // namespace tierkv::cache
