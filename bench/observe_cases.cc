@@ -50,12 +50,14 @@ Status check_same(const FilledCache& filled) {
   return with == without ? Status() : error(StatusCode::internal, "attention is another when a policy listens");
 }
 
+// `policy`: of eviction; or an archive that listens by itself, because it keeps rows better that matter (+top).
 void add_case(std::vector<Case>& cases, const std::string& tiers, const std::string& policy, uint32_t tokens) {
   const std::string name = "cache/" + tiers + "/observe-" + policy + "/" + std::to_string(tokens / 1024) + "Kx8x128";
+  const bool evicts = policy.find('+') == std::string::npos;
   cases.push_back(
       {name, [=](const Settings& settings, const Emit& emit) -> Status {
          // A limit that is never reached: the policy learns and drops nothing. Threads that wait would take time too.
-         const std::string spec = tiers + ",threads=1,evict=" + policy + ",max_seq_len=1000000";
+         const std::string spec = tiers + ",threads=1," + (evicts ? "max_seq_len=1000000,evict=" + policy : "archive=" + policy);
          TIERKV_ASSIGN_OR_RETURN(const FilledCache filled, fill_cache(spec, settings.quick ? 2048 : tokens));
          TIERKV_RETURN_IF_ERROR(filled.check_attention(6e-2));
          TIERKV_RETURN_IF_ERROR(check_same(filled));
@@ -74,6 +76,7 @@ void add_observe_cases(std::vector<Case>& cases) {
   for (const uint32_t tokens : {4096u, 32768u}) {
     for (const char* policy : {"h2o", "snapkv", "tova", "scissorhands", "akv"}) add_case(cases, "balanced", policy, tokens);
     add_case(cases, "fp16", "h2o", tokens);
+    add_case(cases, "balanced", "rot2+top4", tokens);
   }
 }
 

@@ -106,6 +106,11 @@ std::vector<MachineSetup> setups() {
        false);
   // A bound so small that what is left out is below the tolerance of the comparison.
   cold("skip_bounded", "hot=16,warm=32,warm_codec=fp16,archive=kivi4-g16,sinks=4,cold_codec=fp16,skip=bounded:1e-5", 0.45, false);
+  cold("spill_better_rows",
+       "hot=16,warm=32,warm_codec=fp16,archive=kivi4-g16+top3,sinks=4,cold_codec=fp16,budget=128KiB,spill=exact", 0.45, false);
+  cold("spill_klt_better_rows",
+       "hot=16,warm=32,warm_codec=fp16,archive=klt1.5+top2,sinks=4,cold_codec=fp16,budget=144KiB,spill=exact,threads=2", 3.0, true);
+  cold("cold_better_rows", "hot=16,warm=48,warm_codec=fp16,archive=kivi4-g16+top3,sinks=4,cold_codec=fp16", 0.45, false);
   cold("cold_h2o",
        "hot=16,warm=32,warm_codec=fp16,archive=kivi8-g16,sinks=4,protect_recent=8,evict_batch=8,observation=8,max_seq_len=120,"
        "evict=h2o,cold_codec=fp16",
@@ -135,7 +140,7 @@ uint64_t operations_each() {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   const uint64_t total = 20000;
 #else
-  const uint64_t total = 102000;
+  const uint64_t total = 108000;
 #endif
   const uint64_t n = setups().size();
   return setting("TIERKV_MODEL_OPS", (total + n - 1) / n);

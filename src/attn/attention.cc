@@ -96,8 +96,9 @@ void score_view(const Pass& p, const BlockView& view, float* scores) {
   if (!fully_visible(p, view)) mask(p, view, scores);
 }
 
-// Turns scores into weights against the running maximum, rescaling what was summed so far when the maximum moved.
-void absorb(Pass& p, const BlockView& view, float* scores) {
+// Turns scores into weights against the running maximum, rescaling what was summed so far when the maximum moved. `kept`, where
+// given, gets the weights too.
+void absorb(Pass& p, const BlockView& view, float* scores, uint16_t* kept) {
   Scratch& s = p.s;
   const size_t d = p.params.head_dim;
   const uint32_t stride = row_stride(view);
@@ -120,12 +121,14 @@ void absorb(Pass& p, const BlockView& view, float* scores) {
     }
     if (top == kHidden) {
       std::fill(row, row + stride, 0.0f);
+      if (kept) std::fill_n(kept + i * size_t{stride}, stride, uint16_t{0});
       continue;
     }
     any = true;
-    s.row_sum[i] += quant::exp_sum(row, stride, s.row_max[i]);
+    s.row_sum[i] += kept ? quant::exp_sum_kept(row, stride, s.row_max[i], kept + i * size_t{stride})
+                         : quant::exp_sum(row, stride, s.row_max[i]);
   }
-  if (!any) return;
+  if (!any || p.params.weigh_only) return;
   const int slot = frame_slot(view.value_codec->frame());
   view.value_codec->accumulate(view.values, view.ctx, scores, stride, p.rows, view.rows, s.acc[slot].data(), s.codec);
 }
@@ -216,21 +219,13 @@ void report(Pass& p, MassObserver& observer) {
 
 constexpr uint32_t kFewRows = 16;  // with more, the work on a block hides the wait for the next
 
-void keep_weights(const Pass& p, uint32_t v) {
-  KeptWeights& kept = p.s.weighed;
-  const auto n = static_cast<ptrdiff_t>(p.rows) * row_stride(p.views[v]);
-  kept.views.push_back(v);
-  kept.weights.insert(kept.weights.end(), p.s.scores.begin(), p.s.scores.begin() + n);
-  kept.tops.insert(kept.tops.end(), p.s.row_max.begin(), p.s.row_max.end());
-}
-
-// All at once: a vector that grows by and by copies what it has again and again.
+// All at once: a vector that grows by and by copies what it has again and again. One that was as long before is not touched.
 void reserve_weights(const Pass& p) {
   size_t rows = 0, views = 0;
   for (size_t v = p.params.weigh_from; v < p.views.size(); ++v, ++views) rows += row_stride(p.views[v]);
   p.s.weighed.views.reserve(views);
-  p.s.weighed.weights.reserve(rows * p.rows);
-  p.s.weighed.tops.reserve(views * p.rows);
+  if (rows * p.rows > p.s.weighed.weights.size()) p.s.weighed.weights.resize(rows * p.rows);
+  p.s.weighed.tops.reserve(views * p.rows + 16);  // to whole vectors (mass.h)
 }
 
 void run_views(Pass& p, bool keep) {
@@ -252,8 +247,13 @@ void run_views(Pass& p, bool keep) {
     }
     s.codec.ahead =
         few && v + 1 < p.views.size() ? quant::Ahead{p.views[v + 1].keys.data(), p.views[v + 1].keys.size()} : quant::Ahead();
-    absorb(p, view, s.scores.data());
-    if (v >= p.params.weigh_from) keep_weights(p, static_cast<uint32_t>(v));
+    if (v < p.params.weigh_from) {
+      absorb(p, view, s.scores.data(), nullptr);
+      continue;
+    }
+    absorb(p, view, s.scores.data(), s.weighed.next(static_cast<size_t>(p.rows) * row_stride(view)));
+    s.weighed.views.push_back(static_cast<uint32_t>(v));
+    s.weighed.tops.insert(s.weighed.tops.end(), s.row_max.begin(), s.row_max.end());
   }
 }
 
@@ -279,7 +279,8 @@ void attend_partial(std::span<const BlockView> views, const QueryTile& tile, con
   partial.max = scratch.row_max;
   partial.sum = scratch.row_sum;
   partial.out.assign(sums, sums + static_cast<size_t>(p.rows) * params.head_dim);
-  std::swap(partial.weighed, scratch.weighed);
+  partial.weighed.clear();
+  if (params.weigh_from != kNoView) std::swap(partial.weighed, scratch.weighed);
 }
 
 void log_sums(std::span<const BlockView> views, const QueryTile& tile, const AttendParams& params, float* lse, Scratch& scratch) {
@@ -304,23 +305,6 @@ void log_sums(std::span<const BlockView> views, const QueryTile& tile, const Att
   for (uint32_t i = 0; i < p.rows; ++i) {
     (void)join_sink(sink_of(tile, i), scratch.row_max[i], scratch.row_sum[i]);
     lse[i] = log_sum(scratch.row_max[i], scratch.row_sum[i]);
-  }
-}
-
-void add_mass(std::span<const BlockView> views, uint32_t weigh_from, const QueryTile& tile, const KeptWeights& kept,
-              const float* lse, float* sums) {
-  const uint32_t rows = tile.queries * tile.group;
-  const float* weights = kept.weights.data();
-  uint32_t at = weigh_from;
-  for (size_t k = 0; k < kept.views.size(); ++k) {
-    for (; at < kept.views[k]; ++at) sums += views[at].rows;
-    const BlockView& view = views[at];
-    const float* tops = kept.tops.data() + k * rows;
-    for (uint32_t i = 0; i < rows; ++i, weights += row_stride(view)) {
-      if (tops[i] == kHidden || !(lse[i] > kHidden)) continue;
-      const float share = std::exp(tops[i] - lse[i]);
-      for (uint32_t t = 0; t < view.rows; ++t) sums[t] += share * weights[t];
-    }
   }
 }
 

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "quant/codec.h"
@@ -52,15 +53,22 @@ struct AttendParams {
   uint32_t window = 0;            // 0: none; else a query at p sees keys at p-window+1..p
   bool coarse = false;            // quant::Workspace::coarse
   uint32_t weigh_from = kNoView;  // of this view and those behind it the weights are kept
+  bool weigh_only = false;        // values are not looked at: outputs are zeros
 };
 
 // Weights as they were against the running maximum of their row at that moment: weight·e^(top - lse) is softmax mass. For whoever
-// wants to know what some views received from all queries together; it costs no second exponential.
+// wants to know what some views received from all queries together (mass.h); it costs no second exponential. Two bytes a weight
+// (quant::exp_sum_kept()), off by 2^-11 of it at most where it is above 2^-29: a token and its query heads are few bytes, written
+// and read once.
 struct KeptWeights {
-  std::vector<uint32_t> views;  // that any query could see
-  std::vector<float> weights;   // of each: [rows of the tile][the view's rows to whole vectors]
-  std::vector<float> tops;      // of each: [rows of the tile]
-  void clear() { views.clear(), weights.clear(), tops.clear(); }
+  std::vector<uint32_t> views;    // that any query could see
+  std::vector<uint16_t> weights;  // of each: [rows of the tile][the view's rows to whole vectors]; never shrinks
+  std::vector<float> tops;        // of each: [rows of the tile]
+  size_t used = 0;                // of weights
+
+  void clear() { views.clear(), tops.clear(), used = 0; }
+  // Room for the weights of one more view. REQUIRES: weights has it.
+  uint16_t* next(size_t count) { return weights.data() + std::exchange(used, used + count); }
 };
 
 // Query rows of one KV head, ordered query by query, `group` rows (query heads) each.
@@ -95,7 +103,7 @@ struct Scratch {
 struct Partial {
   std::vector<float> max, sum, out;  // per row of the tile; out is not divided by sum, in the plain frame
   KeptWeights weighed;
-  uint32_t first_view = 0;  // of its head: whoever cuts keeps it here
+  uint32_t first_view = 0, end_view = 0;  // of its head: whoever cuts keeps them here
 };
 void attend_partial(std::span<const BlockView> views, const QueryTile& tile, const AttendParams& params, Partial& partial,
                     Scratch& scratch);
@@ -110,10 +118,5 @@ bool attend(std::span<const BlockView> views, const QueryTile& tile, const Atten
 
 // The sums alone, without a value being read: lse as attend() over these views would write it.
 void log_sums(std::span<const BlockView> views, const QueryTile& tile, const AttendParams& params, float* lse, Scratch& scratch);
-
-// Adds what all queries of the tile gave each row of views[weigh_from..]: sums has one float a row of them, in order. `lse`: of the
-// tile, as attend() or merge() over all views of the head wrote it; a row that overflowed gives nothing.
-void add_mass(std::span<const BlockView> views, uint32_t weigh_from, const QueryTile& tile, const KeptWeights& kept,
-              const float* lse, float* sums);
 
 }  // namespace tierkv::attn

@@ -44,14 +44,21 @@ struct AttendWork {
   std::vector<std::span<const BlockView>> heads;  // views of each KV head, oldest first
   RowsView queries;
   const uint32_t* positions = nullptr;  // one per query
-  float* out = nullptr;                 // [queries][query heads][head_dim]
+  float* out = nullptr;                 // [queries][query heads][head_dim]; null: the mass alone is wanted (params.weigh_only)
   float* lse = nullptr;                 // [queries][query heads]: the log of the sum of e^score (attention.h), or null
   const float* sink_logits = nullptr;   // one per query head, or null
   std::vector<HeadMass> mass;           // one per KV head, or none
+  // [queries][query heads]: the views are a part of what the queries look at, and these the lse of all of it, which mass is taken
+  // against. Null: they are all.
+  const float* whole = nullptr;
   AttendParams params;
   // resource_exhausted: no memory for scratch. invalid_argument: scores or sums overflowed 32-bit floats.
   Status status;
 };
+
+// What is left to do for a call whose attention was done without its mass: `wanted` of the same views, against the lse of the whole
+// call, [queries][query heads]. Values are not read, and nothing but the sums is written.
+AttendWork mass_alone(const AttendWork& done, std::vector<HeadMass> wanted, const float* lse);
 
 class Backend {
  public:

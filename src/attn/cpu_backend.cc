@@ -7,6 +7,7 @@
 #include <new>
 
 #include "attn/rows.h"
+#include "base/loan.h"
 #include "base/per_thread.h"
 #include "base/status_macros.h"
 
@@ -27,6 +28,22 @@ struct TileScratch {
   Scratch attn;
   Partial partial;
   std::vector<float> rows, out, lse;
+
+  // Kept weights whose head is done. The next head's go where these were: the memory is known to the system, and warm.
+  void put_back(KeptWeights& weights) {
+    if (spare.capacity() == 0) spare.reserve(kMostSpare);
+    if (spare.size() < kMostSpare) spare.push_back(std::move(weights));
+    weights = {};
+  }
+  void take_spare() {
+    if (spare.empty() || !attn.weighed.weights.empty()) return;
+    attn.weighed = std::move(spare.back());
+    spare.pop_back();
+  }
+
+ private:
+  static constexpr size_t kMostSpare = 64;
+  std::vector<KeptWeights> spare;
 };
 
 enum class Kind : uint8_t { part, tile };
@@ -49,6 +66,9 @@ struct Join {
 };
 
 uint32_t group_of(const AttendWork& work) { return work.queries.heads / static_cast<uint32_t>(work.heads.size()); }
+
+// Many queries are cut along the queries, few along the views.
+bool in_tiles(const AttendWork& work) { return work.queries.tokens * group_of(work) > kSplitQueryRows; }
 
 uint32_t tile_queries(const AttendWork& work) { return std::max(1u, kTileRows / group_of(work)); }
 
@@ -79,12 +99,23 @@ float* lse_of(const AttendWork& work, uint32_t count, TileScratch& scratch) {
 }
 
 void store_tile(const AttendWork& work, uint32_t head, uint32_t first, uint32_t count, const TileScratch& scratch) {
+  if (!work.out) return;
   const size_t d = work.params.head_dim, group = group_of(work);
   for (uint32_t q = 0; q < count; ++q) {
     const size_t row = static_cast<size_t>(first + q) * work.queries.heads + head * group;
     std::memcpy(work.out + row * d, scratch.out.data() + q * group * d, group * d * sizeof(float));
     if (work.lse) std::memcpy(work.lse + row, scratch.lse.data() + q * group, group * sizeof(float));
   }
+}
+
+// The sums of a tile's rows that mass is taken against: the tile's own, or those of the whole that its views are a part of.
+const float* mass_sums(const AttendWork& work, uint32_t head, uint32_t first, uint32_t count, TileScratch& scratch) {
+  const size_t group = group_of(work);
+  for (uint32_t q = 0; work.whole && q < count; ++q) {
+    const float* row = work.whole + static_cast<size_t>(first + q) * work.queries.heads + head * group;
+    std::copy_n(row, group, scratch.lse.data() + q * group);
+  }
+  return scratch.lse.data();
 }
 
 // The work's parameters for views first..: which of them keep their weights.
@@ -101,6 +132,13 @@ size_t rows_between(const AttendWork& work, uint32_t head, uint32_t from, uint32
   return rows;
 }
 
+// States of parts, kept from call to call with the memory they have.
+struct Partials : std::vector<Partial> {
+  void trim() noexcept {
+    if (size() > 4096) erase(begin() + 4096, end());
+  }
+};
+
 // One call of attend(): its tasks, and what they share.
 class Piece {
  public:
@@ -111,15 +149,15 @@ class Piece {
     for (uint32_t w = 0; w < works.size(); ++w) {
       const AttendWork& work = works_[w];
       if (work.queries.tokens == 0) continue;
-      if (work.queries.tokens * group_of(work) <= kSplitQueryRows) {
-        for (uint32_t h = 0; h < work.heads.size(); ++h) cut_views(w, h);
-      } else {
+      if (in_tiles(work)) {
         cut_queries(w);
+      } else {
+        for (uint32_t h = 0; h < work.heads.size(); ++h) cut_views(w, h);
       }
     }
     tile_mass_.resize(num_tile_masses_);
     if (num_joins_ == 0) return;
-    partials_.resize(num_partials_);
+    if (partials_->size() < num_partials_) partials_->resize(num_partials_);
     // Counters cannot move, so they come when their number is known.
     joins_ = std::make_unique<Join[]>(num_joins_);
     for (const Task& task : tasks_) {
@@ -144,6 +182,10 @@ class Piece {
 
   // Tiles of one head add up in the order of their queries, whoever was first.
   void add_tile_masses() {
+    for (const AttendWork& work : works_) {
+      if (!in_tiles(work)) continue;
+      for (const HeadMass& mass : work.mass) std::fill_n(mass.sums, mass.num_lanes() * mass.rows, 0.0f);
+    }
     for (const Task& task : tasks_) {
       if (task.kind != Kind::tile || task.partial == kAlone) continue;
       const std::vector<float>& mass = tile_mass_[task.partial];
@@ -215,15 +257,32 @@ class Piece {
     return !work.params.causal || work.positions[last] >= work.heads[head][work.mass[head].from].ctx.first_position;
   }
 
-  // What the kept weights of a tile, or of a part of its views from first_view on, add to sums of `stride` rows a lane.
-  static void sum_mass(const AttendWork& work, uint32_t head, const QueryTile& tile, uint32_t first_view, const KeptWeights& kept,
-                       const float* lse, float* sums, size_t stride) {
+  // What the kept weights of a tile add to its sums.
+  static void add_tile_mass(const AttendWork& work, uint32_t head, const QueryTile& tile, const KeptWeights& kept, float* sums) {
     const HeadMass& mass = work.mass[head];
-    const uint32_t first = std::max(first_view, mass.from);
-    const auto views = work.heads[head].subspan(first_view);
-    sums += rows_between(work, head, mass.from, first);
-    if (mass.lanes.empty()) return add_mass(views, first - first_view, tile, kept, lse, sums);
-    add_lanes(views, first - first_view, tile, kept, lse, mass.lanes, sums, stride);
+    if (mass.lanes.empty()) return sum_mass(work.heads[head], mass.from, tile, kept, true, sums);
+    add_lanes(work.heads[head], mass.from, tile, kept, mass.lanes, sums, mass.rows);
+  }
+
+  // What the parts of a head give its rows. Part by part, so that sums are near when weights are added.
+  static void sum_parts(const AttendWork& work, uint32_t head, const QueryTile& tile, std::span<Partial> partials,
+                        const float* lse) {
+    const HeadMass& mass = work.mass[head];
+    float* sums = mass.sums;
+    for (Partial& part : partials) {
+      if (part.end_view <= mass.from) continue;
+      const auto views = work.heads[head].subspan(part.first_view, part.end_view - part.first_view);
+      const uint32_t first = std::max(part.first_view, mass.from);
+      const size_t rows = rows_between(work, head, first, part.end_view);
+      tops_to_shares(part.weighed, lse, tile.queries * tile.group);
+      if (mass.lanes.empty()) {
+        sum_mass(views, first - part.first_view, tile, part.weighed, false, sums);
+      } else {
+        for (size_t l = 0; l < mass.lanes.size(); ++l) std::fill_n(sums + l * mass.rows, rows, 0.0f);
+        add_lanes(views, first - part.first_view, tile, part.weighed, mass.lanes, sums, mass.rows);
+      }
+      sums += rows;
+    }
   }
 
   void run_task(const Task& task) {
@@ -232,8 +291,10 @@ class Piece {
     if (task.kind == Kind::tile) return run_tiles(task, scratch);
     const QueryTile tile = load_tile(work, task.head, 0, work.queries.tokens, scratch);
     const auto views = work.heads[task.head].subspan(task.first, task.count);
-    Partial& partial = task.join == kAlone ? scratch.partial : partials_[task.partial];
+    Partial& partial = task.join == kAlone ? scratch.partial : (*partials_)[task.partial];
     partial.first_view = task.first;
+    partial.end_view = task.first + task.count;
+    if (!work.mass.empty() && task.join != kAlone) scratch.take_spare();
     attend_partial(views, tile, params_of(work, task.head, task.first), partial, scratch.attn);
     if (task.join == kAlone) merge_head(task, {&partial, 1}, scratch);
   }
@@ -259,7 +320,8 @@ class Piece {
     }
     store_tile(work, task.head, first, count, scratch);
     if (!weighs) return;
-    sum_mass(work, task.head, tile, 0, scratch.attn.weighed, lse, tile_mass_[task.partial].data(), work.mass[task.head].rows);
+    tops_to_shares(scratch.attn.weighed, mass_sums(work, task.head, first, count, scratch), count * tile.group);
+    add_tile_mass(work, task.head, tile, scratch.attn.weighed, tile_mass_[task.partial].data());
   }
 
   void merge_head(const Task& task, std::span<Partial> partials, TileScratch& scratch) {
@@ -270,10 +332,9 @@ class Piece {
     if (!merge(partials, tile, work.params, scratch.out.data(), lse)) fail(task.work, kOverflow);
     store_tile(work, task.head, 0, queries, scratch);
     if (work.mass.empty()) return;
-    for (Partial& part : partials) {
-      sum_mass(work, task.head, tile, part.first_view, part.weighed, lse, work.mass[task.head].sums, work.mass[task.head].rows);
-      if (task.join != kAlone) part.weighed = {};  // the next head's weights go where these were, still warm
-    }
+    sum_parts(work, task.head, tile, partials, mass_sums(work, task.head, 0, queries, scratch));
+    if (task.join == kAlone) return;
+    for (Partial& part : partials) scratch.put_back(part.weighed);
   }
 
   void finish_part(const Task& task) noexcept {
@@ -284,7 +345,7 @@ class Piece {
       TileScratch& scratch = per_thread<TileScratch>();
       const AttendWork& work = works_[task.work];
       scratch.out.resize(static_cast<size_t>(work.queries.tokens) * group_of(work) * work.params.head_dim);
-      merge_head(task, std::span<Partial>(partials_).subspan(join.first_partial, join.partials), scratch);
+      merge_head(task, std::span<Partial>(*partials_).subspan(join.first_partial, join.partials), scratch);
     } catch (const std::bad_alloc&) {
       fail(task.work, kMemory);
     }
@@ -302,7 +363,7 @@ class Piece {
 
   std::span<AttendWork> works_;
   std::vector<Task> tasks_;
-  std::vector<Partial> partials_;
+  Loan<Partials> partials_;  // at least as many as there are parts
   std::vector<std::vector<float>> tile_mass_;
   std::unique_ptr<Join[]> joins_;
   std::vector<std::atomic<uint8_t>> failures_;

@@ -4,30 +4,12 @@
 #include <cmath>
 #include <limits>
 
+#include "quant/row_sums.h"
+
 namespace tierkv::attn {
 namespace {
 
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
-
-// What one query gave each row of one view, all heads of the group together. Heads by fours: the sums are read and written less.
-void mass_of_query(const QueryTile& tile, uint32_t query, const float* weights, uint32_t stride, const float* tops,
-                   const float* lse, uint32_t rows, float* mass) {
-  std::fill_n(mass, rows, 0.0f);
-  const uint32_t first = query * tile.group;
-  for (uint32_t g = 0; g < tile.group; g += 4) {
-    const uint32_t count = std::min(4u, tile.group - g);
-    float share[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    const float* row[4];
-    for (uint32_t i = 0; i < 4; ++i) {
-      const uint32_t at = first + g + std::min(i, count - 1);
-      row[i] = weights + static_cast<size_t>(at) * stride;
-      if (i < count && tops[at] != kNothing && lse[at] > kNothing) share[i] = std::exp(tops[at] - lse[at]);
-    }
-    for (uint32_t t = 0; t < rows; ++t) {
-      mass[t] += (share[0] * row[0][t] + share[1] * row[1][t]) + (share[2] * row[2][t] + share[3] * row[3][t]);
-    }
-  }
-}
 
 // Dead rows are at no position a query could be. Without a branch in either loop: how much rows get is hard to guess.
 void count_low(const BlockView& view, uint32_t at, float below, float weight, const float* mass, float* sums) {
@@ -49,23 +31,55 @@ bool HeadMass::hears(uint32_t first, uint32_t end) const {
   });
 }
 
-void add_lanes(std::span<const BlockView> views, uint32_t weigh_from, const QueryTile& tile, const KeptWeights& kept,
-               const float* lse, std::span<const MassLane> lanes, float* sums, size_t stride) {
+void tops_to_shares(KeptWeights& kept, const float* lse, uint32_t rows) {
+  const size_t n = kept.tops.size();
+  for (size_t k = 0; k < n; k += rows) {
+    for (uint32_t i = 0; i < rows; ++i) kept.tops[k + i] = lse[i] > kNothing ? kept.tops[k + i] - lse[i] : kNothing;
+  }
+  kept.tops.resize((n + 15) / 16 * 16, kNothing);
+  // Of the kept unit, so that no row of weights needs to be divided by it.
+  quant::exp_sum(kept.tops.data(), static_cast<uint32_t>(kept.tops.size()), 0.0f);
+  for (float& share : kept.tops) share *= 1.0f / quant::kKeptUnit;
+}
+
+void sum_mass(std::span<const BlockView> views, uint32_t weigh_from, const QueryTile& tile, const KeptWeights& kept, bool add,
+              float* sums) {
   const uint32_t rows = tile.queries * tile.group;
-  const float* weights = kept.weights.data();
-  float mass[kMaxViewRows];
+  const uint16_t* weights = kept.weights.data();
+  size_t k = 0;
+  for (uint32_t v = weigh_from; v < views.size(); sums += views[v++].rows) {
+    if (k == kept.views.size() || v != kept.views[k]) {  // no query could see it
+      if (!add) std::fill_n(sums, views[v].rows, 0.0f);
+      continue;
+    }
+    const uint32_t stride = row_stride(views[v]);
+    quant::sum_kept(weights, stride, kept.tops.data() + k++ * rows, rows, views[v].rows, add, sums);
+    weights += static_cast<size_t>(rows) * stride;
+  }
+}
+
+void add_lanes(std::span<const BlockView> views, uint32_t weigh_from, const QueryTile& tile, const KeptWeights& kept,
+               std::span<const MassLane> lanes, float* sums, size_t stride) {
+  const uint32_t rows = tile.queries * tile.group;
+  const uint16_t* weights = kept.weights.data();
+  float mass[kMaxViewRows];  // what one query gave each row of one view, all heads of the group together
   uint32_t at = weigh_from;
   for (size_t k = 0; k < kept.views.size(); ++k) {
     for (; at < kept.views[k]; ++at) sums += views[at].rows;
     const BlockView& view = views[at];
+    const uint32_t apart = row_stride(view);
+    const float* share = kept.tops.data() + k * rows;
     for (uint32_t q = 0; q < tile.queries; ++q) {
       const uint32_t query = tile.first + q;
       bool known = false;
       for (size_t l = 0; l < lanes.size(); ++l) {
         const float weight = lanes[l].weight ? lanes[l].weight[query] : 1.0f;
         if (weight == 0.0f) continue;
-        if (!known) mass_of_query(tile, q, weights, row_stride(view), kept.tops.data() + k * rows, lse, view.rows, mass);
-        known = true;
+        if (!known) {
+          const size_t first = static_cast<size_t>(q) * tile.group;
+          quant::sum_kept(weights + first * apart, apart, share + first, tile.group, view.rows, false, mass);
+          known = true;
+        }
         float* lane = sums + l * stride;
         if (lanes[l].below) {
           count_low(view, tile.positions[q], lanes[l].below[query], weight, mass, lane);
@@ -74,7 +88,7 @@ void add_lanes(std::span<const BlockView> views, uint32_t weigh_from, const Quer
         }
       }
     }
-    weights += static_cast<size_t>(rows) * row_stride(view);
+    weights += static_cast<size_t>(rows) * apart;
   }
 }
 

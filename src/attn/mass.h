@@ -25,7 +25,7 @@ struct MassLane {
 // The mass that the queries of a call give each row of a KV head's views from `from` on, in the order of views and rows.
 struct HeadMass {
   uint32_t from = 0;
-  float* sums = nullptr;                 // [lanes][rows of those views], added to; undefined when the work fails
+  float* sums = nullptr;                 // [lanes][rows of those views], written; undefined when the work fails
   std::span<const MassLane> lanes = {};  // none: one plain lane
   size_t rows = 0;                       // of those views
 
@@ -34,9 +34,18 @@ struct HeadMass {
   bool hears(uint32_t first, uint32_t end) const;
 };
 
-// Adds what the tile's queries gave the rows of views[weigh_from..], as the lanes want it: row i of them is sums[lane*stride + i].
-// `kept` and `lse` are the tile's, as for add_mass() (attention.h), which is the same for one plain lane and faster.
+// What makes mass of kept weights, a factor for each view and row of the tile: the tops of the weights become it, once. `lse`: of
+// the tile's rows, as attend() or merge() over all views of the head wrote it, or of a softmax of which these views are a part; a
+// row that overflowed has no share.
+void tops_to_shares(KeptWeights& kept, const float* lse, uint32_t rows);
+
+// What all queries of the tile gave each row of views[weigh_from..]: sums has one float a row of them, in order, which gets it, or
+// with `add` also keeps what it had. `kept`: the tile's, with shares.
+void sum_mass(std::span<const BlockView> views, uint32_t weigh_from, const QueryTile& tile, const KeptWeights& kept, bool add,
+              float* sums);
+
+// The same as the lanes want it, always added: row i is sums[lane*stride + i].
 void add_lanes(std::span<const BlockView> views, uint32_t weigh_from, const QueryTile& tile, const KeptWeights& kept,
-               const float* lse, std::span<const MassLane> lanes, float* sums, size_t stride);
+               std::span<const MassLane> lanes, float* sums, size_t stride);
 
 }  // namespace tierkv::attn

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <random>
+#include <tuple>
 
 #include "attn/cpu_backend.h"
 #include "base/thread_pool.h"
@@ -111,7 +112,7 @@ class MassTest : public ::testing::Test {
     std::vector<std::vector<float>> sums(kKvHeads);
     for (uint32_t h = 0; h < kKvHeads; ++h) {
       const size_t rows = rows_from(h, from);
-      sums[h].assign(std::max<size_t>(lanes.size(), 1) * rows, 0.25f);
+      sums[h].assign(std::max<size_t>(lanes.size(), 1) * rows, 0.25f);  // what was there before counts for nothing
       w.mass.push_back({from, sums[h].data(), lanes, rows});
     }
     attend(w);
@@ -142,7 +143,7 @@ class MassTest : public ::testing::Test {
           if (given < 1.003 * lane.below[q]) most += weight;
         }
       }
-      const double got = sums[i - skipped] - 0.25;
+      const double got = sums[i - skipped];
       ASSERT_GE(got, least - 2e-3 * least - 1e-6) << "head " << head << ", row " << i;
       ASSERT_LE(got, most + 2e-3 * most + 1e-6) << "head " << head << ", row " << i;
       total += got;
@@ -231,6 +232,35 @@ TEST_F(MassTest, WithAWindowSinksAndACap) {
     w.sink_logits = sinks.data();
     expect_right(w, 0);
     expect_right(w, 6);
+  }
+}
+
+// Views that are a part of what the queries look at: mass is taken against the sums of the whole, and values are not looked at.
+TEST_F(MassTest, OfAPartOfTheWhole) {
+  for (const bool threads : {false, true}) {
+    pool_ = threads ? std::make_unique<ThreadPool>(3) : nullptr;
+    for (const auto& [tokens, queries, from] : {std::tuple{3000u, 1u, 7u}, {3000u, 1u, 22u}, {2500u, 4u, 3u}, {900u, 60u, 4u}}) {
+      fill(tokens, true);
+      AttendWork w = work(queries);
+      const std::vector<float> sinks(kKvHeads * 3, 1.0f);
+      w.sink_logits = sinks.data();
+      std::vector<float> lse(static_cast<size_t>(queries) * kKvHeads * 3);
+      w.lse = lse.data();
+      attend(w);
+      AttendWork part = w;
+      part.out = nullptr, part.lse = nullptr, part.sink_logits = nullptr;
+      part.whole = lse.data();
+      part.params.weigh_only = true;
+      std::vector<std::vector<float>> sums;
+      for (uint32_t h = 0; h < kKvHeads; ++h) {
+        part.heads[h] = w.heads[h].subspan(from);
+        sums.emplace_back(rows_from(h, from), 0.25f);
+        part.mass.push_back({0, sums[h].data(), {}, sums[h].size()});
+      }
+      attend(part);
+      for (uint32_t h = 0; h < kKvHeads; ++h)
+        expect_lane(h, MassLane(), reference(w, h), rows_from(h, 0) - rows_from(h, from), sums[h].data());
+    }
   }
 }
 

@@ -80,6 +80,13 @@ Status no_room(const Arena& arena, uint32_t layer) {
 
 }  // namespace
 
+// Tokens that may wait in the warm tier for their queries: under a budget an eighth of it, at a byte an element.
+static uint32_t most_unseen(const CacheConfig& c) {
+  if (c.byte_budget == 0) return kMostUnseen;
+  const uint64_t token = 2ull * c.num_layers * c.num_kv_heads * c.head_dim;
+  return static_cast<uint32_t>(std::min<uint64_t>(kMostUnseen, c.byte_budget / 8 / token));
+}
+
 static Status append_step(AdaptiveKVCache::Impl& impl, Appending& a, uint32_t first, uint32_t count) {
   LayerState& state = a.seq.layer(a.layer);
   if (a.evicting && !impl.make_room(a.seq, a.layer, count)) return no_room(*impl.arena, a.layer);
@@ -96,7 +103,7 @@ static Status append_step(AdaptiveKVCache::Impl& impl, Appending& a, uint32_t fi
   LayerPlan plan = a.plans->layer(a.layer, state.length);
   if (impl.places[a.layer] && plan.warm != 0 && plan.warm != kAll) {
     // A long piece of a prompt comes before its queries. Rows are not archived by it that no query could look at yet.
-    plan.warm += std::min(kMostUnseen, state.unobserved - std::min(state.unobserved, plan.hot));
+    plan.warm += std::min(most_unseen(impl.config), state.unobserved - std::min(state.unobserved, plan.hot));
   }
   impl.choose_archive(a.seq, a.layer, plan);
   const uint32_t most = kBacklog + kCatchUp * count / impl.config.archive_block;

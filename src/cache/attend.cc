@@ -5,6 +5,7 @@
 
 #include "attn/backend.h"
 #include "base/guarded.h"
+#include "base/loan.h"
 #include "base/status_macros.h"
 #include "cache/attend_spilled.h"
 #include "cache/impl.h"
@@ -26,6 +27,13 @@ constexpr uint32_t kCoarseRows = 8192;
 
 // From this many sums on, threads share in folding them into the tokens' statistics.
 constexpr size_t kManySums = 1u << 15;
+
+// What observers are told, kept from call to call.
+struct Sums : std::vector<float> {
+  void trim() noexcept {
+    if (size() > (size_t{1} << 22)) std::vector<float>().swap(*this);
+  }
+};
 
 // What one item holds while the backend works on it.
 struct Held {
@@ -114,6 +122,7 @@ class Attending {
     for (Held& held : held_) held.learns = wants_lse(held);
     skip();
     for (Held& held : held_) observe(held);
+    place_sums();
     attend();
     for (size_t i = 0; i < held_.size(); ++i) finish(held_[i], works_[i]);
   }
@@ -215,10 +224,25 @@ class Attending {
     return {held.item->queries, held.positions.data(), options_.sink_logits, params_};
   }
 
+  void place_sums() {
+    size_t sums = 0;
+    for (const Held& held : held_) {
+      for (const StreamObserver& observer : held.observers) sums += observer.num_sums();
+    }
+    if (sums > sums_->size()) sums_->resize(sums);
+    float* at = sums_->data();
+    for (Held& held : held_) {
+      for (StreamObserver& observer : held.observers) {
+        observer.put_sums_at(at);
+        at += observer.num_sums();
+      }
+    }
+  }
+
   void fold(Held& held) {
     if (held.observers.empty()) return;
     size_t sums = 0;
-    for (const StreamObserver& observer : held.observers) sums += observer.sums();
+    for (const StreamObserver& observer : held.observers) sums += observer.num_sums();
     const auto fold_head = [&](uint32_t h) { held.observers[h].fold(); };
     if (sums >= kManySums && held.observers.size() > 1) {
       executor()(static_cast<uint32_t>(held.observers.size()), fold_head);
@@ -245,7 +269,7 @@ class Attending {
       attn::AttendWork& work = works_.emplace_back();
       work.heads.reserve(held.views.size());
       for (const StreamViews& head : held.views) work.heads.emplace_back(head.views);
-      for (StreamObserver& observer : held.observers) work.mass.push_back(observer.wanted());
+      if (!held.spilled) work.mass = wanted_mass(held);
       work.queries = held.item->queries;
       work.positions = held.positions.data();
       work.out = held.item->out;
@@ -258,8 +282,21 @@ class Attending {
     impl_.env.backend->attend(works_, executor());
     for (size_t i = 0; i < held_.size(); ++i) {
       if (!held_[i].spilled || !works_[i].status.ok()) continue;
-      works_[i].status = cache::join_spilled(impl_, layer_, held_[i].views, works_[i], executor());
+      works_[i].status = join_spilled(held_[i], works_[i]);
     }
+  }
+
+  Status join_spilled(Held& held, attn::AttendWork& work) const {
+    TIERKV_RETURN_IF_ERROR(cache::join_spilled(impl_, layer_, held.views, work, executor()));
+    if (held.observers.empty()) return {};
+    return cache::weigh_resident(impl_, wanted_mass(held), work, executor());
+  }
+
+  static std::vector<attn::HeadMass> wanted_mass(Held& held) {
+    std::vector<attn::HeadMass> wanted;
+    wanted.reserve(held.observers.size());
+    for (StreamObserver& observer : held.observers) wanted.push_back(observer.wanted());
+    return wanted;
   }
 
   const Executor& executor() const { return options_.executor ? *options_.executor : impl_.pool_executor; }
@@ -309,6 +346,7 @@ class Attending {
   bool place_ = false;  // the mass of rows that are not archived yet is kept
   std::vector<Held> held_;
   std::vector<attn::AttendWork> works_;
+  Loan<Sums> sums_;  // of all observers
 };
 
 // `ran`, where given: the items have been worked on, and each has its status.

@@ -171,4 +171,11 @@ Status join_spilled(AdaptiveKVCache::Impl& impl, uint32_t layer, std::span<const
   return {};
 }
 
+Status weigh_resident(const AdaptiveKVCache::Impl& impl, std::vector<attn::HeadMass> wanted, const AttendWork& done,
+                      const Executor& run) {
+  AttendWork work = attn::mass_alone(done, std::move(wanted), done.lse);
+  impl.env.backend->attend({&work, 1}, run);
+  return work.status;
+}
+
 }  // namespace tierkv::cache

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "quant/row_sums.h"
+
 namespace tierkv::cache {
 namespace {
 
@@ -13,15 +15,14 @@ uint32_t first_recent(const StreamViews& views) {
   return static_cast<uint32_t>(recent - views.tiers.begin());
 }
 
-// body(statistic, sum) for each row. A lane of no sums is one of zeros.
-template <class Body>
-void each_row(float* stats, size_t stride, const float* sums, uint32_t rows, Body&& body) {
+// statistic = fade·statistic + sum, for each row. No sums are zeros.
+void fade_and_add(float* stats, size_t stride, float fade, const float* sums, uint32_t rows) {
   if (!sums) {
-    for (uint32_t t = 0; t < rows; ++t) body(stats[t * stride], 0.0f);
+    for (uint32_t t = 0; t < rows; ++t) stats[t * stride] *= fade;
   } else if (stride == 1) {
-    for (uint32_t t = 0; t < rows; ++t) body(stats[t], sums[t]);
+    quant::fade_add(stats, fade, sums, rows);
   } else {
-    for (uint32_t t = 0; t < rows; ++t) body(stats[t * stride], sums[t]);
+    for (uint32_t t = 0; t < rows; ++t) stats[t * stride] = stats[t * stride] * fade + sums[t];
   }
 }
 
@@ -39,6 +40,8 @@ StreamObserver::StreamObserver(const ObserveSettings& settings, const HeadStream
   for (size_t v = from_; v < views.views.size(); ++v) rows_ += views.views[v].rows;
   plan_lanes();
   if (keeps(policy::kLowCount)) plan_low_counts(stream);
+  habit_ = std::ldexp(1.0f, -static_cast<int>(std::min(closings_, 100u)));
+  faded_ = std::pow(policy::kFading, static_cast<float>(positions_.size()));
   if (report_) {
     for (size_t v = 0; v < views.views.size(); ++v) {
       const attn::BlockView& view = views.views[v];
@@ -49,7 +52,6 @@ StreamObserver::StreamObserver(const ObserveSettings& settings, const HeadStream
     const bool all = std::all_of(lane.weights.begin(), lane.weights.end(), [](float w) { return w == 1.0f; });
     asked_.push_back({all ? nullptr : lane.weights.data(), lane.low ? below_.data() : nullptr});
   }
-  sums_.assign(lanes_.size() * rows_, 0.0f);
 }
 
 // Statistics with the same weights share a sum: with one query nearly all do.
@@ -107,7 +109,7 @@ void StreamObserver::plan_low_counts(const HeadStream& stream) {
 }
 
 attn::HeadMass StreamObserver::wanted() {
-  attn::HeadMass mass{from_, sums_.data(), {}, rows_};
+  attn::HeadMass mass{from_, sums_, {}, rows_};
   if (lanes_.empty()) {  // nothing counts: no view is asked for
     mass.from = static_cast<uint32_t>(views_.views.size());
     mass.rows = 0;
@@ -120,8 +122,8 @@ attn::HeadMass StreamObserver::wanted() {
 void StreamObserver::fold() {
   size_t at = 0;
   for (size_t v = from_; v < views_.views.size(); at += views_.views[v++].rows) {
-    if (report_) report_view(v, sums_.data() + static_cast<size_t>(report_lane_) * rows_ + at);
-    if (settings_.signals && views_.stats[v]) fold_view(views_.stats[v], sums_.data() + at, views_.views[v].rows);
+    if (report_) report_view(v, sums_ + static_cast<size_t>(report_lane_) * rows_ + at);
+    if (settings_.signals && views_.stats[v]) fold_view(views_.stats[v], sums_ + at, views_.views[v].rows);
   }
 }
 
@@ -135,13 +137,13 @@ void StreamObserver::report_view(size_t v, const float* sums) {
 }
 
 void StreamObserver::fold_view(float* stats, const float* sums, uint32_t rows) const {
-  const auto fold = [&](policy::Signal signal, auto&& body) {
+  const auto fold = [&](policy::Signal signal, float fade) {
     if (!keeps(signal)) return;
-    const int lane = lane_of_[signal];
-    each_row(stats + slot(signal), settings_.signals, lane < 0 ? nullptr : sums + static_cast<size_t>(lane) * rows_, rows, body);
+    const float* lane = lane_of_[signal] < 0 ? nullptr : sums + static_cast<size_t>(lane_of_[signal]) * rows_;
+    fade_and_add(stats + slot(signal), settings_.signals, fade, lane, rows);
   };
-  fold(policy::kMassTotal, [](float& stat, float sum) { stat += sum; });
-  fold(policy::kMassLast, [](float& stat, float sum) { stat = sum; });
+  fold(policy::kMassTotal, 1.0f);
+  fold(policy::kMassLast, 0.0f);
   // A window that ends becomes the one before. What it held when the call began is part of it if it is the first to end.
   if (closings_ == 1 && keeps(policy::kMassWindow) && keeps(policy::kMassBefore)) {
     const size_t stride = settings_.signals;
@@ -149,16 +151,13 @@ void StreamObserver::fold_view(float* stats, const float* sums, uint32_t rows) c
       stats[t * stride + static_cast<size_t>(slot(policy::kMassBefore))] =
           stats[t * stride + static_cast<size_t>(slot(policy::kMassWindow))];
     }
-    fold(policy::kMassBefore, [](float& stat, float sum) { stat += sum; });
+    fold(policy::kMassBefore, 1.0f);
   } else if (closings_ > 1) {
-    fold(policy::kMassBefore, [](float& stat, float sum) { stat = sum; });
+    fold(policy::kMassBefore, 0.0f);
   }
-  const float kept = closings_ == 0 ? 1.0f : 0.0f;
-  fold(policy::kMassWindow, [&](float& stat, float sum) { stat = stat * kept + sum; });
-  const float habit = std::ldexp(1.0f, -static_cast<int>(std::min(closings_, 100u)));
-  fold(policy::kLowCount, [&](float& stat, float sum) { stat = stat * habit + sum; });
-  const float faded = std::pow(policy::kFading, static_cast<float>(positions_.size()));
-  fold(policy::kMassFading, [&](float& stat, float sum) { stat = stat * faded + sum; });
+  fold(policy::kMassWindow, closings_ == 0 ? 1.0f : 0.0f);
+  fold(policy::kLowCount, habit_);
+  fold(policy::kMassFading, faded_);
 }
 
 }  // namespace tierkv::cache

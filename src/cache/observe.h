@@ -38,7 +38,9 @@ class StreamObserver {
 
   // What the backend shall sum up. Valid while the observer is where it is.
   attn::HeadMass wanted();
-  size_t sums() const { return sums_.size(); }
+  // How many sums that are, and where they go: memory of the caller's that stays until the observer goes.
+  size_t num_sums() const { return lanes_.size() * rows_; }
+  void put_sums_at(float* sums) { sums_ = sums; }
   // The sums are there. Needs no memory.
   void fold();
 
@@ -66,12 +68,14 @@ class StreamObserver {
   MassReport* report_;
   const size_t report_base_;
   std::vector<BlockMass> blocks_;
-  uint32_t from_ = 0;      // the first view
-  size_t rows_ = 0;        // of the views from there on
-  uint32_t closings_ = 0;  // windows that end in this call
+  uint32_t from_ = 0;                  // the first view
+  size_t rows_ = 0;                    // of the views from there on
+  uint32_t closings_ = 0;              // windows that end in this call
+  float habit_ = 1.0f, faded_ = 1.0f;  // what this call leaves of ScissorHands' counts and of the fading score
   std::vector<Lane> lanes_;
   std::vector<attn::MassLane> asked_;
-  std::vector<float> below_, sums_;
+  std::vector<float> below_;
+  float* sums_ = nullptr;
   int lane_of_[policy::kNumSignals], report_lane_ = kNoLane;
 };
 

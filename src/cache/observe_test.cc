@@ -43,6 +43,8 @@ class ObserveTest : public ::testing::Test {
 
   // One call: what each query gave each token goes the way the backend takes, into the sums that the observer asked for.
   static void tell(StreamObserver& observer, std::span<const uint32_t> positions, std::span<const std::vector<float>> mass) {
+    std::vector<float> sums(observer.num_sums(), 0.0f);
+    observer.put_sums_at(sums.data());
     const attn::HeadMass wanted = observer.wanted();
     const attn::MassLane plain[1];
     for (size_t l = 0; wanted.rows != 0 && l < wanted.num_lanes(); ++l) {
@@ -140,7 +142,7 @@ TEST_F(ObserveTest, AWindowGoesOnAcrossCalls) {
 TEST_F(ObserveTest, OneQueryIsOneSumForAllButTheCounts) {
   const uint32_t positions[] = {9};
   StreamObserver observer(settings(4), stream, views, positions, nullptr, kTokens);
-  EXPECT_EQ(observer.sums(), 2 * kTokens);
+  EXPECT_EQ(observer.num_sums(), 2 * kTokens);
   ObserveSettings total = settings(4);
   total.wanted = 1u << policy::kMassTotal;
   StreamObserver plain(total, stream, views, positions, nullptr, kTokens);

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <filesystem>
+#include <numeric>
 #include <random>
 
 #include "base/folder_testing.h"
@@ -18,7 +19,7 @@ namespace {
 
 constexpr uint32_t kLayers = 2, kHeads = 2, kQueryHeads = 6, kDim = 64, kTokens = 8000;
 constexpr size_t kWidth = size_t{kHeads} * kDim;
-constexpr const char* kTiers = "hot=16,warm=64,warm_block=16,archive=rot2,sinks=4";
+constexpr const char* kTiers = "hot=16,warm=64,warm_block=16,sinks=4";
 
 // Every 500 tokens are about something else, so that blocks differ in what queries see in them.
 const std::vector<float>& text() {
@@ -42,10 +43,12 @@ struct Reader {
   SeqId seq = 0;
 };
 
+// The archive is rot2 unless `more` has another.
 Result<std::unique_ptr<AdaptiveKVCache>> make(const std::string& more) {
   CacheConfig config;
   config.num_layers = kLayers, config.num_heads = kQueryHeads, config.num_kv_heads = kHeads, config.head_dim = kDim;
-  TIERKV_RETURN_IF_ERROR(apply_inline(std::string(kTiers) + more, config));
+  const std::string archive = more.find("archive=") == std::string::npos ? ",archive=rot2" : "";
+  TIERKV_RETURN_IF_ERROR(apply_inline(kTiers + archive + more, config));
   return AdaptiveKVCache::create(config);
 }
 
@@ -208,6 +211,67 @@ TEST_F(Spill, PromotesWhatIsSpilledAndDropsItAgain) {
   EXPECT_EQ(few.cache->freeze(few.seq).value(), frozen);
 }
 
+// Which rows of a block are kept better is decided by what they received before they are archived, of everything that was read.
+TEST_F(Spill, KeepsTheSameRowsBetterAsIfAllWereInMemory) {
+  const std::string better = ",archive=rot2+top4";
+  const auto told = [&](const std::string& more, bool observe) {
+    Reader r = reader(more, 0);
+    r.seq = r.cache->add_sequence().value();
+    AttentionOptions options;
+    options.observe = observe;
+    for (uint32_t t = 0; t < kTokens; t += 40) {
+      EXPECT_TRUE(read(r, t, 40).ok());
+      const uint32_t count = t % 3 == 0 ? 40 : 2;  // prompts and decoding
+      const auto q = queries(count, t, 1.0f);
+      std::vector<float> out(q.size());
+      for (uint32_t l = 0; l < kLayers; ++l) {
+        const RowsView rows = RowsView::f32(q.data(), count, kQueryHeads, kDim);
+        EXPECT_TRUE(r.cache->attention(r.seq, l, rows, out.data(), options).ok());
+      }
+    }
+    return r;
+  };
+  Reader all = told(better, true), deaf = told(better, false), few = told(settings("exact") + better, true);
+  EXPECT_GT(few.cache->memory_usage().spilled_tokens, kTokens * kLayers * kHeads / 2);
+  std::vector<uint32_t> positions(kTokens);
+  std::iota(positions.begin(), positions.end(), 0u);
+  for (uint32_t l = 0; l < kLayers; ++l) {
+    std::vector<float> rows[3];
+    for (const auto& [r, at] : {std::pair{&all, 0}, {&few, 1}, {&deaf, 2}}) {
+      rows[at].resize(kTokens * kWidth);
+      ASSERT_TRUE(r->cache->get(r->seq, l, positions, rows[at].data(), nullptr).ok());
+    }
+    uint32_t other[3] = {};
+    for (size_t i = 0; i < kTokens * kHeads; ++i) {
+      for (const int at : {1, 2}) other[at] += !std::equal(&rows[0][i * kDim], &rows[0][i * kDim] + kDim, &rows[at][i * kDim]);
+    }
+    EXPECT_LT(other[1], kTokens * kHeads / 200) << "but for two of all but equal worth";
+    EXPECT_GT(other[2], kTokens * kHeads / 50) << "the choice does depend on what is heard";
+    std::vector<float> a, b;
+    const auto q = queries(2, 77, 1.0f);
+    ASSERT_TRUE(attend(all, l, q, a).ok());
+    ASSERT_TRUE(attend(few, l, q, b).ok());
+    EXPECT_LT(distance(a, b), 5e-3);
+  }
+}
+
+// Nobody looks before all is read: under a budget few tokens wait in the warm tier for their queries.
+TEST_F(Spill, BoundsCoverTheRowsThatAreKeptBetter) {
+  const std::string better = ",archive=rot2+top4";
+  const TestFolder another;
+  std::string exact = settings("exact") + better;
+  exact.replace(exact.find(file()), file().size(), another.path());
+  Reader all = reader(exact), few = reader(settings("bounded:0.01") + better);
+  for (const float size : {0.3f, 1.0f, 4.0f}) {
+    std::vector<float> a, b;
+    const auto q = queries(1, 3, size);
+    ASSERT_TRUE(attend(all, 0, q, a).ok());
+    ASSERT_TRUE(attend(few, 0, q, b).ok());
+    EXPECT_LT(distance(a, b), 0.05);
+  }
+  EXPECT_LE(few.cache->cold_usage().left_out_mass, 0.01);
+}
+
 TEST_F(Spill, ADamagedBlockIsAnErrorOfItsSequenceAndNeverAnAnswer) {
   Reader few = reader(settings("exact") + ",cold_codec=fp16");
   Reader other{nullptr, few.cache->add_sequence().value()};
@@ -249,7 +313,6 @@ TEST_F(Spill, SaysWhatDoesNotGoTogether) {
   EXPECT_FALSE(make(",spill=exact,budget=1MiB").ok()) << "no file";
   EXPECT_FALSE(make(cold + ",spill=exact").ok()) << "no budget";
   EXPECT_FALSE(make(cold + ",spill=exact,budget=1MiB,evict=h2o").ok());
-  EXPECT_FALSE(make(cold + ",spill=exact,budget=1MiB,archive=rot2+top4").ok());
   for (const char* wrong : {"some", "top", "top:0", "top:x", "bounded:0", "bounded:1", "bounded:-1", "bounded:0.1x", "exact:1"}) {
     const auto made = make(cold + ",budget=1MiB,spill=" + wrong);
     ASSERT_FALSE(made.ok()) << wrong;

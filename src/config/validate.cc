@@ -215,13 +215,6 @@ class Checker {
     if (c_.eviction.policy != "none") {
       add({"spill", "eviction.policy"}, text("'spill' and 'eviction.policy' exclude each other: tokens move, or go"));
     }
-    for (const uint32_t layer : distinct_layers()) {
-      const auto pair = quant::parse_codec_pair(c_.layer(layer).archive_codec);
-      if (pair.ok() && (pair->key.top != 0 || pair->value.top != 0)) {
-        add({"spill", decider(layer, &LayerOverride::archive_codec, "archive_codec")},
-            text("'spill' does not go with an archive that keeps rows better (+top): mass is not known of what is not read"));
-      }
-    }
   }
 
   void check_skip() {

@@ -23,7 +23,7 @@ struct Asked {
       mass.from = static_cast<uint32_t>(scene.views(h).size()) - last;
       for (const attn::BlockView& view : scene.views(h).subspan(mass.from)) mass.rows += view.rows;
       mass.lanes = lanes;
-      sums[h].assign(mass.rows * mass.num_lanes(), 0.25f);  // added to
+      sums[h].assign(mass.rows * mass.num_lanes(), 0.25f);  // written over
       mass.sums = sums[h].data();
       work.mass.push_back(mass);
     }

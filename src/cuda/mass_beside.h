@@ -7,11 +7,12 @@
 
 namespace tierkv::cuda {
 
-// Whether every head asks about so few rows that this is worth its while; true where none asks.
+// Whether every head asks about so few rows that this is worth its while; true where none asks, and false where nothing else is
+// wanted of the call.
 bool few_rows_asked(const attn::AttendWork& work);
 
-// Adds up work.mass. `lse`: [queries][query heads], of the whole call (attention.h). resource_exhausted: no memory for scratch; the
-// sums are undefined then. REQUIRES: work.mass is not empty.
+// Writes what work.mass asks for. `lse`: [queries][query heads], of the whole call (attention.h). resource_exhausted: no memory for
+// scratch; the sums are undefined then. REQUIRES: work.mass is not empty.
 Status add_mass_beside(const attn::AttendWork& work, const float* lse, const Executor& run);
 
 }  // namespace tierkv::cuda

@@ -100,6 +100,24 @@ bool rows_work(const Kernels& k) {
   return near(sum, want, 1e-5);
 }
 
+bool kept_weights_work(const Kernels& k) {
+  float x[32], sums[19] = {}, stats[19];
+  uint16_t kept[32];
+  for (uint32_t i = 0; i < 32; ++i) x[i] = -static_cast<float>(i) / 8.0f;
+  std::fill_n(stats, 19, 8.0f);
+  const float shares[2] = {0.25f / kKeptUnit, 0.5f / kKeptUnit};
+  double total = 0.0;
+  const float sum = k.exp_sum_kept(x, 32, 0.0f, kept);
+  for (const float weight : x) total += weight;
+  k.sum_kept(kept, 16, shares, 2, 13, true, sums);
+  k.fade_add(stats, 0.5f, sums, 19);
+  for (uint32_t t = 0; t < 19; ++t) {
+    const double want = t < 13 ? 0.25 * x[t] + 0.5 * x[16 + t] : 0.0;
+    if (!near(sums[t], want, 1e-3) || !near(stats[t], 4.0 + want, 1e-3)) return false;
+  }
+  return near(sum, total, 1e-3) && near(x[8], std::exp(-1.0), 1e-5);
+}
+
 bool three_bits_work(const Kernels& k) {
   constexpr uint32_t d = 48, n = 5, count = 3;
   std::byte bytes[1 + n * d * 3 / 8];
@@ -216,7 +234,8 @@ bool blocks_work(const Kernels& k) {
 }  // namespace
 
 bool kernels_work(const Kernels& kernels) {
-  return rows_work(kernels) && three_bits_work(kernels) && boxes_work(kernels) && codes_work(kernels) && blocks_work(kernels);
+  return rows_work(kernels) && kept_weights_work(kernels) && three_bits_work(kernels) && boxes_work(kernels) &&
+         codes_work(kernels) && blocks_work(kernels);
 }
 
 const Kernels* active_kernels() { return active().load(std::memory_order_relaxed); }

@@ -290,6 +290,47 @@ TEST_P(IsaKernels, SixteenBitFloatsAreRoundedAsPlainCodeDoes) {
   }
 }
 
+// Weights as a softmax has them, from 1 to nearly nothing, and shares of many query heads; sums may end anywhere in a vector.
+TEST_P(IsaKernels, KeptWeightsAndTheirSumsAreThoseOfPlainCode) {
+  std::mt19937 rng(5);
+  std::uniform_real_distribution<float> exponent(-30.0f, 0.0f), share(0.0f, 1.0f);
+  for (const uint32_t n : {1u, 5u, 16u, 31u, 64u, 100u, 128u, 255u, 256u}) {
+    const uint32_t stride = (n + 15) / 16 * 16;
+    for (const uint32_t count : {1u, 3u, 4u, 7u, 48u}) {
+      std::vector<float> weights(count * stride), shares(count), sums(n + 1, 0.5f);
+      for (float& w : weights) w = 2.0f + exponent(rng);
+      weights[0] = 2.0f, weights[stride - 1] = -std::numeric_limits<float>::infinity();
+      for (float& s : shares) s = share(rng) / kKeptUnit;
+      std::vector<float> expected = weights;
+      std::vector<uint16_t> kept(weights.size());
+      for (uint32_t i = 0; i < count; ++i) {
+        const float sum = kernels->exp_sum(expected.data() + i * stride, stride, 2.0f);
+        ASSERT_EQ(kernels->exp_sum_kept(weights.data() + i * stride, stride, 2.0f, kept.data() + i * stride), sum);
+      }
+      ASSERT_EQ(weights, expected) << "whoever listens changes nothing";
+      for (size_t i = 0; i < kept.size(); ++i) ASSERT_EQ(kept[i], f32_to_f16(weights[i] * kKeptUnit)) << weights[i];
+      kernels->sum_kept(kept.data(), stride, shares.data(), count, n, true, sums.data());
+      for (uint32_t t = 0; t < n; ++t) {
+        double want = 0.5, exact = 0.5;
+        for (uint32_t i = 0; i < count; ++i) {
+          want += static_cast<double>(shares[i]) * f16_to_f32(kept[i * stride + t]);
+          exact += static_cast<double>(shares[i]) * kKeptUnit * weights[i * stride + t];
+        }
+        ASSERT_NEAR(sums[t], want, 1e-6 * want) << n << " tokens, " << count << " heads, token " << t;
+        ASSERT_NEAR(sums[t], exact, 5e-4 * exact) << n << " tokens, " << count << " heads, token " << t;
+      }
+      ASSERT_EQ(sums[n], 0.5f) << "past the end";
+      std::vector<float> stats(n + 1, 3.0f), anew(n + 1, 9.0f);
+      kernels->sum_kept(kept.data(), stride, shares.data(), count, n, false, anew.data());
+      for (uint32_t t = 0; t < n; ++t) ASSERT_NEAR(anew[t], sums[t] - 0.5f, 1e-6 * sums[t]);
+      ASSERT_EQ(anew[n], 9.0f) << "past the end";
+      kernels->fade_add(stats.data(), 0.25f, sums.data(), n);
+      for (uint32_t t = 0; t < n; ++t) ASSERT_EQ(stats[t], 0.75f + sums[t]);
+      ASSERT_EQ(stats[n], 3.0f) << "past the end";
+    }
+  }
+}
+
 TEST_P(IsaKernels, WithinFindsWhatIsNotInRangeAnywhere) {
   std::vector<float> x = normals(64);
   EXPECT_TRUE(kernels->within(x.data(), 64, 10.0f));

@@ -39,6 +39,9 @@ struct PackedSide {
   float middle = 0.0f;  // of the levels
 };
 
+// The unit of kept weights: they are 1 at most, so all sixteen bits' range lies below, and full precision reaches 2^-29.
+inline constexpr float kKeptUnit = 32768.0f;
+
 // Words of 32 bits that hold 2-, 4- and 8-bit codes of one token (klt.h).
 struct WordCounts {
   uint32_t words[3] = {0, 0, 0};
@@ -170,6 +173,13 @@ struct Kernels {
   // Whether no value is NaN or beyond ±limit; floats to 16 bits, to nearest even, past the range infinity. n % 16 == 0.
   bool (*within)(const float* x, size_t n, float limit);
   void (*narrow)(const float* in, bool bf16, uint32_t n, uint16_t* out);
+
+  // What a softmax gave each token, for whoever listens. exp_sum() that leaves its weights, 0..1, a second time in two bytes each:
+  // 16-bit floats of x·kKeptUnit. Sums of them: sums[t] (0 unless `add`) + the sum over i of shares[i]·kept[i*stride + t], t < n;
+  // stride % 16 == 0, stride >= n. And what becomes of a statistic: stats[t] = fade·stats[t] + sums[t], t < n.
+  float (*exp_sum_kept)(float* x, uint32_t n, float m, uint16_t* kept);
+  void (*sum_kept)(const uint16_t* kept, size_t stride, const float* shares, uint32_t count, uint32_t n, bool add, float* sums);
+  void (*fade_add)(float* stats, float fade, const float* sums, uint32_t n);
 };
 
 }  // namespace tierkv::quant

@@ -1,0 +1,19 @@
+#include "attn/backend.h"
+
+#include <utility>
+
+namespace tierkv::attn {
+
+AttendWork mass_alone(const AttendWork& done, std::vector<HeadMass> wanted, const float* lse) {
+  AttendWork work;
+  for (size_t h = 0; h < done.heads.size(); ++h) work.heads.push_back(done.heads[h].subspan(std::exchange(wanted[h].from, 0)));
+  work.mass = std::move(wanted);
+  work.queries = done.queries;
+  work.positions = done.positions;
+  work.whole = lse;
+  work.params = done.params;
+  work.params.weigh_only = true;
+  return work;
+}
+
+}  // namespace tierkv::attn
