@@ -17,6 +17,7 @@ class ObserveTest : public ::testing::Test {
  protected:
   ObserveTest() {
     env.arena = &arena;
+    env.store = &store;
     env.head_dim = 32;
     env.signals = policy::kNumSignals;
     stream.head = 1;
@@ -63,6 +64,7 @@ class ObserveTest : public ::testing::Test {
 
   static constexpr uint32_t kTokens = 10;
   Arena arena;
+  store::BlockStore store{arena, payload_sizes};
   StreamEnv env;
   CodecSet codecs{32};
   const CodecEntry* hot = nullptr;

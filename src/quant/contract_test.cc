@@ -142,6 +142,7 @@ TEST(Contract, DamagedMetadataIsRefusedOrStaysFinite) {
   for_every_codec(
       [](const Codec& codec) {
         const std::vector<std::byte> good = encode(codec, rows_for(codec));
+        if (good.empty()) return;  // a head to which the tables give no bits
         std::mt19937 rng(kSeed);
         for (int round = 0; round < 20; ++round) {
           std::vector<std::byte> bad = good;
