@@ -123,7 +123,7 @@ inline void Machine::check_head_attention(SeqId id, uint32_t layer, uint32_t hea
     blocks += block.mass;
     listed += block.rows;
   }
-  const double slack = attention_tolerance() * (1.0 + count * group);
+  const double slack = std::max(attention_tolerance(), 0x1p-11) * (1.0 + count * group);  // weights are kept in two bytes
   if (std::fabs(blocks - total) > slack) return fail("blocks report a mass of ", blocks, ", expected ", total);
   if (listed < rows.size()) return fail("the mass report lists ", listed, " rows of ", rows.size());
   if (!mass->want_tokens) {

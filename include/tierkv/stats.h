@@ -97,7 +97,8 @@ struct LayerThresholds {
   bool operator==(const LayerThresholds&) const = default;
 };
 
-// Attention mass, when asked for: softmax weight summed over the call's queries and the query heads of a KV head.
+// Attention mass, when asked for: softmax weight summed over the call's queries and the query heads of a KV head. Within 1/2,048 of
+// it: weights are kept in two bytes.
 struct BlockMass {
   uint32_t kv_head = 0;
   Tier tier = Tier::hot;
