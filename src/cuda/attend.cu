@@ -16,7 +16,7 @@ TIERKV_DEVICE void let_next_begin() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-TIERKV_DEVICE void wait_for_previous() {
+[[maybe_unused]] TIERKV_DEVICE void wait_for_previous() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
