@@ -9,6 +9,7 @@
 #include "base/folder_testing.h"
 #include "base/status_macros.h"
 #include "cache/skip_blocks.h"
+#include "cache/topics_testing.h"
 #include "inspect.h"
 #include "tierkv/cache.h"
 #include "tiers/summary.h"
@@ -20,20 +21,8 @@ constexpr uint32_t kLayers = 2, kHeads = 2, kQueryHeads = 6, kDim = 64, kTokens 
 constexpr size_t kWidth = size_t{kHeads} * kDim;
 constexpr const char* kTiers = "hot=16,warm=64,warm_block=16,archive_block=64,sinks=4,archive=";
 
-// Every 500 tokens are about something else, so that blocks differ in what queries see in them.
 const std::vector<float>& text() {
-  static const std::vector<float> rows = [] {
-    std::mt19937 rng(9);
-    std::normal_distribution<float> normal;
-    std::vector<float> out(kTokens * kWidth), mean(kWidth);
-    for (uint32_t t = 0; t < kTokens; ++t) {
-      for (size_t c = 0; c < kWidth; ++c) {
-        if (t % 500 == 0) mean[c] = normal(rng);
-        out[t * kWidth + c] = mean[c] + 0.05f * normal(rng);
-      }
-    }
-    return out;
-  }();
+  static const std::vector<float> rows = tierkv::testing::rows_by_topic(kTokens, kWidth);
   return rows;
 }
 
