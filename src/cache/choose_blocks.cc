@@ -34,6 +34,13 @@ float sum_from(const std::vector<float>& x, float least) {
   return std::accumulate(parts, parts + 16, 0.0f);
 }
 
+BlockChoice counted(std::vector<uint8_t> read) {
+  BlockChoice out;
+  out.left_out = static_cast<size_t>(std::count(read.begin(), read.end(), uint8_t{0}));
+  out.read = std::move(read);
+  return out;
+}
+
 }  // namespace
 
 BlockChooser::BlockChooser(std::span<const float> queries, std::span<const float> known, const attn::AttendParams& params,
@@ -71,9 +78,7 @@ void BlockChooser::add(const std::byte* summary, uint32_t count) {
 }
 
 BlockChoice BlockChooser::finish(std::vector<uint8_t> read) const {
-  BlockChoice out;
-  out.read = std::move(read);
-  out.left_out = static_cast<size_t>(std::count(out.read.begin(), out.read.end(), uint8_t{0}));
+  BlockChoice out = counted(std::move(read));
   if (out.left_out == 0) return out;
   std::vector<float> left(stride_, kNothing);
   for (uint32_t r = 0; r < rows(); ++r) {
@@ -109,7 +114,7 @@ BlockChoice BlockChooser::highest(size_t count) const {
 
 BlockChoice BlockChooser::bounded(double share) const {
   std::vector<uint8_t> read(blocks_, 1);
-  if (share <= 0.0) return finish(std::move(read));
+  if (share <= 0.0) return counted(std::move(read));
   // What one block may have at most, in logs, for any of it to be left out.
   const double most = std::log(share / (1.0 - share));
   struct Candidate {
@@ -137,8 +142,8 @@ BlockChoice BlockChooser::bounded(double share) const {
     read[candidate.block] = 0;
     reported = highest;
   }
-  BlockChoice out = finish(std::move(read));
-  out.left_out_mass = reported;  // the same, added up in doubles
+  BlockChoice out = counted(std::move(read));
+  out.left_out_mass = reported;
   return out;
 }
 
