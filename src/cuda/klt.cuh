@@ -16,7 +16,8 @@ namespace tierkv::cuda {
 
 inline constexpr uint32_t kKltTile = 8 * 32 * 16;  // 16 components of the basis, as operands
 inline constexpr uint32_t kKltBasis = (kMostKltSteps + 1) * kKltTile;
-inline constexpr uint32_t kKltQuery = 8 * 64 * 4, kKltTable = kMostKltSteps * 4 * 8, kKltKept = 32 * 16;
+inline constexpr uint32_t kKltTurn = 32 * 16;  // cosines and sines of all pairs of channels
+inline constexpr uint32_t kKltQuery = 8 * 64 * 4, kKltTable = kMostKltSteps * 4 * 8, kKltKept = 3 * kKltTurn;
 // A thread block of compute capability 9.0 may have 227 KiB, the barriers included.
 inline constexpr uint32_t kKltBytes = 227 * 1024 - 512;
 
@@ -26,8 +27,14 @@ inline constexpr uint32_t kKltBytes = 227 * 1024 - 512;
 struct KltWarp {
   uint32_t keys, values, weights, grid, factors, turns;
   uint32_t terms;  // BetterKeys
-  uint32_t kept;   // of all warps: load_turns()
+  uint32_t now;    // the turn of the next pair of blocks, if they follow; 0: there is no room for it
+  uint32_t kept;   // of all warps: KltKept
 };
+
+// Turns that a segment keeps in shared memory, one behind the other: what its first position turns by but for the middle digit, a
+// block, and the blocks from one pair of a warp to its next.
+
+enum KltKept : uint32_t { kOtherDigits = 0, kOneBlock = kKltTurn, kOnePass = 2 * kKltTurn };
 
 // Positions of one task differ in their middle digit, mostly: what the others turn by is kept for all of a segment.
 inline constexpr uint32_t kMiddleDigit = (quant::kTurnBase - 1) << 7;
@@ -45,21 +52,40 @@ TIERKV_DEVICE float4 both_turns(float4 a, float4 b) {
   return {a.x * b.x - a.z * b.z, a.y * b.y - a.w * b.w, a.x * b.z + a.z * b.x, a.y * b.w + a.w * b.y};
 }
 
-// Cosines and sines of both blocks' positions, halves, two pairs of channels a lane: [block][pair] {cos, sin}. `kept` lies in
-// shared memory and is the turn of position `key` but for its middle digit.
-TIERKV_DEVICE void load_turns(const float* tables, uint32_t first, uint32_t second, uint32_t kept, uint32_t key, uint32_t to) {
+TIERKV_DEVICE float4 load_turn(uint32_t at) {
+  const uint4 raw = load4(at + threadIdx.x % 32 * 16);
+  return {__uint_as_float(raw.x), __uint_as_float(raw.y), __uint_as_float(raw.z), __uint_as_float(raw.w)};
+}
+
+// The turn of a position. `key` is the position that kOtherDigits is of.
+TIERKV_DEVICE float4 turn_to(const float* tables, uint32_t position, uint32_t kept, uint32_t key) {
+  const float4 middle = turn_row(tables, position, 1);
+  if (((position ^ key) & ~kMiddleDigit) == 0) return both_turns(middle, load_turn(kept + kOtherDigits));
+  return both_turns(middle, both_turns(turn_row(tables, position, 0), turn_row(tables, position, 2)));
+}
+
+// Where a warp's next pair of blocks would be if it follows the one before: its turn is known then without the tables, which lie
+// in far memory.
+struct NextTurn {
+  uint32_t key;       // kOtherDigits is of this position
+  uint32_t blocks;    // from one pair to the next
+  uint32_t position;  // that own.now is of
+};
+
+// Cosines and sines of both blocks' positions, halves, two pairs of channels a lane: [block][pair] {cos, sin}.
+TIERKV_DEVICE void load_turns(const float* tables, uint32_t first, uint32_t second, const KltWarp& own, NextTurn& next) {
   const uint32_t lane = threadIdx.x % 32;
-  float4 x = turn_row(tables, first, 1), y = turn_row(tables, second, 1);
-  if ((((first ^ key) | (second ^ key)) & ~kMiddleDigit) == 0) {
-    const uint4 raw = load4(kept + lane * 16);
-    const float4 others = {__uint_as_float(raw.x), __uint_as_float(raw.y), __uint_as_float(raw.z), __uint_as_float(raw.w)};
-    x = both_turns(x, others), y = both_turns(y, others);
-  } else {
-    x = both_turns(x, both_turns(turn_row(tables, first, 0), turn_row(tables, first, 2)));
-    y = both_turns(y, both_turns(turn_row(tables, second, 0), turn_row(tables, second, 2)));
+  const bool follows = own.now != 0 && first == next.position;
+  const float4 x = follows ? load_turn(own.now) : turn_to(tables, first, own.kept, next.key);
+  const float4 y =
+      second == first + kTileRows ? both_turns(x, load_turn(own.kept + kOneBlock)) : turn_to(tables, second, own.kept, next.key);
+  if (own.now != 0) {
+    const float4 z = both_turns(x, load_turn(own.kept + kOnePass));
+    store4f(own.now + lane * 16, z.x, z.y, z.z, z.w);
+    next.position = first + next.blocks * kTileRows;
   }
-  store2(to + lane * 8, pack_halves(x.x, x.z), pack_halves(x.y, x.w));
-  store2(to + 256 + lane * 8, pack_halves(y.x, y.z), pack_halves(y.y, y.w));
+  store2(own.turns + lane * 8, pack_halves(x.x, x.z), pack_halves(x.y, x.w));
+  store2(own.turns + 256 + lane * 8, pack_halves(y.x, y.z), pack_halves(y.y, y.w));
 }
 
 // The query in the frames of the blocks of this lane's column, as B operands of the product with the rows.
@@ -206,17 +232,21 @@ TIERKV_DEVICE void attend_klt_views(const Launch& launch, const SegmentDesc& seg
   const bool fold = launch.group <= 4;
   const uint32_t stride = fold ? 2 : 1;
   const ViewDesc* views = launch.views + segment.first_view;
-  const uint32_t key_position = views[0].first_position;
-  if (warp * stride < segment.views && lane == 0) {
-    copy_in(own.keys, views[warp * stride].keys, key_bytes, copies.keys);
-    copy_in(own.values, views[warp * stride].values, value_bytes, copies.values);
-  }
+  NextTurn turn{views[0].first_position, stride * warps, UINT32_MAX};
+  // Positions are read a pass ahead, so that nothing waits for them.
+  const auto positions = [&](uint32_t at) {
+    const uint32_t last = segment.views - 1;
+    return uint2{views[min(at, last)].first_position, views[min(at + stride - 1, last)].first_position};
+  };
+  uint2 ahead = positions(warp * stride);
   for (uint32_t first = warp * stride; first < segment.views; first += stride * warps) {
     const uint32_t both = min(stride, segment.views - first);
+    const uint2 here = ahead;
+    ahead = positions(first + stride * warps);
     __syncwarp();
     BetterKeys better;
     if constexpr (kBetter) better.load(views[first].keys + key_bytes, views[first + both - 1].keys + key_bytes);
-    load_turns(tables, views[first].first_position, views[first + both - 1].first_position, own.kept, key_position, own.turns);
+    load_turns(tables, here.x, here.y, own, turn);
     __syncwarp();
     uint32_t q[8][2];
     turn_query(query, own.turns, fold, q);
@@ -297,6 +327,34 @@ TIERKV_DEVICE void attend_klt_views(const Launch& launch, const SegmentDesc& seg
   }
 }
 
+// The query as operands of the product with the rows, the rows themselves, and the turns that are kept: into shared memory.
+TIERKV_DEVICE void load_klt_tables(const Launch& launch, const SegmentDesc& segment, const CodecDesc& codec, uint32_t pass,
+                                   uint8_t* query, uint8_t* table, uint8_t* kept, uint8_t* basis) {
+  const uint32_t warp = threadIdx.x / 32, steps = klt_steps(codec.key);
+  const auto* fragments = static_cast<const uint4*>(codec.key_fragments);
+  for (uint32_t i = threadIdx.x; i < (steps + 1) * kKltTile / 16; i += kThreads) reinterpret_cast<uint4*>(basis)[i] = fragments[i];
+  for (uint32_t i = threadIdx.x; i < kKltTable / 16; i += kThreads) {
+    reinterpret_cast<uint4*>(table)[i] = fragments[kKltBasis / 16 + i];
+  }
+  if (warp < 3) {
+    const uint32_t position = warp == 0   ? launch.views[segment.first_view].first_position
+                              : warp == 1 ? kTileRows
+                                          : pass * kTileRows;
+    float4 turn = turn_row(codec.key.turns, position, warp == 0 ? 0 : 1);
+    if (warp == 0) turn = both_turns(turn, turn_row(codec.key.turns, position, 2));
+    reinterpret_cast<float4*>(kept)[threadIdx.x] = turn;
+  }
+  const float* queries = launch.queries + static_cast<size_t>(segment.first_row) * kTileRows;
+  const float scale = launch.scale * kLog2E;
+  for (uint32_t i = threadIdx.x; i < 512; i += kThreads) {
+    const uint32_t s = i / 64, lane = i / 2 % 32, j = i % 2, column = lane / 4, c = 16 * s + 2 * (lane % 4) + 8 * j;
+    const uint32_t head = launch.group <= 4 ? column % 4 : column;
+    const bool used = head < launch.group;
+    reinterpret_cast<uint32_t*>(query)[(s / 2 * 32 + lane) * 4 + s % 2 * 2 + j] =
+        used ? pack_halves(queries[head * kTileRows + c] * scale, queries[head * kTileRows + c + 1] * scale) : 0u;
+  }
+}
+
 template <bool kBetter>
 TIERKV_DEVICE void attend_klt(const Launch& launch, const SegmentDesc& segment, WarpCopies& copies, uint8_t* memory) {
   const uint32_t warp = threadIdx.x / 32;
@@ -308,47 +366,38 @@ TIERKV_DEVICE void attend_klt(const Launch& launch, const SegmentDesc& segment, 
   uint8_t* const kept = table + kKltTable;
   uint8_t* const basis = kept + kKltKept;
   uint8_t* const slots = basis + (steps + 1) * kKltTile;
-  __syncthreads();
-  const auto* fragments = static_cast<const uint4*>(codec.key_fragments);
-  for (uint32_t i = threadIdx.x; i < (steps + 1) * kKltTile / 16; i += kThreads) reinterpret_cast<uint4*>(basis)[i] = fragments[i];
-  for (uint32_t i = threadIdx.x; i < kKltTable / 16; i += kThreads) {
-    reinterpret_cast<uint4*>(table)[i] = fragments[kKltBasis / 16 + i];
-  }
-  if (warp == kThreads / 32 - 1) {
-    const uint32_t position = launch.views[segment.first_view].first_position;
-    const float4 turn = both_turns(turn_row(codec.key.turns, position, 0), turn_row(codec.key.turns, position, 2));
-    reinterpret_cast<float4*>(kept)[threadIdx.x % 32] = turn;
-  }
-  const float* queries = launch.queries + static_cast<size_t>(segment.first_row) * kTileRows;
-  const float scale = launch.scale * kLog2E;
-  for (uint32_t i = threadIdx.x; i < 512; i += kThreads) {
-    const uint32_t s = i / 64, lane = i / 2 % 32, j = i % 2, column = lane / 4, c = 16 * s + 2 * (lane % 4) + 8 * j;
-    const uint32_t head = launch.group <= 4 ? column % 4 : column;
-    const bool used = head < launch.group;
-    reinterpret_cast<uint32_t*>(query)[(s / 2 * 32 + lane) * 4 + s % 2 * 2 + j] =
-        used ? pack_halves(queries[head * kTileRows + c] * scale, queries[head * kTileRows + c + 1] * scale) : 0u;
-  }
-  fence_copies();
-  __syncthreads();
 
   // As many warps as have room, in fours: every scheduler of a multiprocessor gets as many. Weights want whole lines of banks.
   constexpr uint32_t kLines = kWeightBytes + kGridBytes;
   const uint32_t key_slot = words * 512, terms = kBetter ? kBetterTerms : 0;
   const uint32_t value_slot = padded_bytes(codec.value.bytes) + (kBetter ? better_bytes(kMostFastBetter, kTileRows) : 0);
   const uint32_t own_bytes = steps * 256 + terms + key_slot + value_slot;
-  const uint32_t room = (kKltBytes - kKltQuery - kKltTable - kKltKept - (steps + 1) * kKltTile) / (kLines + own_bytes) / 4 * 4;
-  const uint32_t warps = min(room, kThreads / 32);
+  const uint32_t all = kKltBytes - kKltQuery - kKltTable - kKltKept - (steps + 1) * kKltTile;
+  const uint32_t warps = min(all / (kLines + own_bytes) / 4 * 4, kThreads / 32);
+  const bool turns_fit = warps * (kLines + own_bytes + kKltTurn) <= all;
+  KltWarp own;
+  own.weights = shared_address(slots + warp * kLines);
+  own.grid = own.weights + kWeightBytes;
+  own.kept = shared_address(kept);
+  own.turns = own.weights;  // which are written after turns were read
+  own.factors = shared_address(slots + warps * kLines + warp * own_bytes);
+  own.terms = own.factors + steps * 256;
+  own.keys = own.terms + terms;
+  own.values = own.keys + key_slot;
+  own.now = turns_fit ? shared_address(slots + warps * (kLines + own_bytes) + warp * kKltTurn) : 0;
+
+  const uint32_t stride = launch.group <= 4 ? 2 : 1;
+  fence_copies();
+  __syncthreads();
+  if (const uint32_t at = warp * stride; warp < warps && at < segment.views && threadIdx.x % 32 == 0) {
+    const ViewDesc* const view = launch.views + segment.first_view + at;
+    copy_in(own.keys, view->keys, key_slot, copies.keys);
+    copy_in(own.values, view->values, value_slot, copies.values);
+  }
+  load_klt_tables(launch, segment, codec, stride * warps, query, table, kept, basis);
+  __syncthreads();
   WarpState state;
   if (warp < warps) {
-    KltWarp own;
-    own.weights = shared_address(slots + warp * kLines);
-    own.grid = own.weights + kWeightBytes;
-    own.kept = shared_address(kept);
-    own.turns = own.weights;  // which are written after turns were read
-    own.factors = shared_address(slots + warps * kLines + warp * own_bytes);
-    own.terms = own.factors + steps * 256;
-    own.keys = own.terms + terms;
-    own.values = own.keys + key_slot;
     const uint32_t b = shared_address(basis), q = shared_address(query), m = shared_address(table);
     if (codec.value.bits == 2) attend_klt_views<2, kBetter>(launch, segment, codec, copies, own, warps, b, q, m, state);
     else if (codec.value.bits == 3) attend_klt_views<3, kBetter>(launch, segment, codec, copies, own, warps, b, q, m, state);
