@@ -13,23 +13,33 @@ __device__ inline void merge_task(const Launch& launch, uint32_t task_index) {
   const uint32_t dim = launch.head_dim, group = launch.group;
   for (uint32_t i = threadIdx.x; i < group * dim; i += blockDim.x) {
     const uint32_t row = i / dim, channel = i % dim;
-    float top = -INFINITY;
-#pragma unroll 8
-    for (uint32_t p = 0; p < task.partials; ++p) {
-      const float other = __ldcg(launch.partial_top + (task.first_partial + p) * group + row);
-      top = other <= top ? top : other;
+    float top = -INFINITY, sum = 0.0f, value = 0.0f;
+    constexpr uint32_t kAtOnce = 8;  // loads that wait for memory together
+#pragma unroll 1
+    for (uint32_t first = 0; first < task.partials; first += kAtOnce) {
+      float tops[kAtOnce], sums[kAtOnce], values[kAtOnce], both = top;
+#pragma unroll
+      for (uint32_t k = 0; k < kAtOnce; ++k) {
+        const size_t at = static_cast<size_t>(task.first_partial + min(first + k, task.partials - 1)) * group + row;
+        tops[k] = __ldcg(launch.partial_top + at), sums[k] = __ldcg(launch.partial_sum + at);
+        values[k] = __ldcg(launch.partial_out + at * dim + channel);
+        if (first + k >= task.partials) tops[k] = -INFINITY;
+      }
+#pragma unroll
+      for (uint32_t k = 0; k < kAtOnce; ++k) both = fmaxf(both, tops[k]);
+      const float shrink = top == -INFINITY ? 0.0f : exp2f(top - both);
+      sum *= shrink, value *= shrink, top = both;
+#pragma unroll
+      for (uint32_t k = 0; k < kAtOnce; ++k) {
+        // A top that is not a number must not vanish: it has to reach the sum.
+        const float share = tops[k] == -INFINITY ? 0.0f : exp2f(tops[k] - both);
+        sum += share * sums[k];
+        value += share == 0.0f ? 0.0f : share * values[k];
+      }
     }
     const float sink = launch.sink_logits ? launch.sink_logits[task.first_head + row] * kLog2E : -INFINITY;
-    const float both = fmaxf(top, sink);
-    float sum = launch.sink_logits ? exp2f(sink - both) : 0.0f, value = 0.0f;
-#pragma unroll 8
-    for (uint32_t p = 0; p < task.partials; ++p) {
-      const size_t at = static_cast<size_t>(task.first_partial + p) * group + row;
-      const float own = __ldcg(launch.partial_top + at);
-      const float share = own == -INFINITY ? 0.0f : exp2f(own - both);
-      sum += share * __ldcg(launch.partial_sum + at);
-      value += share == 0.0f ? 0.0f : share * __ldcg(launch.partial_out + at * dim + channel);
-    }
+    const float both = fmaxf(top, sink), shrink = top == -INFINITY ? 0.0f : exp2f(top - both);
+    sum = sum * shrink + (launch.sink_logits ? exp2f(sink - both) : 0.0f), value *= shrink;
     const float result = sum > 0.0f ? value / sum : 0.0f;
     const bool fine = isfinite(result) && isfinite(sum) && (top == -INFINITY || isfinite(top));
     const size_t to = static_cast<size_t>(task.first_row + row);
