@@ -153,10 +153,11 @@ Status tierkv_bench::make(const tierkv_bench_shape& shape) {
   for (uint32_t s = 0; s < shape.sets; ++s)
     TIERKV_RETURN_IF_ERROR(add_set(static_cast<uint32_t>(facts.multiprocessors), facts.tensor_paths));
   const double values = 2.0 * dim * views.size() * lengths[0];
-  static const char* const names[] = {"general", "packed22", "packed44", "packed42", "klt", "klt_better"};
+  static const char* const names[] = {"general", "staged", "packed22", "packed44", "packed42", "klt", "klt_better"};
   char text[160];
-  std::snprintf(text, sizeof text, "%s, %.3f bits a value, %u ctas, %u of them general", names[static_cast<int>(sets[0]->path)],
-                bytes * 8 / values, sets[0]->launch.ctas, sets[0]->launch.general_ctas);
+  std::snprintf(text, sizeof text, "%s, %.3f bits a value, %u ctas, %u of them general and %u staged",
+                names[static_cast<int>(sets[0]->path)], bytes * 8 / values, sets[0]->launch.ctas, sets[0]->launch.general_ctas,
+                sets[0]->launch.staged_ctas);
   says = text;
   return {};
 }
@@ -244,6 +245,7 @@ Status tierkv_bench::add_set(uint32_t ctas, bool tensor_cores) {
   launch.arrived = reinterpret_cast<uint32_t*>(counters.data());
   launch.head_dim = dim, launch.group = group, launch.scale = params.scale;
   launch.ctas = static_cast<uint32_t>(plan.cta_begin.size() - 1), launch.general_ctas = plan.general_ctas;
+  launch.staged_ctas = plan.staged_ctas, launch.first_staged = plan.first_staged;
   launch.chunk_rows = plan.chunk_rows;
   set.path = plan.fast;
   bytes = static_cast<double>(plan.bytes);

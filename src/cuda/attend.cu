@@ -1,22 +1,24 @@
-// attend.cu — the kernels and their launch: a thread block works through its segments, general or fast, and merges what it
-// finishes last. One kernel a path, so that each has the shared memory and the registers of its own; a row of kPaths.
+// attend.cu — the kernels and their launch: a thread block works through its segments, all of one path, and merges what it finishes
+// last. One kernel a path, so that each has the shared memory and the registers of its own; a row of kPaths.
+#include <utility>
+
 #include "cuda/kernels.h"
 #include "cuda/klt.cuh"
 #include "cuda/merge.cuh"
 #include "cuda/packed.cuh"
+#include "cuda/staged.cuh"
 #include "cuda/tiles.cuh"
 
 namespace tierkv::cuda {
 namespace {
 
-// Where both kernels have work they run side by side: the fast one begins while the general one, launched before it, is still at
-// work, and ends after it.
+// Where several kernels have work they run side by side: one begins while the one before it is still at work, and ends after it.
 TIERKV_DEVICE void let_next_begin() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-[[maybe_unused]] TIERKV_DEVICE void wait_for_previous() {
+TIERKV_DEVICE void wait_for_previous() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
@@ -26,6 +28,17 @@ template <int T>
 __global__ void __launch_bounds__(TileShared<T>::kWarps * 32, 1) tiles_kernel(const __grid_constant__ Launch launch) {
   let_next_begin();
   for (uint32_t i = launch.cta_begin[blockIdx.x]; i < launch.cta_begin[blockIdx.x + 1]; ++i) tiles_segment<T>(launch, i);
+}
+
+template <int T>
+__global__ void __launch_bounds__(kStagedThreads, T > 8 ? kStagedWideRoom : kStagedRoom)
+    staged_kernel(const __grid_constant__ Launch launch) {
+  let_next_begin();
+  const SegmentDesc segment = launch.segments[launch.first_staged + blockIdx.x];
+#pragma unroll 1
+  for (uint32_t first = 0; first < launch.group; first += 8) attend_staged<T>(launch, segment, first);
+  finish_segment(launch, segment);
+  if (blockIdx.x == 0) wait_for_previous();
 }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -47,7 +60,7 @@ __global__ void __launch_bounds__(kThreads, 1) fast_kernel(const __grid_constant
   const uint32_t warp = threadIdx.x / 32;
   WarpCopies copies{shared_address(&barriers[warp][0]), shared_address(&barriers[warp][1]), 0};
   if (threadIdx.x % 32 == 0) barrier_init(copies.keys), barrier_init(copies.values);
-  const uint32_t cta = launch.general_ctas + blockIdx.x;
+  const uint32_t cta = launch.general_ctas + launch.staged_ctas + blockIdx.x;
   for (uint32_t i = launch.cta_begin[cta]; i < launch.cta_begin[cta + 1]; ++i) {
     const SegmentDesc segment = launch.segments[i];
     if constexpr (P == Path::packed22) packed_segment<2, 2>(launch, segment, copies, memory);
@@ -73,6 +86,9 @@ struct KernelRow {
 const KernelRow kPaths[] = {
     {Path::general, 16, 128, tiles_kernel<8>, kThreads, sizeof(TileShared<8>), false},
     {Path::general, 16, 256, tiles_kernel<16>, kThreads / 2, sizeof(TileShared<16>), false},
+    {Path::staged, 16, 64, staged_kernel<4>, kStagedThreads, sizeof(StagedShared<4>), false},
+    {Path::staged, 16, 128, staged_kernel<8>, kStagedThreads, sizeof(StagedShared<8>), false},
+    {Path::staged, 16, 256, staged_kernel<16>, kStagedThreads, sizeof(StagedShared<16>), false},
     {Path::packed22, 8, 128, fast_kernel<Path::packed22>, kThreads, PackedShape<2, 2>::kBytes, true},
     {Path::packed44, 8, 128, fast_kernel<Path::packed44>, kThreads, PackedShape<4, 4>::kBytes, true},
     {Path::packed42, 8, 128, fast_kernel<Path::packed42>, kThreads, PackedShape<4, 2>::kBytes, true},
@@ -100,23 +116,25 @@ int prepare_kernels(bool tensor_paths) {
 }
 
 int launch_attend(const Launch& launch, Path fast, cudaStream_t stream) {
-  if (launch.general_ctas != 0) {
-    const KernelRow* const row = row_for(launch, Path::general);
+  const std::pair<Path, uint32_t> parts[] = {{Path::general, launch.general_ctas},
+                                             {Path::staged, launch.staged_ctas},
+                                             {fast, launch.ctas - launch.general_ctas - launch.staged_ctas}};
+  bool beside = false;  // a kernel of this call is under way
+  for (const auto& [path, ctas] : parts) {
+    if (ctas == 0) continue;
+    const KernelRow* const row = row_for(launch, path);
     if (!row) return cudaErrorInvalidValue;
-    row->kernel<<<launch.general_ctas, row->threads, row->shared_bytes, stream>>>(launch);
-    if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
+    cudaLaunchAttribute side_by_side{};
+    side_by_side.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    side_by_side.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = ctas, config.blockDim = row->threads;
+    config.dynamicSmemBytes = row->shared_bytes, config.stream = stream;
+    config.attrs = &side_by_side, config.numAttrs = beside ? 1 : 0;
+    if (const cudaError_t error = cudaLaunchKernelEx(&config, row->kernel, launch); error != cudaSuccess) return error;
+    beside = true;
   }
-  if (launch.ctas == launch.general_ctas) return 0;
-  const KernelRow* const row = row_for(launch, fast);
-  if (!row || fast == Path::general) return cudaErrorInvalidValue;
-  cudaLaunchAttribute side_by_side{};
-  side_by_side.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  side_by_side.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = launch.ctas - launch.general_ctas, config.blockDim = row->threads;
-  config.dynamicSmemBytes = row->shared_bytes, config.stream = stream;
-  config.attrs = &side_by_side, config.numAttrs = launch.general_ctas != 0 ? 1 : 0;
-  return cudaLaunchKernelEx(&config, row->kernel, launch);
+  return 0;
 }
 
 }  // namespace tierkv::cuda

@@ -135,6 +135,7 @@ class CudaBackend final : public DeviceBackend {
     launch.head_dim = d, launch.group = group;
     launch.scale = first.params.scale, launch.softcap = first.params.softcap;
     launch.ctas = static_cast<uint32_t>(plan.cta_begin.size() - 1), launch.general_ctas = plan.general_ctas;
+    launch.staged_ctas = plan.staged_ctas, launch.first_staged = plan.first_staged;
     launch.chunk_rows = plan.chunk_rows;
     TIERKV_RETURN_IF_ERROR(send(plan, queries, first, launch));
     TIERKV_RETURN_IF_ERROR(make_room(plan, queries.size() / d, launch));

@@ -4,8 +4,8 @@
 // task:     one query of one KV head: `group` rows of queries, one softmax each.
 // view:     a run of rows of one block, as far as the task's query sees them.
 // segment:  views of one task that one thread block attends to in one way; its result is one partial state.
-// cta:      the segments of one thread block, all general or all fast. All ctas have about the same cost, whatever the lengths of
-//           the sequences are.
+// cta:      the segments of one thread block, all of one path. All ctas of a path have about the same cost, whatever the lengths
+//           of the sequences are.
 #pragma once
 
 #include <cstdint>
@@ -19,14 +19,18 @@ inline constexpr uint32_t kNoMask = 0xFFFFFFFFu;
 inline constexpr uint32_t kMaskWords = 8;   // of a view's 256 rows
 inline constexpr uint32_t kTileRows = 128;  // rows of a block, and channels, that the tensor-core paths take
 
-// How a segment is attended to. One launch has at most one of the fast ones (plan.h).
-enum class Path : uint8_t { general = 0, packed22, packed44, packed42, klt, klt_better };
+// How a segment is attended to. One launch has at most one of the fast ones (plan.h), which follow staged.
+enum class Path : uint8_t { general = 0, staged, packed22, packed44, packed42, klt, klt_better };
 
 // What the fast path of klt has room for: words of a token, and steps of 16 components (fragments.h).
 inline constexpr uint32_t kMostKltWords = 8, kMostKltSteps = 8;
 
 // And better rows a block that its fast path takes (better.h).
 inline constexpr uint32_t kMostFastBetter = 4;
+
+// Thread blocks of the staged path that a multiprocessor has room for, and of heads over 128 channels; rows that one takes at a
+// time.
+inline constexpr uint32_t kStagedRoom = 4, kStagedWideRoom = 2, kStagedRows = 64;
 
 struct CodecDesc {
   quant::SideLayout key, value;               // pointers of the memory that the reader reads
@@ -82,8 +86,11 @@ struct Launch {
 
   uint32_t head_dim = 0, group = 0;
   float scale = 1.0f, softcap = 0.0f;
-  uint32_t chunk_rows = 64;             // that a warp of the general path takes at a time: 16, 32 or 64
-  uint32_t ctas = 0, general_ctas = 0;  // the first so many have segments of the general path alone, the others of the fast one
+  uint32_t chunk_rows = 64;  // that a warp of the general path takes at a time: 16, 32 or 64
+  uint32_t ctas = 0;
+  uint32_t first_staged = 0;  // segment of the first staged thread block: these have one each
+  // Of the thread blocks: the first so many have general segments, the next so many staged ones, the others fast ones.
+  uint32_t general_ctas = 0, staged_ctas = 0;
 };
 
 }  // namespace tierkv::cuda

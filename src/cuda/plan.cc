@@ -21,6 +21,9 @@ using quant::SideLayout;
 // twice the time.
 constexpr uint64_t kGeneralQuery = 600000, kGeneralTile = 350000, kSegment = 150000, kKltFactor = 2;
 constexpr uint32_t kTurn = 16;
+// Staged views are counted in tiles of 16 rows: a thread block takes as many at once, and a piece may have a few more that are not
+// worth a thread block of their own.
+constexpr uint64_t kStagedTile = 16, kStagedOnce = kStagedRows / kStagedTile, kStagedPiece = kStagedOnce + 1;
 
 // Values of one scale a token that the tensor-core paths unpack.
 bool fast_values(const SideLayout& value) {
@@ -28,6 +31,10 @@ bool fast_values(const SideLayout& value) {
          value.tokens == kTileRows && value.head_dim == kTileRows && value.bits >= 2 && value.bits <= 4 &&
          (value.meta == MetaKind::f16_pair || value.meta == MetaKind::log8_scale || value.meta == MetaKind::log8_pair ||
           value.meta == MetaKind::log4_pair);
+}
+
+bool staged_path(const CodecDesc& codec) {
+  return codec.key_better + codec.value_better == 0 && fits_staged(codec.key) && fits_staged(codec.value);
 }
 
 bool is_klt(Path path) { return path == Path::klt || path == Path::klt_better; }
@@ -52,7 +59,7 @@ class Planner {
 
   Plan make() {
     choose_path();
-    choose_chunk();
+    count_rest();
     size_t total = 0;
     for (const PlanTask& task : input_.tasks) total += task.views.size();
     plan_.views.reserve(total);
@@ -68,7 +75,7 @@ class Planner {
     Path path;
     uint32_t first, views;
     uint64_t warps;  // that its views keep busy once: one a view of a fast path, one a piece of the general one
-    uint64_t cost;
+    uint64_t cost;   // of a staged run: tiles
   };
   struct Piece {
     uint32_t run, first, views;
@@ -98,27 +105,39 @@ class Planner {
   }
 
   // A warp takes the fewer rows of the general path at a time the less of it there is: one after the other rows wait for memory,
-  // and what a warp does before its first row is as much as two tiles.
-  void choose_chunk() {
-    uint64_t tiles = 0;
+  // and what a warp does before its first row is as much as two tiles. Views of the staged path are cut where there
+  // are thread blocks enough for all parts.
+  void count_rest() {
+    uint64_t tiles = 0, staged = 0;
     for (const PlanTask& task : input_.tasks) {
       for (size_t v = 0; v < task.views.size(); ++v) {
-        const uint32_t rows = task.views[v].rows;
-        if (rows != kTileRows || paths_[task.placed[v].codec] == Path::general) tiles += (rows + 15) / 16;
+        const uint32_t rows = task.views[v].rows, codec = task.placed[v].codec;
+        if (rows == kTileRows && paths_[codec] != Path::general) continue;
+        (staged_path(input_.codecs[codec]) ? staged : tiles) += (rows + 15) / 16;
       }
     }
     const uint64_t warps = uint64_t{kTurn} * std::max(1u, input_.ctas);
     plan_.chunk_rows = tiles <= warps / 4 ? 16 : tiles <= 2 * warps ? 32 : 64;
+    cut_views_ = staged <= kStagedOnce * staged_room();
+  }
+  // Thread blocks of the staged path that a device has room for at once.
+  uint64_t staged_room() const {
+    return uint64_t{std::max(1u, input_.ctas)} * (input_.params.head_dim > 128 ? kStagedWideRoom : kStagedRoom);
   }
   uint64_t turn_cost() const { return kGeneralQuery + kGeneralTile * plan_.chunk_rows / 16; }
 
-  // The order of views does not matter to a softmax: those of the general path come first, then the fast ones, codec by codec.
+  // The order of views does not matter to a softmax: those of the general path come first, then the staged ones by the frame of
+  // their values, then the fast ones codec by codec.
   void add_task(uint32_t index) {
     const PlanTask& task = input_.tasks[index];
     plan_.tasks.push_back({task.first_row, task.first_head, 0, 0});
-    fast_.clear();
+    fast_.clear(), staged_[0].clear(), staged_[1].clear();
     begin_run(index, Path::general);
     for (size_t v = 0; v < task.views.size(); ++v) add_view(task, task.views[v], task.placed[v]);
+    for (const auto& views : staged_) {
+      begin_run(index, Path::staged);
+      for (const ViewDesc& view : views) add_staged(view);
+    }
     std::stable_sort(fast_.begin(), fast_.end(), [](const ViewDesc& a, const ViewDesc& b) { return a.codec < b.codec; });
     for (size_t i = 0; i < fast_.size(); ++i) {
       if (i == 0 || fast_[i].codec != fast_[i - 1].codec) begin_run(index, plan_.fast);
@@ -126,6 +145,15 @@ class Planner {
     }
     if (runs_.back().views == 0) runs_.pop_back();
   }
+
+  void add_staged(ViewDesc view) {
+    const uint32_t end = view.end, each = cut_views_ ? kStagedRows : end;
+    for (uint32_t from = view.begin / 16 * 16; from < end; from += each) {
+      view.begin = std::max(view.begin, static_cast<uint16_t>(from)), view.end = static_cast<uint16_t>(std::min(end, from + each));
+      add_to_run(view, 0, staged_tiles(view));
+    }
+  }
+  static uint64_t staged_tiles(const ViewDesc& view) { return (view.end - view.begin / 16 * 16 + kStagedTile - 1) / kStagedTile; }
 
   uint64_t side_bytes(uint32_t codec) const {
     const CodecDesc& desc = input_.codecs[codec];
@@ -155,6 +183,10 @@ class Planner {
     const bool aligned = (reinterpret_cast<uintptr_t>(desc.keys) | reinterpret_cast<uintptr_t>(desc.values)) % 16 == 0;
     if (whole && aligned && paths_[placed.codec] != Path::general) {
       fast_.push_back(desc);
+      return;
+    }
+    if (const CodecDesc& codec = input_.codecs[placed.codec]; staged_path(codec)) {
+      staged_[codec.value.hadamard != 0].push_back(desc);
       return;
     }
     const uint64_t chunks = (desc.end + plan_.chunk_rows - 1) / plan_.chunk_rows - desc.begin / plan_.chunk_rows;
@@ -205,6 +237,7 @@ class Planner {
     std::vector<Piece> pieces;
     for (uint32_t r = 0; r < runs_.size(); ++r) {
       const Run& run = runs_[r];
+      if (run.path == Path::staged) continue;
       const uint64_t room = std::max(most, 2 * kSegment) - kSegment;
       // A little more than there is room for is not worth a segment of its own, nor is less than a turn of all warps.
       const uint64_t fitting = (run.cost + room - 1) / room, turns = (run.warps + kTurn / 2) / kTurn;
@@ -215,6 +248,32 @@ class Planner {
       }
     }
     std::stable_sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) { return a.cost > b.cost; });
+    return pieces;
+  }
+
+  // Staged runs in pieces of at most `most` tiles, or of one view.
+  std::vector<Piece> staged_pieces(uint64_t most) const {
+    std::vector<Piece> pieces;
+    for (uint32_t r = 0; r < runs_.size(); ++r) {
+      const Run& run = runs_[r];
+      if (run.path != Path::staged) continue;
+      const uint64_t count = (run.cost + most - 1) / most, fair = std::max((run.cost + count - 1) / count, kStagedPiece);
+      for (uint32_t v = run.first; v < run.first + run.views; ++v) {
+        const uint64_t tiles = staged_tiles(plan_.views[v]);
+        const bool fits = v != run.first && pieces.back().cost + tiles <= fair;
+        if (fits) ++pieces.back().views, pieces.back().cost += tiles;
+        else pieces.push_back({r, v, 1, tiles});
+      }
+    }
+    return pieces;
+  }
+  // As small as they all have room at once.
+  std::vector<Piece> staged_pieces() const {
+    uint64_t tiles = 0;
+    for (const Run& run : runs_) tiles += run.path == Path::staged ? run.cost : 0;
+    uint64_t most = std::max(kStagedPiece, tiles / staged_room());
+    std::vector<Piece> pieces = staged_pieces(most);
+    while (pieces.size() > staged_room() && most < tiles) pieces = staged_pieces(most += 1 + most / 16);
     return pieces;
   }
 
@@ -266,7 +325,7 @@ class Planner {
   // less often.
   void share_out() {
     uint64_t total = 0;
-    for (const Run& run : runs_) total += run.cost + kSegment;
+    for (const Run& run : runs_) total += run.path == Path::staged ? 0 : run.cost + kSegment;
     const uint32_t ctas = std::max(2u, input_.ctas);
     const uint64_t mean = total / ctas + 1;
     std::vector<Piece> best;
@@ -281,38 +340,50 @@ class Planner {
     Bins bins(ctas);
     pack(best, true, 0, general, &bins);
     pack(best, false, general, ctas - general, &bins);
-    for (const Piece& piece : best) ++plan_.tasks[runs_[piece.run].task].partials;
-    add_segments(best, bins);
+    add_segments(best, bins, general);
   }
 
-  // A task that sees nothing has an empty segment, so that somebody writes its zeros.
-  void add_segments(const std::vector<Piece>& pieces, const Bins& bins) {
-    std::vector<uint32_t> next;
+  // General thread blocks, then staged ones, a piece each, then fast ones.
+  void add_segments(const std::vector<Piece>& pieces, const Bins& bins, uint32_t general) {
+    const std::vector<Piece> staged = staged_pieces();
+    count_partials(pieces, staged);
+    end_cta();
+    for (uint32_t b = 0; b < general; ++b) add_cta(pieces, bins[b]);
+    plan_.general_ctas = ctas(), plan_.first_staged = static_cast<uint32_t>(plan_.segments.size());
+    add_empty_tasks();
+    for (const Piece& piece : staged) add_piece(piece), end_cta();
+    plan_.staged_ctas = ctas() - plan_.general_ctas;
+    for (size_t b = general; b < bins.size(); ++b) add_cta(pieces, bins[b]);
+  }
+
+  void count_partials(const std::vector<Piece>& pieces, const std::vector<Piece>& staged) {
+    for (const Piece& piece : pieces) ++plan_.tasks[runs_[piece.run].task].partials;
+    for (const Piece& piece : staged) ++plan_.tasks[runs_[piece.run].task].partials;
     for (TaskDesc& task : plan_.tasks) {
       task.first_partial = plan_.partials;
-      next.push_back(plan_.partials);
+      next_.push_back(plan_.partials);
       plan_.partials += std::max(1u, task.partials);
     }
-    const auto add = [&](uint32_t t, uint32_t first, uint32_t views, uint32_t codec, Path path) {
-      plan_.segments.push_back({t, first, views, next[t]++, plan_.tasks[t].first_row, codec, path});
-    };
-    const auto end_cta = [&] { plan_.cta_begin.push_back(static_cast<uint32_t>(plan_.segments.size())); };
-    end_cta();
+  }
+  uint32_t ctas() const { return static_cast<uint32_t>(plan_.cta_begin.size() - 1); }
+  void end_cta() { plan_.cta_begin.push_back(static_cast<uint32_t>(plan_.segments.size())); }
+  void add_segment(uint32_t t, uint32_t first, uint32_t views, uint32_t codec, Path path) {
+    plan_.segments.push_back({t, first, views, next_[t]++, plan_.tasks[t].first_row, codec, path});
+  }
+  void add_piece(const Piece& piece) {
+    const Run& run = runs_[piece.run];
+    add_segment(run.task, piece.first, piece.views, plan_.views[piece.first].codec, run.path);
+  }
+  void add_cta(const std::vector<Piece>& pieces, const std::vector<uint32_t>& bin) {
+    for (const uint32_t i : bin) add_piece(pieces[i]);
+    if (!bin.empty()) end_cta();
+  }
+  // A task that sees nothing has an empty segment, so that somebody writes its zeros.
+  void add_empty_tasks() {
     for (uint32_t t = 0; t < plan_.tasks.size(); ++t) {
       if (plan_.tasks[t].partials != 0) continue;
       plan_.tasks[t].partials = 1;
-      add(t, 0, 0, 0, Path::general), end_cta();
-    }
-    for (const auto& bin : bins) {
-      if (bin.empty()) continue;
-      for (const uint32_t i : bin) {
-        const Run& run = runs_[pieces[i].run];
-        add(run.task, pieces[i].first, pieces[i].views, plan_.views[pieces[i].first].codec, run.path);
-      }
-      end_cta();
-    }
-    for (size_t cta = 0; cta + 1 < plan_.cta_begin.size(); ++cta) {
-      if (plan_.segments[plan_.cta_begin[cta]].path == Path::general) ++plan_.general_ctas;
+      add_segment(t, 0, 0, 0, Path::staged), end_cta();
     }
   }
 
@@ -320,7 +391,9 @@ class Planner {
   Plan plan_;
   std::vector<Path> paths_;  // by codec
   std::vector<Run> runs_;
-  std::vector<ViewDesc> fast_;  // of the task at hand
+  std::vector<uint32_t> next_;              // by task: its next partial
+  std::vector<ViewDesc> fast_, staged_[2];  // of the task at hand; staged ones by the frame of their values
+  bool cut_views_ = false;                  // staged views, into what a thread block takes at once
 };
 
 }  // namespace

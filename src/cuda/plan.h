@@ -3,9 +3,11 @@
 //
 // Split:    each task's views are cut into pieces of equal cost (bytes, and a fixed part each), and the pieces shared out among
 //           `ctas` thread blocks, so that a ragged batch keeps every multiprocessor of a device about as busy as an even one. The
-//           first `general_ctas` have pieces of the general path alone, the others of the fast one: two kernels side by side.
-// Path:     of the fast paths that a launch's views could take, the one that covers most bytes is the launch's; other views are
-//           read in the general way.
+//           first `general_ctas` have pieces of the general path, `staged_ctas` more a small piece each of the staged one, the
+//           others pieces of the fast one: kernels side by side.
+// Path:     of the fast paths that a launch's views could take, the one that covers most bytes is the launch's. Other views are
+//           staged where they can be, and read in the general way where not: klt's blocks with dead rows, better rows, several
+//           scales a row.
 // Errors:   none: what a device cannot read is refused before (readable()). Throws std::bad_alloc.
 #pragma once
 
@@ -37,7 +39,7 @@ struct PlanInput {
   std::span<const PlanTask> tasks;
   attn::AttendParams params;
   uint32_t group = 1;
-  uint32_t ctas = 2;          // at most as many are made, but for two, and one each for tasks that see nothing
+  uint32_t ctas = 2;          // of the device: at most as many are made, but for two, staged ones and one each for empty tasks
   bool tensor_cores = false;  // the device has what the fast paths need
 };
 
@@ -47,8 +49,9 @@ struct Plan {
   std::vector<SegmentDesc> segments;
   std::vector<TaskDesc> tasks;
   std::vector<uint32_t> cta_begin;
-  uint32_t partials = 0, general_ctas = 0;
-  uint32_t chunk_rows = 64;  // that a warp of the general path takes at a time: 16, 32 or 64
+  uint32_t partials = 0, general_ctas = 0, staged_ctas = 0;
+  uint32_t first_staged = 0;  // segment of the first staged thread block: these have one each
+  uint32_t chunk_rows = 64;   // that a warp of the general path takes at a time: 16, 32 or 64
   Path fast = Path::general;
   uint64_t bytes = 0;  // of keys and values that a launch reads
 };

@@ -139,11 +139,11 @@ TEST(CudaPlan, EverySeenRowIsInOnePieceAndPiecesAreEqual) {
   }
 }
 
-TEST(CudaPlan, AThreadBlockHasOneKindOfWorkAndTheGeneralOnesComeFirst) {
+TEST(CudaPlan, AThreadBlockHasOneKindOfWorkInTheOrderOfPaths) {
   SceneShape shape;
   shape.codecs = {"klt1.25+top4"};
   shape.lengths = {5000, 700, 40};
-  shape.hot = 100, shape.sinks = 4, shape.group = 1;
+  shape.hot = 100, shape.sinks = 4, shape.group = 1, shape.dead = true;
   const Scene scene(shape, 3);
   ASSERT_TRUE(scene.status().ok());
   for (const uint32_t ctas : {1u, 2u, 5u, 60u}) {
@@ -152,12 +152,49 @@ TEST(CudaPlan, AThreadBlockHasOneKindOfWorkAndTheGeneralOnesComeFirst) {
     plan_of(scene, ctas, true, planned);
     const Plan& plan = planned.plan;
     EXPECT_EQ(plan.fast, Path::klt_better);
-    EXPECT_GT(plan.general_ctas, 0u);
-    EXPECT_LT(plan.general_ctas, plan.cta_begin.size() - 1);
+    const uint32_t before = plan.general_ctas + plan.staged_ctas;
+    EXPECT_GT(plan.general_ctas, 0u);  // klt's blocks with dead rows
+    EXPECT_GT(plan.staged_ctas, 0u);   // hot rows
+    EXPECT_LT(before, plan.cta_begin.size() - 1);
+    EXPECT_EQ(plan.first_staged, plan.cta_begin[plan.general_ctas]);
     for (uint32_t c = 0; c + 1 < plan.cta_begin.size(); ++c) {
       for (uint32_t i = plan.cta_begin[c]; i < plan.cta_begin[c + 1]; ++i)
-        EXPECT_EQ(plan.segments[i].path == Path::general, c < plan.general_ctas);
+        EXPECT_EQ(plan.segments[i].path, c < plan.general_ctas ? Path::general : c < before ? Path::staged : plan.fast);
     }
+  }
+}
+
+// Staged views may be cut, but every seen row is in one piece of about the size of the others, all with values in one frame.
+TEST(CudaPlan, StagedRowsAreSharedOut) {
+  for (const uint32_t ctas : {1u, 3u, 40u}) {
+    SCOPED_TRACE(ctas);
+    SceneShape shape;
+    shape.codecs = {"even4", "kivi3", "rot3"};
+    shape.lengths = {3000, 200};
+    shape.hot = 200, shape.sinks = 4, shape.group = 1, shape.cut = true;
+    const Scene scene(shape, 3);
+    ASSERT_TRUE(scene.status().ok());
+    Planned planned;
+    plan_of(scene, ctas, true, planned);
+    const Plan& plan = planned.plan;
+    EXPECT_EQ(plan.staged_ctas, plan.cta_begin.size() - 1);
+    EXPECT_LE(plan.staged_ctas, std::max(8u, 5 * ctas));  // a run has one at least
+    std::vector<uint64_t> rows(scene.tasks()), want(scene.tasks());
+    for (const SegmentDesc& segment : plan.segments) {
+      EXPECT_EQ(segment.path, Path::staged);
+      uint32_t own = 0;
+      for (uint32_t v = segment.first_view; v < segment.first_view + segment.views; ++v) {
+        const ViewDesc& view = plan.views[v];
+        own += view.end - view.begin;
+        EXPECT_EQ(planned.codecs[view.codec].value.hadamard, planned.codecs[segment.codec].value.hadamard);
+      }
+      EXPECT_LE(own, ctas == 40 ? 80u : 3000u);
+      rows[segment.task] += own;
+    }
+    for (size_t t = 0; t < scene.tasks(); ++t) {
+      for (const attn::BlockView& view : scene.views(t)) want[t] += view.rows;
+    }
+    EXPECT_EQ(rows, want);
   }
 }
 

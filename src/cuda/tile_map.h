@@ -36,6 +36,24 @@ TIERKV_BOTH PlaneWords value_words(const quant::LayoutPlane& plane, uint32_t fir
   return {plane.offset + (quad >> f) * 64, plane.chunks * 64, 0, (quad & ((1u << f) - 1u)) * plane.bits, 0, mask, plane.shift};
 }
 
+// Where the staged path has number n of a row of codes, and which number it has at place n: the middle two of four change places.
+TIERKV_BOTH uint32_t staged_place(uint32_t n) { return (n & ~3u) | (n & 1u) << 1 | (n >> 1 & 1u); }
+
+// 16 neighbouring positions of one lane (lanes.h), from 16·step on of lane `row` of tile `tile`: where one plane has the first of
+// their words, each 64 bytes behind the other; and what these say, a code in each byte. 8 bits are four words, 4 two, less one.
+TIERKV_BOTH uint32_t sixteen_at(const quant::LayoutPlane& plane, uint32_t tile, uint32_t step, uint32_t row) {
+  return plane.offset + (tile * plane.chunks + step * plane.bits / 2) * 64 + row * 4;
+}
+TIERKV_BOTH void add_sixteen(const quant::LayoutPlane& plane, const uint32_t (&words)[4], uint32_t step, uint32_t (&codes)[4]) {
+  const uint32_t mask = ((1u << plane.bits) - 1u) * 0x01010101u, from = plane.bits == 1 ? step % 2 * 4 : 0;
+  TIERKV_UNROLL
+  for (uint32_t k = 0; k < 4; ++k) {
+    const uint32_t word = plane.bits == 8 ? words[k] : plane.bits == 4 ? words[k / 2] : words[0];
+    const uint32_t place = plane.bits == 8 ? 0 : plane.bits == 4 ? k % 2 * 4 : from + k * plane.bits;
+    codes[k] |= (word >> place & mask) << plane.shift;
+  }
+}
+
 // Where components 4·quad .. of klt's keys are: the word of a token, the place in its bytes, the width.
 struct WordQuad {
   uint32_t word, place, bits;
@@ -57,6 +75,11 @@ TIERKV_BOTH uint32_t word_codes(uint32_t word, const WordQuad& at) {
 
 // What is taken off codes of so many bits, so that they lie around zero; klt's middle is half a step less.
 TIERKV_BOTH uint32_t code_middle(uint32_t bits) { return 1u << (bits - 1u); }
+
+// Whether the staged path can: one scale a row or a channel.
+inline bool fits_staged(const quant::SideLayout& side) {
+  return side.kind == quant::LayoutKind::rows16 || (side.kind == quant::LayoutKind::packed && side.groups == 1);
+}
 
 // Whether the general path can read a side: codes fit into bytes, and runs of 16 never straddle a tile, a group or the end.
 inline bool fits_tiles(const quant::SideLayout& side) {

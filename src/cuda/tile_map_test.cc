@@ -37,6 +37,49 @@ void expect_codes(const quant::SideLayout& side, uint32_t codes, const float (&w
   }
 }
 
+// Codes of 16 positions from 16·step on, as bytes.
+std::vector<uint32_t> sixteen_of(const quant::SideLayout& side, const uint8_t* bytes, uint32_t lane, uint32_t step) {
+  uint32_t codes[4] = {};
+  for (const quant::LayoutPlane& plane : side.planes) {
+    if (plane.bits == 0) continue;
+    uint32_t words[4] = {};
+    for (uint32_t k = 0; k < std::max(1u, plane.bits / 2); ++k)
+      words[k] = load_word(bytes + sixteen_at(plane, lane / 16, step, lane % 16) + 64 * k);
+    add_sixteen(plane, words, step, codes);
+  }
+  return {codes, codes + 4};
+}
+
+TEST(TileMap, SixteenAtATimeAreThoseOfTheBlock) {
+  for (const std::string& name : testing::readable_codecs()) {
+    SCOPED_TRACE(name);
+    testing::SceneShape shape;
+    shape.kv_heads = 1, shape.group = 1, shape.hot = 0;
+    shape.codecs = {name};
+    shape.lengths = {128};
+    const testing::Scene scene(shape, 5);
+    ASSERT_TRUE(scene.status().ok()) << scene.status().message();
+    const attn::BlockView& view = scene.views(0)[0];
+    CodecDesc codec;
+    ASSERT_TRUE(readable(*view.key_codec, *view.value_codec, codec));
+    for (const bool keys : {true, false}) {
+      const quant::SideLayout& side = keys ? codec.key : codec.value;
+      if (side.kind != quant::LayoutKind::packed) continue;
+      const auto* bytes = reinterpret_cast<const uint8_t*>((keys ? view.keys : view.values).data());
+      for (uint32_t lane = 0; lane < 128; ++lane) {
+        for (uint32_t step = 0; step < 8; ++step) {
+          const std::vector<uint32_t> codes = sixteen_of(side, bytes, lane, step);
+          for (uint32_t k = 0; k < 4; ++k) {
+            float want[kQuad];
+            unpack_quad(side, bytes, lane, 4 * step + k, want);
+            expect_codes(side, codes[k], want);
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(TileMap, CodesAreThoseOfTheBlock) {
   for (const std::string& name : testing::readable_codecs()) {
     SCOPED_TRACE(name);

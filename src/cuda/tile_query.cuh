@@ -7,6 +7,7 @@
 
 #include "cuda/better.h"
 #include "cuda/common.cuh"
+#include "cuda/halves.cuh"
 #include "cuda/tile_map.h"
 #include "cuda/warp.cuh"
 
@@ -75,13 +76,6 @@ TIERKV_DEVICE void transform(float (&x)[T][4], const float* signs, uint32_t dim,
     const float low = forward ? 1.0f : signs[16 * j + at], high = forward ? 1.0f : signs[16 * j + at + 2];
     x[j][0] *= low, x[j][1] *= low, x[j][2] *= high, x[j][3] *= high;
   }
-}
-
-// Sums over all lanes that have the same columns.
-TIERKV_DEVICE float2 over_rows(float a, float b) {
-#pragma unroll
-  for (int d = 4; d < 32; d *= 2) a += __shfl_xor_sync(~0u, a, d), b += __shfl_xor_sync(~0u, b, d);
-  return {a, b};
 }
 
 template <int T>

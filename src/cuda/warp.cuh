@@ -94,6 +94,25 @@ TIERKV_DEVICE uint32_t transposed(uint32_t x) {
   return y;
 }
 
+// Four 8x8 matrices of halves out of shared memory: lane l has the address of row l % 8 of matrix l / 8.
+TIERKV_DEVICE uint4 load_matrices(uint32_t at) {
+  uint4 v;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(at)
+               : "memory");
+  return v;
+}
+// The same, each transposed.
+TIERKV_DEVICE uint4 load_matrices_transposed(uint32_t at) {
+  uint4 v;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(at)
+               : "memory");
+  return v;
+}
+
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // Four 8x8 matrices of halves, transposed on their way to shared memory.
 TIERKV_DEVICE void store_transposed(uint32_t at, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {

@@ -1,0 +1,44 @@
+// halves.cuh — what the paths that read any run of rows share (tiles.cuh, staged.cuh): which rows are seen, and codes as halves.
+#pragma once
+
+#include "cuda/common.cuh"
+#include "cuda/warp.cuh"
+
+namespace tierkv::cuda {
+
+TIERKV_DEVICE bool sees_row(const Launch& launch, const ViewDesc& view, uint32_t row) {
+  if (row < view.begin || row >= view.end) return false;
+  return view.mask == kNoMask || (launch.masks[view.mask * kMaskWords + row / 32] >> (row % 32) & 1u) != 0;
+}
+
+// Two halves each of four codes, less their middle.
+TIERKV_DEVICE uint2 code_halves(uint32_t codes, uint32_t middle) {
+  const uint32_t less = (0x6400u + middle) * 0x10001u;  // 1024 and the middle, as a half
+  const __half2 by = *reinterpret_cast<const __half2*>(&less);
+  // A code in the lower byte of 0x64.. is 1024 and the code.
+  const uint32_t a = __byte_perm(codes, 0x64646464u, 0x4140), b = __byte_perm(codes, 0x64646464u, 0x4342);
+  const __half2 x = __hsub2(*reinterpret_cast<const __half2*>(&a), by), y = __hsub2(*reinterpret_cast<const __half2*>(&b), by);
+  return {*reinterpret_cast<const uint32_t*>(&x), *reinterpret_cast<const uint32_t*>(&y)};
+}
+// And what a table says of them.
+TIERKV_DEVICE uint2 level_halves(const __half* levels, uint32_t codes) {
+  const auto pair = [&](uint32_t a, uint32_t b) {
+    const __half2 both = __halves2half2(levels[a & 15u], levels[b & 15u]);
+    return *reinterpret_cast<const uint32_t*>(&both);
+  };
+  return {pair(codes, codes >> 8), pair(codes >> 16, codes >> 24)};
+}
+
+TIERKV_DEVICE uint2 from_bf16(uint2 v) {
+  return {pack_halves(__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xFFFF0000u)),
+          pack_halves(__uint_as_float(v.y << 16), __uint_as_float(v.y & 0xFFFF0000u))};
+}
+
+// Sums over all lanes that have the same columns.
+TIERKV_DEVICE float2 over_rows(float a, float b) {
+#pragma unroll
+  for (int d = 4; d < 32; d *= 2) a += __shfl_xor_sync(~0u, a, d), b += __shfl_xor_sync(~0u, b, d);
+  return {a, b};
+}
+
+}  // namespace tierkv::cuda
