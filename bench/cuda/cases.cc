@@ -82,6 +82,7 @@ struct tierkv_bench {
   struct Set {
     Buffer blocks, parcel;
     Launch launch;
+    CtaFirsts firsts;
     Path path;
   };
   std::vector<std::unique_ptr<Set>> sets;
@@ -247,7 +248,7 @@ Status tierkv_bench::add_set(uint32_t ctas, bool tensor_cores) {
   launch.ctas = static_cast<uint32_t>(plan.cta_begin.size() - 1), launch.general_ctas = plan.general_ctas;
   launch.staged_ctas = plan.staged_ctas, launch.first_staged = plan.first_staged;
   launch.chunk_rows = plan.chunk_rows;
-  set.path = plan.fast;
+  set.path = plan.fast, set.firsts = plan.firsts;
   bytes = static_cast<double>(plan.bytes);
   return {};
 }
@@ -305,7 +306,7 @@ void tierkv_bench_free(tierkv_bench* bench) { delete bench; }
 const char* tierkv_bench_error(void) { return last_error.c_str(); }
 int tierkv_bench_run(tierkv_bench* bench, uint32_t set, void* stream) {
   const auto& one = *bench->sets[set];
-  return launch_attend(one.launch, one.path, static_cast<cudaStream_t>(stream));
+  return launch_attend(one.launch, one.firsts, one.path, static_cast<cudaStream_t>(stream));
 }
 double tierkv_bench_check(tierkv_bench* bench, uint32_t set) { return bench->check(set); }
 double tierkv_bench_bytes(const tierkv_bench* bench) { return bench->bytes; }

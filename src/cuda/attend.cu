@@ -53,16 +53,20 @@ TIERKV_DEVICE void packed_segment(const Launch& launch, const SegmentDesc& segme
 #endif
 
 template <Path P>
-__global__ void __launch_bounds__(kThreads, 1) fast_kernel(const __grid_constant__ Launch launch) {
+__global__ void __launch_bounds__(kThreads, 1)
+    fast_kernel(const __grid_constant__ Launch launch, const __grid_constant__ CtaFirsts firsts) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ uint64_t barriers[kThreads / 32][2];
   const uint32_t warp = threadIdx.x / 32;
   WarpCopies copies{shared_address(&barriers[warp][0]), shared_address(&barriers[warp][1]), 0};
   if (threadIdx.x % 32 == 0) barrier_init(copies.keys), barrier_init(copies.values);
-  const uint32_t cta = launch.general_ctas + launch.staged_ctas + blockIdx.x;
-  for (uint32_t i = launch.cta_begin[cta]; i < launch.cta_begin[cta + 1]; ++i) {
-    const SegmentDesc segment = launch.segments[i];
+  const CtaFirst& first = firsts.of[blockIdx.x];
+  for (uint32_t i = 0; i < first.segments; ++i) {
+    SegmentDesc segment = launch.segments[first.segment + i];
+    if constexpr (P != Path::klt && P != Path::klt_better) {  // these have no registers to spare
+      if (i == 0) segment.first_view = first.first_view, segment.views = first.views, segment.codec = first.codec;
+    }
     if constexpr (P == Path::packed22) packed_segment<2, 2>(launch, segment, copies, memory);
     if constexpr (P == Path::packed44) packed_segment<4, 4>(launch, segment, copies, memory);
     if constexpr (P == Path::packed42) packed_segment<4, 2>(launch, segment, copies, memory);
@@ -77,23 +81,23 @@ __global__ void __launch_bounds__(kThreads, 1) fast_kernel(const __grid_constant
 struct KernelRow {
   Path path;
   uint32_t most_group, most_dim;  // rows of a group and channels of a head that it takes
-  void (*kernel)(Launch);
+  const void* kernel;
   uint32_t threads, shared_bytes;
   bool tensor_paths;
 };
 
 // A new path is a file like packed.cuh, a line in fast_kernel() and a row here.
 const KernelRow kPaths[] = {
-    {Path::general, 16, 128, tiles_kernel<8>, kThreads, sizeof(TileShared<8>), false},
-    {Path::general, 16, 256, tiles_kernel<16>, kThreads / 2, sizeof(TileShared<16>), false},
-    {Path::staged, 16, 64, staged_kernel<4>, kStagedThreads, sizeof(StagedShared<4>), false},
-    {Path::staged, 16, 128, staged_kernel<8>, kStagedThreads, sizeof(StagedShared<8>), false},
-    {Path::staged, 16, 256, staged_kernel<16>, kStagedThreads, sizeof(StagedShared<16>), false},
-    {Path::packed22, 8, 128, fast_kernel<Path::packed22>, kThreads, PackedShape<2, 2>::kBytes, true},
-    {Path::packed44, 8, 128, fast_kernel<Path::packed44>, kThreads, PackedShape<4, 4>::kBytes, true},
-    {Path::packed42, 8, 128, fast_kernel<Path::packed42>, kThreads, PackedShape<4, 2>::kBytes, true},
-    {Path::klt, 8, 128, fast_kernel<Path::klt>, kThreads, kKltBytes, true},
-    {Path::klt_better, 8, 128, fast_kernel<Path::klt_better>, kThreads, kKltBytes, true},
+    {Path::general, 16, 128, reinterpret_cast<const void*>(tiles_kernel<8>), kThreads, sizeof(TileShared<8>), false},
+    {Path::general, 16, 256, reinterpret_cast<const void*>(tiles_kernel<16>), kThreads / 2, sizeof(TileShared<16>), false},
+    {Path::staged, 16, 64, reinterpret_cast<const void*>(staged_kernel<4>), kStagedThreads, sizeof(StagedShared<4>), false},
+    {Path::staged, 16, 128, reinterpret_cast<const void*>(staged_kernel<8>), kStagedThreads, sizeof(StagedShared<8>), false},
+    {Path::staged, 16, 256, reinterpret_cast<const void*>(staged_kernel<16>), kStagedThreads, sizeof(StagedShared<16>), false},
+    {Path::packed22, 8, 128, reinterpret_cast<const void*>(fast_kernel<Path::packed22>), kThreads, PackedShape<2, 2>::kBytes, true},
+    {Path::packed44, 8, 128, reinterpret_cast<const void*>(fast_kernel<Path::packed44>), kThreads, PackedShape<4, 4>::kBytes, true},
+    {Path::packed42, 8, 128, reinterpret_cast<const void*>(fast_kernel<Path::packed42>), kThreads, PackedShape<4, 2>::kBytes, true},
+    {Path::klt, 8, 128, reinterpret_cast<const void*>(fast_kernel<Path::klt>), kThreads, kKltBytes, true},
+    {Path::klt_better, 8, 128, reinterpret_cast<const void*>(fast_kernel<Path::klt_better>), kThreads, kKltBytes, true},
 };
 
 const KernelRow* row_for(const Launch& launch, Path path) {
@@ -115,7 +119,7 @@ int prepare_kernels(bool tensor_paths) {
   return 0;
 }
 
-int launch_attend(const Launch& launch, Path fast, cudaStream_t stream) {
+int launch_attend(const Launch& launch, const CtaFirsts& firsts, Path fast, cudaStream_t stream) {
   const std::pair<Path, uint32_t> parts[] = {{Path::general, launch.general_ctas},
                                              {Path::staged, launch.staged_ctas},
                                              {fast, launch.ctas - launch.general_ctas - launch.staged_ctas}};
@@ -131,7 +135,8 @@ int launch_attend(const Launch& launch, Path fast, cudaStream_t stream) {
     config.gridDim = ctas, config.blockDim = row->threads;
     config.dynamicSmemBytes = row->shared_bytes, config.stream = stream;
     config.attrs = &side_by_side, config.numAttrs = beside ? 1 : 0;
-    if (const cudaError_t error = cudaLaunchKernelEx(&config, row->kernel, launch); error != cudaSuccess) return error;
+    void* parameters[] = {const_cast<Launch*>(&launch), const_cast<CtaFirsts*>(&firsts)};  // the second is the fast ones' alone
+    if (const cudaError_t error = cudaLaunchKernelExC(&config, row->kernel, parameters); error != cudaSuccess) return error;
     beside = true;
   }
   return 0;

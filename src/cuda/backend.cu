@@ -140,7 +140,8 @@ class CudaBackend final : public DeviceBackend {
     TIERKV_RETURN_IF_ERROR(send(plan, queries, first, launch));
     TIERKV_RETURN_IF_ERROR(make_room(plan, queries.size() / d, launch));
     ++launches_;
-    TIERKV_RETURN_IF_ERROR(status_of(static_cast<cudaError_t>(launch_attend(launch, plan.fast, stream_)), "the launch"));
+    TIERKV_RETURN_IF_ERROR(
+        status_of(static_cast<cudaError_t>(launch_attend(launch, plan.firsts, plan.fast, stream_)), "the launch"));
     return take_results(batch, queries.size() / d, plan.tasks.size(), launch, run);
   }
 

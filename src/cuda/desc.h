@@ -57,6 +57,17 @@ struct SegmentDesc {
   Path path = Path::general;
 };
 
+// Where a fast thread block begins, in the launch's own parameters, so that it need not ask far memory for it.
+struct CtaFirst {
+  uint32_t segment = 0, first_view = 0, views = 0;  // of its first segment
+  uint16_t codec = 0;
+  uint16_t segments = 0;  // of the thread block
+};
+inline constexpr uint32_t kMostFirsts = 160;  // thread blocks; a kernel has 4 KB of parameters
+struct CtaFirsts {
+  CtaFirst of[kMostFirsts];
+};
+
 struct TaskDesc {
   uint32_t first_row = 0;   // of queries, out and lse: `group` rows
   uint32_t first_head = 0;  // of the sink logits

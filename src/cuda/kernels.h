@@ -13,6 +13,6 @@ int prepare_kernels(bool tensor_paths);
 // All tasks: one launch, or two side by side where some segments are general; `fast` is the one fast path that the others may have.
 // What follows in the stream sees both done. 0, or a cudaError_t.
 // REQUIRES: prepare_kernels(); failed and arrived are zeros.
-int launch_attend(const Launch& launch, Path fast, cudaStream_t stream);
+int launch_attend(const Launch& launch, const CtaFirsts& firsts, Path fast, cudaStream_t stream);
 
 }  // namespace tierkv::cuda

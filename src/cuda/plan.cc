@@ -226,10 +226,25 @@ class Planner {
     return i == count ? run.views : std::min<uint64_t>(run.views, (run.views * i / count + 1) / 2 * 2);
   }
 
-  // A turn of the general path takes its time however few warps have work.
+  // Blocks that the warps of a fast thread block work on at a time (packed.cuh, klt.cuh).
+  uint64_t round_views() const {
+    switch (plan_.fast) {
+      case Path::packed44: return 8;
+      case Path::packed42: return 12;
+      case Path::klt:
+      case Path::klt_better: return input_.group <= 4 ? 32 : 16;
+      default: return 16;
+    }
+  }
+
+  // A turn of the general path takes its time however few warps have work, a round of a fast one half of its time at least.
   uint64_t cost_of(const Run& run, uint64_t views) const {
-    const uint64_t cost = run.cost * views / run.views, turn = turn_cost();
-    return run.path == Path::general ? (cost + turn - 1) / turn * turn : cost;
+    if (run.path == Path::general) {
+      const uint64_t cost = run.cost * views / run.views, turn = turn_cost();
+      return (cost + turn - 1) / turn * turn;
+    }
+    const uint64_t round = round_views(), rest = views % round;
+    return run.cost * (views - rest + (rest == 0 ? 0 : std::max(rest, round / 2))) / run.views;
   }
 
   // Every run in equal pieces of at most about `most`, the largest first.
@@ -326,7 +341,7 @@ class Planner {
   void share_out() {
     uint64_t total = 0;
     for (const Run& run : runs_) total += run.path == Path::staged ? 0 : run.cost + kSegment;
-    const uint32_t ctas = std::max(2u, input_.ctas);
+    const uint32_t ctas = std::clamp(input_.ctas, 2u, kMostFirsts);
     const uint64_t mean = total / ctas + 1;
     std::vector<Piece> best;
     uint64_t least = UINT64_MAX;
@@ -354,6 +369,12 @@ class Planner {
     for (const Piece& piece : staged) add_piece(piece), end_cta();
     plan_.staged_ctas = ctas() - plan_.general_ctas;
     for (size_t b = general; b < bins.size(); ++b) add_cta(pieces, bins[b]);
+    for (uint32_t c = plan_.general_ctas + plan_.staged_ctas, i = 0; c < ctas(); ++c, ++i) {
+      const SegmentDesc& first = plan_.segments[plan_.cta_begin[c]];
+      const uint32_t count = plan_.cta_begin[c + 1] - plan_.cta_begin[c];
+      plan_.firsts.of[i] = {plan_.cta_begin[c], first.first_view, first.views, static_cast<uint16_t>(first.codec),
+                            static_cast<uint16_t>(count)};
+    }
   }
 
   void count_partials(const std::vector<Piece>& pieces, const std::vector<Piece>& staged) {

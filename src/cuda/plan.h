@@ -39,7 +39,7 @@ struct PlanInput {
   std::span<const PlanTask> tasks;
   attn::AttendParams params;
   uint32_t group = 1;
-  uint32_t ctas = 2;          // of the device: at most as many are made, but for two, staged ones and one each for empty tasks
+  uint32_t ctas = 2;  // of the device: at most as many are made, and 160, but for two, staged ones and one each for empty tasks
   bool tensor_cores = false;  // the device has what the fast paths need
 };
 
@@ -49,6 +49,7 @@ struct Plan {
   std::vector<SegmentDesc> segments;
   std::vector<TaskDesc> tasks;
   std::vector<uint32_t> cta_begin;
+  CtaFirsts firsts;  // of the fast thread blocks
   uint32_t partials = 0, general_ctas = 0, staged_ctas = 0;
   uint32_t first_staged = 0;  // segment of the first staged thread block: these have one each
   uint32_t chunk_rows = 64;   // that a warp of the general path takes at a time: 16, 32 or 64

@@ -157,6 +157,15 @@ TEST(CudaPlan, AThreadBlockHasOneKindOfWorkInTheOrderOfPaths) {
     EXPECT_GT(plan.staged_ctas, 0u);   // hot rows
     EXPECT_LT(before, plan.cta_begin.size() - 1);
     EXPECT_EQ(plan.first_staged, plan.cta_begin[plan.general_ctas]);
+    for (uint32_t c = before; c + 1 < plan.cta_begin.size(); ++c) {
+      const CtaFirst& first = plan.firsts.of[c - before];
+      const SegmentDesc& segment = plan.segments[plan.cta_begin[c]];
+      EXPECT_EQ(first.segment, plan.cta_begin[c]);
+      EXPECT_EQ(first.segments, plan.cta_begin[c + 1] - plan.cta_begin[c]);
+      EXPECT_EQ(first.first_view, segment.first_view);
+      EXPECT_EQ(first.views, segment.views);
+      EXPECT_EQ(first.codec, segment.codec);
+    }
     for (uint32_t c = 0; c + 1 < plan.cta_begin.size(); ++c) {
       for (uint32_t i = plan.cta_begin[c]; i < plan.cta_begin[c + 1]; ++i)
         EXPECT_EQ(plan.segments[i].path, c < plan.general_ctas ? Path::general : c < before ? Path::staged : plan.fast);
