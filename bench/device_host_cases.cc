@@ -1,157 +1,116 @@
 // What the processor does for one decoding call on a device, beside the device's own time: a whole attention() over eight
-// sequences, with everything that the device's backend does but the device. Blocks have their real books and made-up addresses.
+// sequences, with everything that the device's backend does but the device, whose memory is the processor's and whose launch does
+// nothing.
 //
-// 8 KV heads of 128 channels with 32 query heads, one layer, sequences that are forks of one, so that their blocks are shared.
-// Parts are timed by the processor's clock inside one call; medians.
+// 8 KV heads of 128 channels with 32 query heads, one layer, sequences that are forks of one and 16 tokens apart, so that their old
+// blocks are shared and new ones come at different times. "anew": nothing is settled from one call to the next.
 #include <algorithm>
 #include <chrono>
-#include <cstring>
-#include <map>
+#include <memory>
+#include <numeric>
 
-#include "attn/backend.h"
-#include "attn/cpu_backend.h"
-#include "attn/rows.h"
 #include "base/status_macros.h"
 #include "bench/caches.h"
 #include "bench/data.h"
 #include "bench/harness.h"
-#include "cuda/places.h"
-#include "cuda/plan.h"
+#include "cuda/device_attention.h"
+#include "cuda/twin_machine_testing.h"
 
 namespace tierkv::bench {
 namespace {
-
-using attn::AttendWork;
 
 constexpr uint32_t kHeads = 32, kKvHeads = 8, kDim = 128, kSequences = 8, kMultiprocessors = 132;
 
 double now_us() { return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-size_t rounded(size_t bytes) { return (bytes + 127) / 128 * 128; }
-
-// A backend up to the launch. What it would send lies in a buffer at the end.
-class HostSide final : public attn::Backend {
+// The backend, with a clock around it.
+class Timed final : public attn::Backend {
  public:
-  HostSide() : places_(0, [this](size_t bytes) -> Result<uint8_t*> { return reinterpret_cast<uint8_t*>(next_ += bytes); }) {}
-
-  struct Parts {
-    std::vector<double> place, plan, send, all;  // microseconds of each call
-    size_t views = 0, descriptor_bytes = 0, hot_bytes = 0, segments = 0;
-  };
-  mutable Parts parts;
-
-  Status accepts(const RowsView& rows, const char* what) const override { return attn::cpu_backend().accepts(rows, what); }
-  Status encode(std::span<const attn::EncodeWork> blocks) const override { return attn::cpu_backend().encode(blocks); }
-  void decode(std::span<const attn::DecodeWork> blocks) const override { attn::cpu_backend().decode(blocks); }
-
-  void attend(std::span<AttendWork> works, const Executor&) const override {
-    const double begin = now_us();
-    places_.begin_call();
-    std::vector<std::vector<cuda::Placed>> placed;
-    hot_.clear();
-    for (const AttendWork& work : works) {
-      for (const auto& views : work.heads) place(views, placed.emplace_back());
-    }
-    const double after_place = now_us();
-    std::vector<cuda::PlanTask> tasks;
-    std::vector<float> queries;
-    size_t list = 0;
-    for (const AttendWork& work : works) {
-      const size_t first = queries.size() / kDim;
-      queries.resize(queries.size() + static_cast<size_t>(kHeads) * kDim);
-      for (uint32_t h = 0; h < kHeads; ++h) attn::widen_row(work.queries, 0, h, queries.data() + (first + h) * kDim);
-      for (uint32_t h = 0; h < work.heads.size(); ++h, ++list) {
-        tasks.push_back({work.heads[h], placed[list], work.positions[0], static_cast<uint32_t>(first + h * 4), h * 4});
-      }
-    }
-    const cuda::Plan plan = cuda::make_plan({codecs_, tasks, works[0].params, kHeads / kKvHeads, kMultiprocessors, true});
-    const double after_plan = now_us();
-    parcel_.clear();
-    add(codecs_), add(plan.views), add(plan.masks), add(plan.segments), add(plan.tasks), add(plan.cta_begin);
-    parts.descriptor_bytes = parcel_.size();
-    add(queries);
-    sent_.assign(parcel_.begin(), parcel_.end());
-    const double end = now_us();
-    parts.place.push_back(after_place - begin), parts.plan.push_back(after_plan - after_place);
-    parts.send.push_back(end - after_plan), parts.all.push_back(end - begin);
-    parts.views = plan.views.size(), parts.hot_bytes = hot_.size(), parts.segments = plan.segments.size();
-    for (AttendWork& work : works) work.status = Status();
+  explicit Timed(bool remembers) : remembers_(remembers) {
+    auto machine = std::make_unique<cuda::testing::TwinMachine>(cuda::MachineFacts{kMultiprocessors, true});
+    machine->attends = false;
+    machine_ = machine.get();
+    inner_ = std::make_unique<cuda::DeviceAttention>(std::move(machine), 0);
   }
+  bool remembers() const override { return remembers_; }
+  Status accepts(const RowsView& rows, const char* what) const override { return inner_->accepts(rows, what); }
+  Status encode(std::span<const attn::EncodeWork> blocks) const override { return inner_->encode(blocks); }
+  void decode(std::span<const attn::DecodeWork> blocks) const override { inner_->decode(blocks); }
+  void attend(std::span<attn::AttendWork> works, const Executor& run) const override {
+    const uint64_t before = machine_->sent;
+    const double begin = now_us();
+    inner_->attend(works, run);
+    us = now_us() - begin;
+    sent = machine_->sent - before;
+  }
+  const cuda::DeviceAttention& inner() const { return *inner_; }
+
+  mutable double us = 0;      // of the last call
+  mutable uint64_t sent = 0;  // bytes
 
  private:
-  void place(std::span<const attn::BlockView> views, std::vector<cuda::Placed>& out) const {
-    out.reserve(views.size());
-    for (const attn::BlockView& view : views) {
-      const auto [known, fresh] = known_.try_emplace({view.key_codec, view.value_codec}, static_cast<uint32_t>(codecs_.size()));
-      if (fresh) cuda::readable(*view.key_codec, *view.value_codec, codecs_.emplace_back());
-      if (view.sealed == 0) {
-        const size_t at = hot_.size();
-        hot_.resize(at + rounded(view.keys.size()) + rounded(view.values.size()));
-        std::memcpy(hot_.data() + at, view.keys.data(), view.keys.size());
-        std::memcpy(hot_.data() + at + rounded(view.keys.size()), view.values.data(), view.values.size());
-        out.push_back({nullptr, nullptr, known->second});
-        continue;
-      }
-      cuda::Places::Entry* there = places_.find(view.sealed, view.keys.size(), view.values.size());
-      if (!there) there = *places_.add(view.sealed, view.keys.size(), view.values.size());
-      out.push_back({there->keys, there->values, known->second});
-    }
-  }
-  template <class T>
-  void add(const std::vector<T>& from) const {
-    const size_t at = rounded(parcel_.size());
-    parcel_.resize(at + from.size() * sizeof(T));
-    if (!from.empty()) std::memcpy(parcel_.data() + at, from.data(), from.size() * sizeof(T));
-  }
-
-  mutable uintptr_t next_ = uintptr_t{1} << 40;
-  mutable cuda::Places places_;
-  mutable std::map<std::pair<const quant::Codec*, const quant::Codec*>, uint32_t> known_;
-  mutable std::vector<cuda::CodecDesc> codecs_;
-  mutable std::vector<uint8_t> hot_, parcel_, sent_;
+  const bool remembers_;
+  cuda::testing::TwinMachine* machine_;
+  std::unique_ptr<cuda::DeviceAttention> inner_;
 };
 
 double median(std::vector<double> of) {
   std::sort(of.begin(), of.end());
   return of.empty() ? 0.0 : of[of.size() / 2];
 }
+double mean(const std::vector<double>& of) { return std::accumulate(of.begin(), of.end(), 0.0) / static_cast<double>(of.size()); }
+
+struct Figures {
+  std::vector<double> call, backend, sent;
+};
+
+Status steps(AdaptiveKVCache& cache, std::vector<AttentionItem>& items, const std::shared_ptr<Timed>& backend, int count,
+             Figures& out) {
+  const std::vector<float> row = make_rows(Shape::gaussian, kKvHeads, kDim, 5);
+  cache.attend_with(backend);
+  for (int step = -1; step < count; ++step) {  // the first copies everything
+    for (const AttentionItem& item : items) {
+      TIERKV_RETURN_IF_ERROR(
+          cache.append(item.seq, 0, RowsView::f32(row.data(), 1, kKvHeads, kDim), RowsView::f32(row.data(), 1, kKvHeads, kDim)));
+    }
+    const double begin = now_us();
+    TIERKV_RETURN_IF_ERROR(cache.attention(0, items));
+    const double end = now_us();
+    if (step < 0) continue;
+    out.call.push_back(end - begin), out.backend.push_back(backend->us);
+    out.sent.push_back(static_cast<double>(backend->sent));
+  }
+  cache.attend_with(nullptr);
+  if (backend->inner().usage().on_processor != 0) return error(StatusCode::internal, "the processor took a call");
+  return {};
+}
 
 Status run(const std::string& name, uint32_t tokens, const Settings& settings, const Emit& emit) {
   TIERKV_ASSIGN_OR_RETURN(const FilledCache filled,
                           fill_cache("hot=128,warm=0,archive=kivi2,sinks=4", settings.quick ? 2048 : tokens));
   AdaptiveKVCache& cache = *filled.cache;
-  std::vector<SeqId> sequences = {filled.seq};
-  while (sequences.size() < kSequences) {
-    TIERKV_ASSIGN_OR_RETURN(sequences.emplace_back(), cache.fork(filled.seq));
-  }
-  const auto backend = std::make_shared<HostSide>();
-  cache.attend_with(backend);
   std::vector<float> out(static_cast<size_t>(kSequences) * kHeads * kDim);
+  const std::vector<float> rows = make_rows(Shape::gaussian, 16 * kSequences * kKvHeads, kDim, 6);
   std::vector<AttentionItem> items;
-  for (const SeqId seq : sequences) {
+  for (uint32_t s = 0; s < kSequences; ++s) {
+    TIERKV_ASSIGN_OR_RETURN(const SeqId seq, cache.fork(filled.seq));
+    const RowsView more = RowsView::f32(rows.data(), 16 * s, kKvHeads, kDim);
+    if (s != 0) TIERKV_RETURN_IF_ERROR(cache.append(seq, 0, more, more));
     items.push_back({seq, RowsView::f32(filled.queries.data(), 1, kHeads, kDim), out.data() + items.size() * kHeads * kDim});
   }
-  const std::vector<float> row = make_rows(Shape::gaussian, kKvHeads, kDim, 5);
-  std::vector<double> whole;
-  for (int step = 0; step < (settings.quick ? 3 : 40); ++step) {
-    for (const SeqId seq : sequences) {
-      TIERKV_RETURN_IF_ERROR(
-          cache.append(seq, 0, RowsView::f32(row.data(), 1, kKvHeads, kDim), RowsView::f32(row.data(), 1, kKvHeads, kDim)));
-    }
-    const double begin = now_us();
-    TIERKV_RETURN_IF_ERROR(cache.attention(0, items));
-    whole.push_back(now_us() - begin);
+  for (const bool settled : {false, true}) {
+    const auto backend = std::make_shared<Timed>(settled);
+    Figures figures;
+    TIERKV_RETURN_IF_ERROR(steps(cache, items, backend, settings.quick ? 3 : settled ? 256 : 32, figures));
+    const double cache_us = median(figures.call) - median(figures.backend);
+    Row line(name + (settled ? "" : "_anew"));
+    line.number("call_us", median(figures.call)).number("mean_us", mean(figures.call));
+    line.number("most_us", *std::max_element(figures.call.begin(), figures.call.end()));
+    line.number("cache_us", cache_us).number("backend_us", median(figures.backend));
+    line.number("sent_bytes", median(figures.sent)).number("mean_sent_bytes", mean(figures.sent));
+    line.number("listed_views", static_cast<double>(backend->inner().counts().listed_views));
+    emit(line);
   }
-  cache.attend_with(nullptr);
-  const HostSide::Parts& parts = backend->parts;
-  if (parts.views == 0) return error(StatusCode::internal, "the call had no views");
-  Row line(name);
-  line.number("call_us", median(whole)).number("views_us", median(whole) - median(parts.all));
-  line.number("place_us", median(parts.place)).number("plan_us", median(parts.plan)).number("send_us", median(parts.send));
-  line.number("views", static_cast<double>(parts.views)).number("segments", static_cast<double>(parts.segments));
-  line.number("descriptor_bytes", static_cast<double>(parts.descriptor_bytes));
-  line.number("hot_bytes", static_cast<double>(parts.hot_bytes));
-  emit(line);
   return {};
 }
 

@@ -1,40 +1,34 @@
 // mirror.h — copies of sealed blocks on the device, each made once, found again by the checksum of its bytes (places.h).
 #pragma once
 
-#include <memory>
-#include <optional>
-#include <span>
 #include <vector>
 
+#include "attn/attention.h"
+#include "cuda/machine.h"
 #include "cuda/places.h"
-#include "cuda/runtime.h"
 
 namespace tierkv::cuda {
 
 class Mirror {
  public:
-  explicit Mirror(uint64_t byte_limit);
+  Mirror(Machine& machine, uint64_t byte_limit);
+  ~Mirror();
+  Mirror(const Mirror&) = delete;
+  Mirror& operator=(const Mirror&) = delete;
 
-  struct Place {
-    const uint8_t* keys;
-    const uint8_t* values;
-  };
+  // The block of a view, copied if it is not there. `codec`: its pair's layouts. resource_exhausted: everything there is belongs to
+  // this call or is held. REQUIRES: view.sealed.
+  Result<Places::Entry*> place(const attn::BlockView& view, const CodecDesc& codec);
 
-  // A new call begins: what it asks for stays until the next one.
-  void begin_call() { places_.begin_call(); }
-  // A block that is there, by the bytes of its sides.
-  std::optional<Place> find(uint64_t sealed, size_t key_bytes, size_t value_bytes);
-  // One that is not. resource_exhausted: everything there is belongs to this call. The host's bytes, in memory that is not pinned,
-  // are no longer needed when this returns.
-  Result<Place> place(uint64_t sealed, std::span<const std::byte> keys, std::span<const std::byte> values, cudaStream_t stream);
-
-  uint64_t bytes() const { return places_.bytes(); }
-  uint64_t blocks() const { return places_.blocks(); }
+  Places& places() { return places_; }
+  const Places& places() const { return places_; }
   uint64_t uploads() const { return uploads_; }
 
  private:
-  std::vector<std::unique_ptr<Buffer>> slabs_;
+  Machine& machine_;
+  std::vector<uint8_t*> slabs_;
   Places places_;
+  std::vector<std::byte> key_form_, value_form_;  // of the block at hand
   uint64_t uploads_ = 0;
 };
 

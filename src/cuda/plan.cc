@@ -4,6 +4,7 @@
 #include <array>
 #include <functional>
 #include <queue>
+#include <utility>
 
 #include "cuda/better.h"
 #include "cuda/reading.h"
@@ -21,6 +22,9 @@ using quant::SideLayout;
 // twice the time.
 constexpr uint64_t kGeneralQuery = 600000, kGeneralTile = 350000, kSegment = 150000, kKltFactor = 2;
 constexpr uint32_t kTurn = 16;
+
+// So few settled views of the general path are better listed again than a segment of their own.
+constexpr uint32_t kFewSettled = 32;
 
 // Values of one scale a token that the tensor-core paths unpack.
 bool fast_values(const SideLayout& value) {
@@ -57,23 +61,15 @@ class Planner {
     for (const PlanTask& task : input_.tasks) total += task.views.size();
     plan_.views.reserve(total);
     for (uint32_t t = 0; t < input_.tasks.size(); ++t) add_task(t);
+    round_up_turns();
     share_out();
     return std::move(plan_);
   }
 
  private:
-  // Views of one task that are read in one way: neighbours in plan_.views. A piece is a part of one.
-  struct Run {
-    uint32_t task;
-    Path path;
-    uint32_t first, views;
-    uint64_t warps;  // that its views keep busy once: one a view of a fast path, one a piece of the general one
-    uint64_t cost;
-  };
-  struct Piece {
-    uint32_t run, first, views;
-    uint64_t cost;
-  };
+  // Views of one task that are read in one way: neighbours in the reader's list. A piece is a part of one.
+  using Run = WorkRun;
+  using Piece = WorkPiece;
 
   void choose_path() {
     paths_.resize(input_.codecs.size(), Path::general);
@@ -82,6 +78,9 @@ class Planner {
     for (const PlanTask& task : input_.tasks) {
       for (size_t v = 0; v < task.views.size(); ++v) {
         if (task.views[v].rows == kTileRows) bytes[task.placed[v].codec] += kTileRows;
+      }
+      for (const SettledRun& run : task.settled) {
+        if (run.path != Path::general) bytes[run.codec] += uint64_t{kTileRows} * run.views;
       }
     }
     std::array<uint64_t, 8> by_path{};
@@ -106,11 +105,16 @@ class Planner {
         const uint32_t rows = task.views[v].rows;
         if (rows != kTileRows || paths_[task.placed[v].codec] == Path::general) tiles += (rows + 15) / 16;
       }
+      for (const SettledRun& run : task.settled) {
+        if (!is_fast(run)) tiles += run.chunks[0];
+      }
     }
     const uint64_t warps = uint64_t{kTurn} * std::max(1u, input_.ctas);
     plan_.chunk_rows = tiles <= warps / 4 ? 16 : tiles <= 2 * warps ? 32 : 64;
   }
   uint64_t turn_cost() const { return kGeneralQuery + kGeneralTile * plan_.chunk_rows / 16; }
+
+  bool is_fast(const SettledRun& run) const { return run.path != Path::general && paths_[run.codec] == plan_.fast; }
 
   // The order of views does not matter to a softmax: those of the general path come first, then the fast ones, codec by codec.
   void add_task(uint32_t index) {
@@ -118,28 +122,46 @@ class Planner {
     plan_.tasks.push_back({task.first_row, task.first_head, 0, 0});
     fast_.clear();
     begin_run(index, Path::general);
+    for (const SettledRun& run : task.settled) {
+      if (!is_fast(run) && run.views <= kFewSettled) list_again(run);
+    }
     for (size_t v = 0; v < task.views.size(); ++v) add_view(task, task.views[v], task.placed[v]);
     std::stable_sort(fast_.begin(), fast_.end(), [](const ViewDesc& a, const ViewDesc& b) { return a.codec < b.codec; });
     for (size_t i = 0; i < fast_.size(); ++i) {
       if (i == 0 || fast_[i].codec != fast_[i - 1].codec) begin_run(index, plan_.fast);
-      add_to_run(fast_[i], 1, side_bytes(fast_[i].codec) * (is_klt(plan_.fast) ? kKltFactor : 1));
+      add_to_run(fast_[i], 1, fast_cost(fast_[i].codec));
     }
     if (runs_.back().views == 0) runs_.pop_back();
+    for (const SettledRun& run : task.settled) {
+      if (is_fast(run) || run.views > kFewSettled) add_settled(index, run);
+    }
   }
 
-  uint64_t side_bytes(uint32_t codec) const {
-    const CodecDesc& desc = input_.codecs[codec];
-    return device_bytes(desc.key, desc.key_better) + device_bytes(desc.value, desc.value_better);
+  void list_again(const SettledRun& run) {
+    plan_.bytes += run.bytes;
+    for (uint32_t v = 0; v < run.views; ++v) add_general(run.descs[v]);
   }
+
+  void add_settled(uint32_t index, const SettledRun& run) {
+    plan_.bytes += run.bytes;
+    const bool fast = is_fast(run);
+    const uint64_t chunks = run.chunks[plan_.chunk_rows == 16 ? 0 : plan_.chunk_rows == 32 ? 1 : 2];
+    const uint64_t cost = fast ? run.views * fast_cost(run.codec) : chunks * turn_cost() / kTurn;
+    runs_.push_back({index, fast ? plan_.fast : Path::general, run.codec, input_.settled_base + run.first, run.views,
+                     fast ? run.views : chunks, cost});
+  }
+
+  uint64_t fast_cost(uint32_t codec) const { return side_bytes(codec) * (is_klt(plan_.fast) ? kKltFactor : 1); }
+  uint64_t side_bytes(uint32_t codec) const { return block_bytes(input_.codecs[codec]); }
 
   void begin_run(uint32_t task, Path path) {
     if (!runs_.empty() && runs_.back().views == 0) runs_.pop_back();
-    runs_.push_back({task, path, static_cast<uint32_t>(plan_.views.size()), 0, 0, 0});
+    runs_.push_back({task, path, 0, static_cast<uint32_t>(plan_.views.size()), 0, 0, 0});
   }
 
   void add_to_run(const ViewDesc& desc, uint64_t warps, uint64_t cost) {
     plan_.views.push_back(desc);
-    ++runs_.back().views;
+    if (runs_.back().views++ == 0) runs_.back().codec = desc.codec;
     runs_.back().warps += warps;
     runs_.back().cost += cost;
   }
@@ -157,7 +179,11 @@ class Planner {
       fast_.push_back(desc);
       return;
     }
-    const uint64_t chunks = (desc.end + plan_.chunk_rows - 1) / plan_.chunk_rows - desc.begin / plan_.chunk_rows;
+    add_general(desc);
+  }
+
+  void add_general(const ViewDesc& desc) {
+    const uint64_t chunks = chunks_of(desc, plan_.chunk_rows);
     add_to_run(desc, chunks, chunks * turn_cost() / kTurn);
   }
 
@@ -189,6 +215,13 @@ class Planner {
     return begin < end;
   }
 
+  // Less than a turn of all warps takes as long as one. So a tail costs the same from step to step, and is shared out alike.
+  void round_up_turns() {
+    for (Run& run : runs_) {
+      if (run.path == Path::general && run.warps <= kTurn) run.warps = kTurn, run.cost = std::max(run.cost, turn_cost());
+    }
+  }
+
   // Where piece i of `count` begins. Even, since a warp may take views in pairs.
   static uint64_t share(const Run& run, uint64_t i, uint64_t count) {
     return i == count ? run.views : std::min<uint64_t>(run.views, (run.views * i / count + 1) / 2 * 2);
@@ -211,7 +244,7 @@ class Planner {
       const uint64_t count = std::clamp<uint64_t>(std::min(fitting, turns), 1, run.views);
       for (uint64_t i = 0; i < count; ++i) {
         const auto from = static_cast<uint32_t>(share(run, i, count)), to = static_cast<uint32_t>(share(run, i + 1, count));
-        if (to > from) pieces.push_back({r, run.first + from, to - from, kSegment + cost_of(run, to - from)});
+        if (to > from) pieces.push_back({r, from, to - from, kSegment + cost_of(run, to - from)});
       }
     }
     std::stable_sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) { return a.cost > b.cost; });
@@ -262,27 +295,60 @@ class Planner {
     return best;
   }
 
+  void share_out() {
+    const uint32_t ctas = std::max(2u, input_.ctas);
+    Sharing fresh;
+    const Sharing* sharing = remembered(ctas);
+    if (!sharing) {
+      share_out_anew(ctas, fresh);
+      sharing = input_.sharings ? remember(std::move(fresh)) : &fresh;
+    }
+    for (const Piece& piece : sharing->pieces) ++plan_.tasks[runs_[piece.run].task].partials;
+    add_segments(sharing->pieces, sharing->bins);
+  }
+
+  const Sharing* remembered(uint32_t ctas) const {
+    if (!input_.sharings) return nullptr;
+    for (const Sharing& kept : input_.sharings->kept) {
+      if (kept.ctas == ctas && kept.chunk_rows == plan_.chunk_rows &&
+          std::equal(kept.runs.begin(), kept.runs.end(), runs_.begin(), runs_.end(),
+                     [](const Run& a, const Run& b) { return a.costs_as(b); }))
+        return &kept;
+    }
+    return nullptr;
+  }
+  const Sharing* remember(Sharing sharing) const {
+    Sharings& all = *input_.sharings;
+    if (all.kept.size() < Sharings::kMost) {
+      all.kept.push_back(std::move(sharing));
+      return &all.kept.back();
+    }
+    Sharing& place = all.kept[std::exchange(all.next, (all.next + 1) % Sharings::kMost)];
+    place = std::move(sharing);
+    return &place;
+  }
+
   // Tries piece sizes around the mean and takes the one whose fullest cta has least: small pieces balance, large ones begin and end
   // less often.
-  void share_out() {
+  void share_out_anew(uint32_t ctas, Sharing& out) const {
     uint64_t total = 0;
     for (const Run& run : runs_) total += run.cost + kSegment;
-    const uint32_t ctas = std::max(2u, input_.ctas);
     const uint64_t mean = total / ctas + 1;
-    std::vector<Piece> best;
+    std::vector<Piece> best, before;
     uint64_t least = UINT64_MAX;
     uint32_t general = 0;
     for (const uint64_t percent : {300, 200, 150, 130, 120, 115, 110, 106, 103, 100, 95, 90, 80, 70, 60, 50, 33, 25}) {
       std::vector<Piece> pieces = pieces_of(mean * percent / 100);
+      if (pieces == before) continue;
+      before = pieces;
       uint64_t fullest = 0;
       const uint32_t share = share_ctas(pieces, ctas, fullest);
       if (fullest < least) least = fullest, best = std::move(pieces), general = share;
     }
-    Bins bins(ctas);
-    pack(best, true, 0, general, &bins);
-    pack(best, false, general, ctas - general, &bins);
-    for (const Piece& piece : best) ++plan_.tasks[runs_[piece.run].task].partials;
-    add_segments(best, bins);
+    out.bins.resize(ctas);
+    pack(best, true, 0, general, &out.bins);
+    pack(best, false, general, ctas - general, &out.bins);
+    out.runs = runs_, out.ctas = ctas, out.chunk_rows = plan_.chunk_rows, out.pieces = std::move(best);
   }
 
   // A task that sees nothing has an empty segment, so that somebody writes its zeros.
@@ -307,7 +373,7 @@ class Planner {
       if (bin.empty()) continue;
       for (const uint32_t i : bin) {
         const Run& run = runs_[pieces[i].run];
-        add(run.task, pieces[i].first, pieces[i].views, plan_.views[pieces[i].first].codec, run.path);
+        add(run.task, run.first + pieces[i].first, pieces[i].views, run.codec, run.path);
       }
       end_cta();
     }
@@ -329,6 +395,10 @@ bool readable(const quant::Codec& key, const quant::Codec& value, CodecDesc& out
   out.key_better = key.spec().top, out.value_better = value.spec().top;
   return key.layout(out.key) && value.layout(out.value) && out.value.kind != LayoutKind::words && fits_tiles(out.key) &&
          fits_tiles(out.value);
+}
+
+uint64_t block_bytes(const CodecDesc& codec) {
+  return device_bytes(codec.key, codec.key_better) + device_bytes(codec.value, codec.value_better);
 }
 
 Path fast_path(const CodecDesc& codec, uint32_t group) {

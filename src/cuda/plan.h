@@ -6,6 +6,9 @@
 //           first `general_ctas` have pieces of the general path alone, the others of the fast one: two kernels side by side.
 // Path:     of the fast paths that a launch's views could take, the one that covers most bytes is the launch's; other views are
 //           read in the general way.
+// Settled:  views that lie in the reader's list already, from an earlier call (standing.h), are planned run by run, however many
+// they
+//           are; few of them that need the general path are listed again, beside the others of their task.
 // Errors:   none: what a device cannot read is refused before (readable()). Throws std::bad_alloc.
 #pragma once
 
@@ -24,12 +27,50 @@ struct Placed {
   uint32_t codec = 0;  // index into PlanInput::codecs
 };
 
+// A run of views that lie in the reader's list already. Whole blocks of one codec that a fast path could take, or any others.
+struct SettledRun {
+  uint32_t codec = 0;               // of the first view; with a fast path, of all
+  Path path = Path::general;        // that they could take
+  uint32_t first = 0, views = 0;    // in the list, from PlanInput::settled_base on
+  const ViewDesc* descs = nullptr;  // the same for the host
+  uint64_t chunks[3] = {};          // of 16, 32 and 64 rows that they have
+  uint64_t bytes = 0;               // of keys and values
+};
+
 // One query of one KV head.
 struct PlanTask {
   std::span<const attn::BlockView> views;
   std::span<const Placed> placed;  // one a view
   uint32_t position = 0;           // of the query
   uint32_t first_row = 0, first_head = 0;
+  std::span<const SettledRun> settled = {};  // REQUIRES: the query sees all their rows
+};
+
+// How runs of views were shared out among thread blocks. It depends on the runs alone, and those of all layers of a model, and of
+// many steps in a row, are alike: the last few are remembered, and compared in full before they are used.
+struct WorkRun {
+  uint32_t task = 0;
+  Path path = Path::general;
+  uint32_t codec = 0, first = 0, views = 0;
+  uint64_t warps = 0;  // that its views keep busy once: one a view of a fast path, one a piece of the general one
+  uint64_t cost = 0;
+  bool costs_as(const WorkRun& o) const { return path == o.path && views == o.views && warps == o.warps && cost == o.cost; }
+};
+struct WorkPiece {
+  uint32_t run, first, views;  // `first` of the run's
+  uint64_t cost;
+  bool operator==(const WorkPiece&) const = default;
+};
+struct Sharing {
+  std::vector<WorkRun> runs;
+  uint32_t ctas = 0, chunk_rows = 0;
+  std::vector<WorkPiece> pieces;
+  std::vector<std::vector<uint32_t>> bins;  // of a cta: indices of pieces
+};
+struct Sharings {
+  static constexpr size_t kMost = 8;
+  std::vector<Sharing> kept;
+  size_t next = 0;  // to be replaced
 };
 
 struct PlanInput {
@@ -39,10 +80,12 @@ struct PlanInput {
   uint32_t group = 1;
   uint32_t ctas = 2;          // at most as many are made, but for two, and one each for tasks that see nothing
   bool tensor_cores = false;  // the device has what the fast paths need
+  uint32_t settled_base = 0;
+  Sharings* sharings = nullptr;  // or null: every plan is shared out anew
 };
 
 struct Plan {
-  std::vector<ViewDesc> views;
+  std::vector<ViewDesc> views;  // that were not settled: the first of the reader's list
   std::vector<uint32_t> masks;
   std::vector<SegmentDesc> segments;
   std::vector<TaskDesc> tasks;
@@ -58,6 +101,14 @@ bool readable(const quant::Codec& key, const quant::Codec& value, CodecDesc& out
 
 // The fast path that whole blocks of a codec could take; general where there is none.
 Path fast_path(const CodecDesc& codec, uint32_t group);
+
+// Bytes of both sides of a whole block on a device.
+uint64_t block_bytes(const CodecDesc& codec);
+
+// Pieces of a view that warps of the general path take.
+inline uint64_t chunks_of(const ViewDesc& view, uint32_t chunk_rows) {
+  return (view.end + chunk_rows - 1) / chunk_rows - view.begin / chunk_rows;
+}
 
 Plan make_plan(const PlanInput& input);
 

@@ -58,7 +58,8 @@ void check(const SceneShape& shape, uint32_t seed, uint32_t ctas, double toleran
   Planned planned;
   plan_of(scene, ctas, false, planned);
   std::vector<float> out(scene.queries().size(), NAN), lse(scene.rows(), NAN);
-  testing::Twin(planned.input, planned.plan, scene.queries().data(), scene.sinks()).run(out.data(), lse.data());
+  const Launch launch = testing::launch_of(planned.input, planned.plan, scene.queries().data(), scene.sinks());
+  testing::Twin(launch, planned.plan.partials).run(out.data(), lse.data());
   std::vector<double> want, want_lse;
   scene.reference(want, want_lse);
   EXPECT_LT(testing::distance(want, out.data()), tolerance);
