@@ -92,7 +92,9 @@ TEST(DeviceSteps, ManySequencesInOneCall) {
 
 // The point of it all: a step between two blocks makes no descriptors and sends one row a head.
 TEST(DeviceSteps, WhatStandsCostsNothingAgain) {
-  const std::shared_ptr<DeviceAttention> device = twin();
+  auto made = std::make_unique<TwinMachine>(cuda::MachineFacts{132, true});  // so many that the tails' pieces stay small
+  const TwinMachine& machine = *made;
+  const auto device = std::make_shared<DeviceAttention>(std::move(made), 0);
   Steps steps("hot=32,warm=0,archive=kivi2,sinks=4", device, 5);
   steps.add(4 + 32 + 128 * 5 + 7), steps.add(4 + 32 + 128 * 3 + 90);
   steps.compare(kTolerance);
@@ -101,9 +103,19 @@ TEST(DeviceSteps, WhatStandsCostsNothingAgain) {
   EXPECT_LE(before.listed_views, 2u * Steps::kKvHeads * 3);
   EXPECT_EQ(before.loose_rows, 0u);
   constexpr uint32_t kSteps = 25;
+  const cuda::Launch launch = machine.last;
   for (uint32_t i = 0; i < kSteps; ++i) {
     for (const SeqId id : steps.sequences()) steps.append(id, 1);
     steps.compare(kTolerance);
+    // The launch is the same, down to its pointers.
+    EXPECT_EQ(machine.last.ctas, launch.ctas);
+    EXPECT_EQ(machine.last.general_ctas, launch.general_ctas);
+    EXPECT_EQ(machine.last.chunk_rows, launch.chunk_rows);
+    EXPECT_EQ(machine.last.views, launch.views);
+    EXPECT_EQ(machine.last.segments, launch.segments);
+    EXPECT_EQ(machine.last.queries, launch.queries);
+    EXPECT_EQ(machine.last.out, launch.out);
+    EXPECT_EQ(machine.last.partial_out, launch.partial_out);
   }
   const DeviceAttention::Counts after = device->counts();
   EXPECT_EQ(after.areas_made, before.areas_made);

@@ -47,6 +47,7 @@ class TwinMachine final : public Machine {
     return {};
   }
   Status attend(const Launch& launch, Path, uint32_t partials) override {
+    last = launch;
     if (attends) Twin(launch, partials).run(launch.out, launch.lse);
     return {};
   }
@@ -57,7 +58,8 @@ class TwinMachine final : public Machine {
   Status wait() override { return {}; }
 
   uint64_t sent = 0, sends = 0;  // bytes, and how often
-  bool attends = true;           // false: outputs are whatever they were, for measurements of what is around it
+  Launch last;
+  bool attends = true;  // false: outputs are whatever they were, for measurements of what is around it
 
  private:
   const MachineFacts facts_;
