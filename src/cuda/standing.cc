@@ -126,18 +126,21 @@ Status Standing::list(Area& area) {
   uint32_t at = area.first;
   for (const auto& [kind, count] : kinds) {
     SettledRun& run = area.runs.emplace_back();
-    run.first = at, run.descs = list_.data() + at;
+    run.first = at, run.views = count, run.descs = list_.data() + at;
     for (const Area::Seen& seen : area.seen) {
-      if (!seen.held || seen.kind != kind) continue;
-      const CodecDesc& desc = tables_.on_host()[seen.desc.codec];
-      if (run.views++ == 0) {
-        run.codec = seen.desc.codec;
-        run.path = kind == 0 ? Path::general : path_of(desc, area.group);
-      }
-      for (int c = 0; c < 3; ++c) run.chunks[c] += chunks_of(seen.desc, 16u << c);
-      run.bytes += block_bytes(desc) * seen.desc.end / desc.key.tokens;
-      list_[at++] = seen.desc;
+      if (seen.held && seen.kind == kind) list_[at++] = seen.desc;
     }
+    run.codec = run.descs[0].codec;
+    const auto add = [&](const ViewDesc& view, uint32_t times) {
+      const CodecDesc& desc = tables_.on_host()[view.codec];
+      for (int c = 0; c < 3; ++c) run.chunks[c] += times * chunks_of(view, 16u << c);
+      run.bytes += times * (block_bytes(desc) * view.end / desc.key.tokens);
+    };
+    if (kind != 0) {  // one like the other
+      run.path = path_of(tables_.on_host()[run.codec], area.group);
+      add(run.descs[0], count);
+    }
+    for (uint32_t v = 0; kind == 0 && v < count; ++v) add(run.descs[v], 1);
   }
   if (total != 0) unsent_.emplace_back(area.first, total);
   return {};
