@@ -85,6 +85,7 @@ void add_spill_cases(std::vector<Case>& cases);
 void add_skip_cases(std::vector<Case>& cases);
 void add_observe_cases(std::vector<Case>& cases);
 void add_better_cases(std::vector<Case>& cases);
+void add_device_host_cases(std::vector<Case>& cases);
 
 // The table of docs/build/codec_error.md.
 Status print_error_table();

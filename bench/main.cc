@@ -76,6 +76,7 @@ int main(int argc, char** argv) {
   add_skip_cases(cases);
   add_observe_cases(cases);
   add_better_cases(cases);
+  add_device_host_cases(cases);
   add_append_cases(cases);
   add_batch_cases(cases);
   add_encode_cases(cases);

@@ -1,5 +1,5 @@
-// model_append.h — the random machine grows sequences, and checks which tokens are there afterwards; included by
-// model_based_test.cc alone.
+// model_append.h — the random machine grows sequences, and checks which tokens are there afterwards; included by the
+// tests that run it.
 #pragma once
 
 #include <algorithm>

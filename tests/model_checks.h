@@ -1,4 +1,4 @@
-// model_checks.h — what the random machine compares; included by model_based_test.cc alone.
+// model_checks.h — what the random machine compares; included by the tests that run it.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // model_cold.h — the random machine promotes tokens from the cold file and demotes them, and damages the file under the cache;
-// included by model_based_test.cc alone.
+// included by the tests that run it.
 //
 // What must hold: a promoted block is its copy bit for bit, and with warm rows and copies in FP16 that is what was appended
 // (check_rows). What lies below never changes. A fault of the file costs copies and nothing else.

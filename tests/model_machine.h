@@ -31,6 +31,7 @@ struct MachineSetup {
   bool cold = false;                                 // with a cold file: it promotes and demotes
   bool cold_faults = false;                          // which is damaged now and then
   bool grows_long = false;                           // new sequences start past a split of attention (1,024 tokens)
+  std::function<std::shared_ptr<const attn::Backend>()> backend = nullptr;  // who attends; none: the processor
 
   bool warm_is_exact() const { return settings.find("warm_codec=fp16") != std::string::npos; }
 };

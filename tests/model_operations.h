@@ -1,4 +1,4 @@
-// model_operations.h — what the random machine does, one operation a function; included by model_based_test.cc alone.
+// model_operations.h — what the random machine does, one operation a function; included by the tests that run it.
 #pragma once
 
 #include <algorithm>
@@ -33,6 +33,7 @@ inline Machine::Machine(const MachineSetup& setup, uint64_t seed) : setup_(setup
     return;
   }
   cache_ = std::move(created).value();
+  if (setup.backend) cache_->attend_with(setup.backend());
 }
 
 inline std::string Machine::report() const {

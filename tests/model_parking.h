@@ -1,5 +1,5 @@
 // model_parking.h — the random machine parks sequences and wakes them, saves and loads deep snapshots, and changes the calibration
-// under way; included by model_based_test.cc alone.
+// under way; included by the tests that run it.
 //
 // A deep archive loses more than any tier, so what its rows must be is what the cache decodes from then on: attention is held
 // against those (check_head_attention). Which tokens there are, sinks and hot rows stay exact.

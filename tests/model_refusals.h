@@ -1,4 +1,4 @@
-// model_refusals.h — calls that must be refused, and bytes that come back or are refused; included by model_based_test.cc alone.
+// model_refusals.h — calls that must be refused, and bytes that come back or are refused; included by the tests that run it.
 #pragma once
 
 #include <cmath>

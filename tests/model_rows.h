@@ -1,4 +1,4 @@
-// model_rows.h — the caller's rows as the random machine makes them, in one of many layouts; included by model_based_test.cc alone.
+// model_rows.h — the caller's rows as the random machine makes them, in one of many layouts; included by the tests that run it.
 #pragma once
 
 #include <algorithm>

@@ -10,9 +10,11 @@
 #include <vector>
 
 #include "base/status_macros.h"
+#include "cuda/backend.h"
 #include "cuda/codec_tables.h"
 #include "cuda/device_form.h"
 #include "cuda/kernels.h"
+#include "cuda/runtime.h"
 #include "quant/table_testing.h"
 
 using namespace tierkv;
@@ -75,7 +77,8 @@ struct tierkv_bench {
   uint32_t dim = 0, group = 0, kv_heads = 0, query_heads = 0;
   std::vector<uint32_t> lengths;
   std::vector<std::unique_ptr<Kind>> kinds;
-  CodecTables tables;
+  std::unique_ptr<Machine> machine;
+  std::unique_ptr<CodecTables> codecs;
   std::vector<std::vector<attn::BlockView>> views;  // by task
   std::vector<std::vector<uint32_t>> which;         // of each view: its block in the strip
   std::vector<float> queries;
@@ -101,17 +104,18 @@ Kind* tierkv_bench::add_kind(const std::string& name, uint32_t tokens, Status& s
   kinds.push_back(std::make_unique<Kind>());
   status = kinds.back()->make(name, tokens, dim);
   if (!status.ok()) return nullptr;
-  const auto found = tables.find(*kinds.back()->key, *kinds.back()->value);
+  const auto found = codecs->find(*kinds.back()->key, *kinds.back()->value);
   status = found.status();
   if (!found.ok()) return nullptr;
   kinds.back()->codec = *found;
-  kinds.back()->fill_strip(tables.on_host()[*found]);
+  kinds.back()->fill_strip(codecs->on_host()[*found]);
   return kinds.back().get();
 }
 
 Status tierkv_bench::make(const tierkv_bench_shape& shape) {
   TIERKV_ASSIGN_OR_RETURN(const DeviceFacts facts, open_device(0));
-  TIERKV_RETURN_IF_ERROR(status_of(static_cast<cudaError_t>(prepare_kernels(facts.tensor_paths)), "loading the kernels"));
+  TIERKV_ASSIGN_OR_RETURN(machine, open_machine(0));
+  codecs = std::make_unique<CodecTables>(*machine);
   dim = shape.head_dim, kv_heads = shape.kv_heads, query_heads = shape.query_heads, group = query_heads / kv_heads;
   lengths.assign(shape.lengths, shape.lengths + shape.sequences);
   Status status;
@@ -195,6 +199,7 @@ Status tierkv_bench::place(Set& set, std::vector<std::vector<Placed>>& placed) {
       v += n;
     }
   }
+  TIERKV_RETURN_IF_ERROR(machine->wait());  // for the tables too
   return status_of(cudaDeviceSynchronize(), "copying blocks");
 }
 
@@ -212,7 +217,7 @@ Status tierkv_bench::add_set(uint32_t ctas, bool tensor_cores) {
   params.head_dim = dim;
   params.causal = false;
   params.scale = 1.0f / std::sqrt(static_cast<float>(dim));
-  const Plan plan = make_plan({tables.on_host(), tasks, params, group, ctas, tensor_cores});
+  const Plan plan = make_plan({codecs->on_host(), tasks, params, group, ctas, tensor_cores});
   std::vector<uint8_t> parcel;
   const auto add = [&](const auto& from) {
     parcel.resize(rounded(parcel.size()));
@@ -221,7 +226,7 @@ Status tierkv_bench::add_set(uint32_t ctas, bool tensor_cores) {
     if (!from.empty()) std::memcpy(parcel.data() + to, from.data(), from.size() * sizeof from[0]);
     return to;
   };
-  const size_t codecs = add(tables.on_device()), list = add(plan.views), segments = add(plan.segments), task_list = add(plan.tasks),
+  const size_t descs = add(codecs->on_device()), list = add(plan.views), segments = add(plan.segments), task_list = add(plan.tasks),
                begins = add(plan.cta_begin);
   TIERKV_RETURN_IF_ERROR(set.parcel.reserve(parcel.size()));
   TIERKV_RETURN_IF_ERROR(
@@ -232,7 +237,7 @@ Status tierkv_bench::add_set(uint32_t ctas, bool tensor_cores) {
   TIERKV_RETURN_IF_ERROR(counters.reserve(tasks.size() * sizeof(uint32_t), true));
   Launch& launch = set.launch;
   const uint8_t* const at = set.parcel.data();
-  launch.codecs = reinterpret_cast<const CodecDesc*>(at + codecs);
+  launch.codecs = reinterpret_cast<const CodecDesc*>(at + descs);
   launch.views = reinterpret_cast<const ViewDesc*>(at + list);
   launch.segments = reinterpret_cast<const SegmentDesc*>(at + segments);
   launch.tasks = reinterpret_cast<const TaskDesc*>(at + task_list);

@@ -39,9 +39,20 @@ struct DecodeWork {
   float* out = nullptr;  // [count][head_dim]
 };
 
+// What whoever makes the works knows of a head's views from call to call. Equal versions mean equal things: of the first `views`
+// views their blocks, rows and positions, and of the tail behind them every row of a position that both calls have. A version is
+// never that of anything else, and one that differs says nothing. 0: not known.
+struct Settled {
+  const void* owner = nullptr;  // whose views they are: what was made of its earlier ones can go
+  uint64_t version = 0;
+  uint32_t views = 0;
+  uint64_t tail_version = 0;
+};
+
 // One sequence's part in the attention of a layer. Query head h looks at KV head h / (query heads / KV heads).
 struct AttendWork {
   std::vector<std::span<const BlockView>> heads;  // views of each KV head, oldest first
+  std::vector<Settled> settled;                   // one per KV head, or none
   RowsView queries;
   const uint32_t* positions = nullptr;  // one per query
   float* out = nullptr;                 // [queries][query heads][head_dim]; null: the mass alone is wanted (params.weigh_only)
@@ -63,6 +74,9 @@ AttendWork mass_alone(const AttendWork& done, std::vector<HeadMass> wanted, cons
 class Backend {
  public:
   virtual ~Backend() = default;
+
+  // It keeps things from call to call and wants to be told what is settled.
+  virtual bool remembers() const { return false; }
 
   // unsupported: these rows are in memory that the backend cannot read. `what` names them.
   virtual Status accepts(const RowsView& rows, const char* what) const = 0;

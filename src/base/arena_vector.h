@@ -23,7 +23,7 @@ class ArenaVector {
 
   size_t size() const { return size_; }
   bool empty() const { return size_ == 0; }
-  size_t capacity() const { return capacity_; }
+  size_t capacity() const { return bytes_ / sizeof(T); }
   size_t storage_bytes() const { return bytes_; }
   T* data() { return data_; }
   const T* data() const { return data_; }
@@ -37,8 +37,8 @@ class ArenaVector {
   const T* end() const { return data_ + size_; }
 
   [[nodiscard]] bool reserve(Arena& arena, size_t wanted, Arena::Use use = Arena::Use::normal) {
-    if (wanted <= capacity_) return true;
-    size_t grown = capacity_ + capacity_ / 2;
+    if (wanted <= capacity()) return true;
+    size_t grown = capacity() + capacity() / 2;
     if (grown < wanted) grown = wanted;
     const size_t bytes = Arena::rounded(grown * sizeof(T));
     T* fresh = static_cast<T*>(arena.allocate(bytes, MemoryTag::bookkeeping, use));
@@ -47,7 +47,6 @@ class ArenaVector {
     free_storage(arena);
     data_ = fresh;
     bytes_ = bytes;
-    capacity_ = bytes / sizeof(T);
     return true;
   }
 
@@ -77,14 +76,13 @@ class ArenaVector {
   void swap(ArenaVector& other) {
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
-    std::swap(capacity_, other.capacity_);
     std::swap(bytes_, other.bytes_);
   }
 
   void reset(Arena& arena) {
     free_storage(arena);
     data_ = nullptr;
-    size_ = capacity_ = bytes_ = 0;
+    size_ = bytes_ = 0;
   }
 
  private:
@@ -94,7 +92,6 @@ class ArenaVector {
 
   T* data_ = nullptr;
   size_t size_ = 0;
-  size_t capacity_ = 0;
   size_t bytes_ = 0;
 };
 

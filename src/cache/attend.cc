@@ -41,7 +41,8 @@ struct Held {
   std::shared_ptr<Sequence> sequence;
   std::unique_lock<std::mutex> lock;
   std::vector<uint32_t> positions;  // of each query
-  std::vector<StreamViews> views;   // of each KV head
+  std::span<StreamViews> views;     // of each KV head: the sequence's own where they are kept, or
+  std::vector<StreamViews> own_views;
   std::vector<StreamObserver> observers;
   std::vector<float> lse;  // of every query and head, where learning or spilled blocks want it
   bool learns = false;     // learning does
@@ -99,7 +100,7 @@ class Attending {
   Status hold(std::span<AttentionItem> items) {
     held_.reserve(items.size());
     works_.reserve(items.size());
-    for (AttentionItem& item : items) held_.push_back({&item, {}, {}, {}, {}, {}, {}, false, false});
+    for (AttentionItem& item : items) held_.push_back({&item, {}, {}, {}, {}, {}, {}, {}, false, false});
     TIERKV_RETURN_IF_ERROR(sort_by_id());
     std::erase_if(held_, [&](const Held& held) {
       held.item->status = check_item(*held.item);
@@ -162,7 +163,12 @@ class Attending {
     if (!held.sequence) return held.item->status;
     TIERKV_RETURN_IF_ERROR(impl_.check_awake(held.item->seq, *held.sequence));
     TIERKV_RETURN_IF_ERROR(query_positions(*held.item, held.sequence->layer(layer_).length, held.positions));
-    held.views.resize(config_.num_kv_heads);
+    if (keeps_views()) {
+      held.views = held.sequence->kept_views(layer_);
+    } else {
+      held.own_views.resize(config_.num_kv_heads);
+      held.views = held.own_views;
+    }
     for (uint32_t h = 0; h < config_.num_kv_heads; ++h) {
       tiers::collect_views(impl_.env, held.sequence->heads(layer_)[h], impl_.planner->hot_codec(), held.views[h]);
       held.spilled |= !held.views[h].spilled.empty();
@@ -173,6 +179,9 @@ class Attending {
     }
     return {};
   }
+
+  // Summaries are there for calls that take blocks out of their views.
+  bool keeps_views() const { return impl_.env.backend->remembers() && !impl_.env.store->keeps_summaries(); }
 
   // Somebody wants to know where the mass went: the policy, the archive (which rows it will keep better is decided by what they
   // receive until then), or the caller.
@@ -256,8 +265,8 @@ class Attending {
   uint32_t visible_rows(const Held& held) const {
     uint32_t most = 0;
     for (const StreamViews& head : held.views) {
-      uint32_t rows = 0;
-      for (const attn::BlockView& view : head.views) rows += view.rows;
+      uint32_t rows = head.settled_rows;
+      for (size_t v = head.settled; v < head.views.size(); ++v) rows += head.views[v].rows;
       for (const tiers::BlockRef* ref : head.spilled) rows += ref->rows;
       most = std::max(most, rows);
     }
@@ -269,6 +278,10 @@ class Attending {
       attn::AttendWork& work = works_.emplace_back();
       work.heads.reserve(held.views.size());
       for (const StreamViews& head : held.views) work.heads.emplace_back(head.views);
+      if (keeps_views()) {
+        work.settled.reserve(held.views.size());
+        for (const StreamViews& head : held.views) work.settled.push_back({&head, head.version, head.settled, head.tail_version});
+      }
       if (!held.spilled) work.mass = wanted_mass(held);
       work.queries = held.item->queries;
       work.positions = held.positions.data();

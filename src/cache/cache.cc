@@ -154,6 +154,8 @@ bool AdaptiveKVCache::Impl::make_others_room(SeqId seq, uint64_t needed, uint32_
 void AdaptiveKVCache::attend_with(std::shared_ptr<const attn::Backend> backend) {
   impl_->env.backend = backend ? backend.get() : &attn::cpu_backend();
   impl_->backend = std::move(backend);
+  std::lock_guard lock(impl_->map_mutex);
+  for (auto& [id, sequence] : impl_->sequences) sequence->forget_views();
 }
 
 Status AdaptiveKVCache::set_pressure_handler(PressureHandler handler) try {

@@ -45,6 +45,7 @@ Status AdaptiveKVCache::park(SeqId seq, const DeepOptions& options, DeepReport* 
   const Status status =
       snapshot::pack(impl_->env, *sequence, plans, calibration, impl_->deep_options(options), impl_->config.threads, made);
   if (report) *report = made;
+  sequence->forget_views();
   if (status.code() != StatusCode::failed_precondition) return status;
   const char* already = sequence->packed.empty() ? "" : " (what is packed already stays so until wake())";
   return error(StatusCode::failed_precondition, "sequence ", seq, " cannot be parked: ", status.message(), already);

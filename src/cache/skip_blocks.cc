@@ -94,6 +94,7 @@ void skip_blocks(const AdaptiveKVCache::Impl& impl, const SkipQuery& query, uint
     if (choice.left_out == 0) return true;
     std::vector<uint8_t> gone(views.views.size(), 0);
     for (size_t i = 0; i < s.candidates.size(); ++i) gone[s.candidates[i]] = !choice.read[i];
+    views.forget();
     drop(views.views, gone);
     drop(views.stats, gone);
     drop(views.tiers, gone);

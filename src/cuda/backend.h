@@ -1,7 +1,7 @@
 // backend.h — attn::Backend on a device: attention of few queries there, everything else on the processor (tierkv/cuda.h).
 //
-// A call is: blocks that are not there yet and hot rows to the device, descriptors and queries in one parcel, one launch, results
-// back, one wait. Scores that leave the range of the fast paths' halves are worked on again by the processor.
+// What a call does is in device_attention.h. Scores that leave the range of the fast paths' halves are worked on again by the
+// processor.
 // REQUIRES: codecs of the views outlive the backend, so a backend belongs to one cache.
 #pragma once
 
@@ -14,7 +14,10 @@ namespace tierkv::cuda {
 
 class DeviceBackend : public attn::Backend, public Device {};
 
-// Errors: tierkv/cuda.h.
+class Machine;
+
+// Errors, of both: tierkv/cuda.h.
+Result<std::unique_ptr<Machine>> open_machine(int ordinal);
 Result<std::shared_ptr<DeviceBackend>> make_backend(const Options& options);
 
 }  // namespace tierkv::cuda

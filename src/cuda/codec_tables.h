@@ -2,17 +2,21 @@
 // copied once.
 #pragma once
 
-#include <list>
 #include <map>
 #include <vector>
 
+#include "cuda/machine.h"
 #include "cuda/plan.h"
-#include "cuda/runtime.h"
 
 namespace tierkv::cuda {
 
 class CodecTables {
  public:
+  explicit CodecTables(Machine& machine) : machine_(machine) {}
+  ~CodecTables();
+  CodecTables(const CodecTables&) = delete;
+  CodecTables& operator=(const CodecTables&) = delete;
+
   // The index of a pair of codecs; unsupported: a device cannot read them. REQUIRES: the codecs outlive this.
   Result<uint32_t> find(const quant::Codec& key, const quant::Codec& value);
 
@@ -25,10 +29,14 @@ class CodecTables {
   // The device's copy of host memory that never changes.
   Result<const uint8_t*> copied(const void* from, size_t bytes);
 
-  std::map<std::pair<const quant::Codec*, const quant::Codec*>, uint32_t> known_;
+  using Pair = std::pair<const quant::Codec*, const quant::Codec*>;
+  Machine& machine_;
+  std::map<Pair, uint32_t> known_;
+  Pair last_;  // that was found, since neighbours are of one codec
+  uint32_t last_index_ = 0;
   std::vector<CodecDesc> host_, device_;
   std::map<const void*, const uint8_t*> copies_;
-  std::list<Buffer> buffers_;
+  std::vector<uint8_t*> memory_;
   uint64_t bytes_ = 0;
 };
 

@@ -53,7 +53,7 @@ struct SegmentDesc {
   uint32_t first_view = 0, views = 0;
   uint32_t partial = 0;    // where its state goes
   uint32_t first_row = 0;  // the task's
-  uint32_t codec = 0;      // of the first view; on a fast path, of all
+  uint32_t codec = 0;      // on a fast path, of all its views
   Path path = Path::general;
 };
 

@@ -4,6 +4,7 @@
 #include <array>
 #include <functional>
 #include <queue>
+#include <utility>
 
 #include "cuda/better.h"
 #include "cuda/reading.h"
@@ -21,9 +22,13 @@ using quant::SideLayout;
 // twice the time.
 constexpr uint64_t kGeneralQuery = 600000, kGeneralTile = 350000, kSegment = 150000, kKltFactor = 2;
 constexpr uint32_t kTurn = 16;
+
 // Staged views are counted in tiles of 16 rows: a thread block takes as many at once, and a piece may have a few more that are not
 // worth a thread block of their own.
 constexpr uint64_t kStagedTile = 16, kStagedOnce = kStagedRows / kStagedTile, kStagedPiece = kStagedOnce + 1;
+
+// So few settled views without a fast path are better listed again than a segment of their own.
+constexpr uint32_t kFewSettled = 32;
 
 // Values of one scale a token that the tensor-core paths unpack.
 bool fast_values(const SideLayout& value) {
@@ -31,10 +36,6 @@ bool fast_values(const SideLayout& value) {
          value.tokens == kTileRows && value.head_dim == kTileRows && value.bits >= 2 && value.bits <= 4 &&
          (value.meta == MetaKind::f16_pair || value.meta == MetaKind::log8_scale || value.meta == MetaKind::log8_pair ||
           value.meta == MetaKind::log4_pair);
-}
-
-bool staged_path(const CodecDesc& codec) {
-  return codec.key_better + codec.value_better == 0 && fits_staged(codec.key) && fits_staged(codec.value);
 }
 
 bool is_klt(Path path) { return path == Path::klt || path == Path::klt_better; }
@@ -64,23 +65,15 @@ class Planner {
     for (const PlanTask& task : input_.tasks) total += task.views.size();
     plan_.views.reserve(total);
     for (uint32_t t = 0; t < input_.tasks.size(); ++t) add_task(t);
+    round_up_turns();
     share_out();
     return std::move(plan_);
   }
 
  private:
-  // Views of one task that are read in one way: neighbours in plan_.views. A piece is a part of one.
-  struct Run {
-    uint32_t task;
-    Path path;
-    uint32_t first, views;
-    uint64_t warps;  // that its views keep busy once: one a view of a fast path, one a piece of the general one
-    uint64_t cost;   // of a staged run: tiles
-  };
-  struct Piece {
-    uint32_t run, first, views;
-    uint64_t cost;
-  };
+  // Views of one task that are read in one way: neighbours in the reader's list. A piece is a part of one.
+  using Run = WorkRun;
+  using Piece = WorkPiece;
 
   void choose_path() {
     paths_.resize(input_.codecs.size(), Path::general);
@@ -89,6 +82,9 @@ class Planner {
     for (const PlanTask& task : input_.tasks) {
       for (size_t v = 0; v < task.views.size(); ++v) {
         if (task.views[v].rows == kTileRows) bytes[task.placed[v].codec] += kTileRows;
+      }
+      for (const SettledRun& run : task.settled) {
+        if (run.path > Path::staged) bytes[run.codec] += uint64_t{kTileRows} * run.views;
       }
     }
     std::array<uint64_t, 8> by_path{};
@@ -105,15 +101,19 @@ class Planner {
   }
 
   // A warp takes the fewer rows of the general path at a time the less of it there is: one after the other rows wait for memory,
-  // and what a warp does before its first row is as much as two tiles. Views of the staged path are cut where there
-  // are thread blocks enough for all parts.
+  // and what a warp does before its first row is as much as two tiles. Views of the staged path are cut where there are thread
+  // blocks enough for all parts.
   void count_rest() {
     uint64_t tiles = 0, staged = 0;
     for (const PlanTask& task : input_.tasks) {
       for (size_t v = 0; v < task.views.size(); ++v) {
         const uint32_t rows = task.views[v].rows, codec = task.placed[v].codec;
         if (rows == kTileRows && paths_[codec] != Path::general) continue;
-        (staged_path(input_.codecs[codec]) ? staged : tiles) += (rows + 15) / 16;
+        (staged_frame(input_.codecs[codec]) ? staged : tiles) += (rows + 15) / 16;
+      }
+      for (const SettledRun& run : task.settled) {
+        if (is_fast(run)) continue;
+        (frame_of(run) ? staged : tiles) += run.chunks[0];
       }
     }
     const uint64_t warps = uint64_t{kTurn} * std::max(1u, input_.ctas);
@@ -124,7 +124,15 @@ class Planner {
   uint64_t staged_room() const {
     return uint64_t{std::max(1u, input_.ctas)} * (input_.params.head_dim > 128 ? kStagedWideRoom : kStagedRoom);
   }
+  // Of a settled run without the launch's fast path, as of its codec.
+  std::optional<Frame> frame_of(const SettledRun& run) const {
+    return run.path == Path::general ? std::nullopt : staged_frame(input_.codecs[run.codec]);
+  }
   uint64_t turn_cost() const { return kGeneralQuery + kGeneralTile * plan_.chunk_rows / 16; }
+
+  bool is_fast(const SettledRun& run) const {
+    return run.path > Path::staged && plan_.fast != Path::general && paths_[run.codec] == plan_.fast;
+  }
 
   // The order of views does not matter to a softmax: those of the general path come first, then the staged ones by the frame of
   // their values, then the fast ones codec by codec.
@@ -133,6 +141,9 @@ class Planner {
     plan_.tasks.push_back({task.first_row, task.first_head, 0, 0});
     fast_.clear(), staged_[0].clear(), staged_[1].clear();
     begin_run(index, Path::general);
+    for (const SettledRun& run : task.settled) {
+      if (!is_fast(run) && run.views <= kFewSettled) list_again(run);
+    }
     for (size_t v = 0; v < task.views.size(); ++v) add_view(task, task.views[v], task.placed[v]);
     for (const auto& views : staged_) {
       begin_run(index, Path::staged);
@@ -141,33 +152,55 @@ class Planner {
     std::stable_sort(fast_.begin(), fast_.end(), [](const ViewDesc& a, const ViewDesc& b) { return a.codec < b.codec; });
     for (size_t i = 0; i < fast_.size(); ++i) {
       if (i == 0 || fast_[i].codec != fast_[i - 1].codec) begin_run(index, plan_.fast);
-      add_to_run(fast_[i], 1, side_bytes(fast_[i].codec) * (is_klt(plan_.fast) ? kKltFactor : 1));
+      add_to_run(fast_[i], 1, fast_cost(fast_[i].codec));
     }
     if (runs_.back().views == 0) runs_.pop_back();
+    for (const SettledRun& run : task.settled) {
+      if (is_fast(run) || run.views > kFewSettled) add_settled(index, run);
+    }
+  }
+
+  void list_again(const SettledRun& run) {
+    plan_.bytes += run.bytes;
+    const std::optional<Frame> frame = frame_of(run);
+    for (uint32_t v = 0; v < run.views; ++v) {
+      if (frame) staged_[static_cast<size_t>(*frame)].push_back(run.descs[v]);
+      else add_general(run.descs[v]);
+    }
+  }
+
+  void add_settled(uint32_t index, const SettledRun& run) {
+    plan_.bytes += run.bytes;
+    const uint32_t first = input_.settled_base + run.first;
+    const uint64_t chunks = run.chunks[plan_.chunk_rows == 16 ? 0 : plan_.chunk_rows == 32 ? 1 : 2];
+    if (is_fast(run)) {
+      runs_.push_back({index, plan_.fast, run.codec, first, run.views, run.views, run.views * fast_cost(run.codec)});
+    } else if (frame_of(run)) {
+      runs_.push_back({index, Path::staged, run.codec, first, run.views, 0, run.chunks[0]});
+    } else {
+      runs_.push_back({index, Path::general, run.codec, first, run.views, chunks, chunks * turn_cost() / kTurn});
+    }
   }
 
   void add_staged(ViewDesc view) {
     const uint32_t end = view.end, each = cut_views_ ? kStagedRows : end;
     for (uint32_t from = view.begin / 16 * 16; from < end; from += each) {
       view.begin = std::max(view.begin, static_cast<uint16_t>(from)), view.end = static_cast<uint16_t>(std::min(end, from + each));
-      add_to_run(view, 0, staged_tiles(view));
+      add_to_run(view, 0, chunks_of(view, kStagedTile));
     }
   }
-  static uint64_t staged_tiles(const ViewDesc& view) { return (view.end - view.begin / 16 * 16 + kStagedTile - 1) / kStagedTile; }
 
-  uint64_t side_bytes(uint32_t codec) const {
-    const CodecDesc& desc = input_.codecs[codec];
-    return device_bytes(desc.key, desc.key_better) + device_bytes(desc.value, desc.value_better);
-  }
+  uint64_t fast_cost(uint32_t codec) const { return side_bytes(codec) * (is_klt(plan_.fast) ? kKltFactor : 1); }
+  uint64_t side_bytes(uint32_t codec) const { return block_bytes(input_.codecs[codec]); }
 
   void begin_run(uint32_t task, Path path) {
     if (!runs_.empty() && runs_.back().views == 0) runs_.pop_back();
-    runs_.push_back({task, path, static_cast<uint32_t>(plan_.views.size()), 0, 0, 0});
+    runs_.push_back({task, path, 0, static_cast<uint32_t>(plan_.views.size()), 0, 0, 0});
   }
 
   void add_to_run(const ViewDesc& desc, uint64_t warps, uint64_t cost) {
     plan_.views.push_back(desc);
-    ++runs_.back().views;
+    if (runs_.back().views++ == 0) runs_.back().codec = desc.codec;
     runs_.back().warps += warps;
     runs_.back().cost += cost;
   }
@@ -183,13 +216,15 @@ class Planner {
     const bool aligned = (reinterpret_cast<uintptr_t>(desc.keys) | reinterpret_cast<uintptr_t>(desc.values)) % 16 == 0;
     if (whole && aligned && paths_[placed.codec] != Path::general) {
       fast_.push_back(desc);
-      return;
+    } else if (const std::optional<Frame> frame = staged_frame(input_.codecs[placed.codec])) {
+      staged_[static_cast<size_t>(*frame)].push_back(desc);
+    } else {
+      add_general(desc);
     }
-    if (const CodecDesc& codec = input_.codecs[placed.codec]; staged_path(codec)) {
-      staged_[codec.value.hadamard != 0].push_back(desc);
-      return;
-    }
-    const uint64_t chunks = (desc.end + plan_.chunk_rows - 1) / plan_.chunk_rows - desc.begin / plan_.chunk_rows;
+  }
+
+  void add_general(const ViewDesc& desc) {
+    const uint64_t chunks = chunks_of(desc, plan_.chunk_rows);
     add_to_run(desc, chunks, chunks * turn_cost() / kTurn);
   }
 
@@ -219,6 +254,13 @@ class Planner {
     }
     desc.begin = static_cast<uint16_t>(begin), desc.end = static_cast<uint16_t>(end);
     return begin < end;
+  }
+
+  // Less than a turn of all warps takes as long as one. So a tail costs the same from step to step, and is shared out alike.
+  void round_up_turns() {
+    for (Run& run : runs_) {
+      if (run.path == Path::general && run.warps <= kTurn) run.warps = kTurn, run.cost = std::max(run.cost, turn_cost());
+    }
   }
 
   // Where piece i of `count` begins. Even, since a warp may take views in pairs.
@@ -259,30 +301,31 @@ class Planner {
       const uint64_t count = std::clamp<uint64_t>(std::min(fitting, turns), 1, run.views);
       for (uint64_t i = 0; i < count; ++i) {
         const auto from = static_cast<uint32_t>(share(run, i, count)), to = static_cast<uint32_t>(share(run, i + 1, count));
-        if (to > from) pieces.push_back({r, run.first + from, to - from, kSegment + cost_of(run, to - from)});
+        if (to > from) pieces.push_back({r, from, to - from, kSegment + cost_of(run, to - from)});
       }
     }
     std::stable_sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) { return a.cost > b.cost; });
     return pieces;
   }
 
-  // Staged runs in pieces of at most `most` tiles, or of one view.
+  // Staged runs in pieces of at most `most` tiles, or of one view. Views of a settled run are alike.
   std::vector<Piece> staged_pieces(uint64_t most) const {
     std::vector<Piece> pieces;
     for (uint32_t r = 0; r < runs_.size(); ++r) {
       const Run& run = runs_[r];
       if (run.path != Path::staged) continue;
+      const bool listed = run.first < plan_.views.size();
       const uint64_t count = (run.cost + most - 1) / most, fair = std::max((run.cost + count - 1) / count, kStagedPiece);
-      for (uint32_t v = run.first; v < run.first + run.views; ++v) {
-        const uint64_t tiles = staged_tiles(plan_.views[v]);
-        const bool fits = v != run.first && pieces.back().cost + tiles <= fair;
+      for (uint32_t v = 0; v < run.views; ++v) {
+        const uint64_t tiles = listed ? chunks_of(plan_.views[run.first + v], kStagedTile) : (run.cost + run.views - 1) / run.views;
+        const bool fits = v != 0 && pieces.back().cost + tiles <= fair;
         if (fits) ++pieces.back().views, pieces.back().cost += tiles;
         else pieces.push_back({r, v, 1, tiles});
       }
     }
     return pieces;
   }
-  // As small as they all have room at once.
+  // As small as they all have room at once. They are not packed: a device gives its room to the next piece.
   std::vector<Piece> staged_pieces() const {
     uint64_t tiles = 0;
     for (const Run& run : runs_) tiles += run.path == Path::staged ? run.cost : 0;
@@ -336,39 +379,72 @@ class Planner {
     return best;
   }
 
+  void share_out() {
+    const uint32_t ctas = std::clamp(input_.ctas, 2u, kMostFirsts);
+    Sharing fresh;
+    const Sharing* sharing = remembered(ctas);
+    if (!sharing) {
+      share_out_anew(ctas, fresh);
+      sharing = input_.sharings ? remember(std::move(fresh)) : &fresh;
+    }
+    add_segments(*sharing);
+  }
+
+  const Sharing* remembered(uint32_t ctas) const {
+    if (!input_.sharings) return nullptr;
+    for (const Sharing& kept : input_.sharings->kept) {
+      if (kept.ctas == ctas && kept.chunk_rows == plan_.chunk_rows &&
+          std::equal(kept.runs.begin(), kept.runs.end(), runs_.begin(), runs_.end(),
+                     [](const Run& a, const Run& b) { return a.costs_as(b); }))
+        return &kept;
+    }
+    return nullptr;
+  }
+  const Sharing* remember(Sharing sharing) const {
+    Sharings& all = *input_.sharings;
+    if (all.kept.size() < Sharings::kMost) {
+      all.kept.push_back(std::move(sharing));
+      return &all.kept.back();
+    }
+    Sharing& place = all.kept[std::exchange(all.next, (all.next + 1) % Sharings::kMost)];
+    place = std::move(sharing);
+    return &place;
+  }
+
   // Tries piece sizes around the mean and takes the one whose fullest cta has least: small pieces balance, large ones begin and end
   // less often.
-  void share_out() {
+  void share_out_anew(uint32_t ctas, Sharing& out) const {
     uint64_t total = 0;
     for (const Run& run : runs_) total += run.path == Path::staged ? 0 : run.cost + kSegment;
-    const uint32_t ctas = std::clamp(input_.ctas, 2u, kMostFirsts);
     const uint64_t mean = total / ctas + 1;
-    std::vector<Piece> best;
+    std::vector<Piece> best, before;
     uint64_t least = UINT64_MAX;
     uint32_t general = 0;
     for (const uint64_t percent : {300, 200, 150, 130, 120, 115, 110, 106, 103, 100, 95, 90, 80, 70, 60, 50, 33, 25}) {
       std::vector<Piece> pieces = pieces_of(mean * percent / 100);
+      if (pieces == before) continue;
+      before = pieces;
       uint64_t fullest = 0;
       const uint32_t share = share_ctas(pieces, ctas, fullest);
       if (fullest < least) least = fullest, best = std::move(pieces), general = share;
     }
-    Bins bins(ctas);
-    pack(best, true, 0, general, &bins);
-    pack(best, false, general, ctas - general, &bins);
-    add_segments(best, bins, general);
+    out.bins.resize(ctas);
+    pack(best, true, 0, general, &out.bins);
+    pack(best, false, general, ctas - general, &out.bins);
+    out.runs = runs_, out.ctas = ctas, out.chunk_rows = plan_.chunk_rows, out.pieces = std::move(best), out.general = general;
   }
 
   // General thread blocks, then staged ones, a piece each, then fast ones.
-  void add_segments(const std::vector<Piece>& pieces, const Bins& bins, uint32_t general) {
+  void add_segments(const Sharing& sharing) {
     const std::vector<Piece> staged = staged_pieces();
-    count_partials(pieces, staged);
+    count_partials(sharing.pieces, staged);
     end_cta();
-    for (uint32_t b = 0; b < general; ++b) add_cta(pieces, bins[b]);
+    for (uint32_t b = 0; b < sharing.general; ++b) add_cta(sharing.pieces, sharing.bins[b]);
     plan_.general_ctas = ctas(), plan_.first_staged = static_cast<uint32_t>(plan_.segments.size());
     add_empty_tasks();
     for (const Piece& piece : staged) add_piece(piece), end_cta();
     plan_.staged_ctas = ctas() - plan_.general_ctas;
-    for (size_t b = general; b < bins.size(); ++b) add_cta(pieces, bins[b]);
+    for (size_t b = sharing.general; b < sharing.bins.size(); ++b) add_cta(sharing.pieces, sharing.bins[b]);
     for (uint32_t c = plan_.general_ctas + plan_.staged_ctas, i = 0; c < ctas(); ++c, ++i) {
       const SegmentDesc& first = plan_.segments[plan_.cta_begin[c]];
       const uint32_t count = plan_.cta_begin[c + 1] - plan_.cta_begin[c];
@@ -393,7 +469,11 @@ class Planner {
   }
   void add_piece(const Piece& piece) {
     const Run& run = runs_[piece.run];
-    add_segment(run.task, piece.first, piece.views, plan_.views[piece.first].codec, run.path);
+    add_segment(run.task, run.first + piece.first, piece.views, piece_codec(run, piece), run.path);
+  }
+  // Of its first view; on a fast path, and in a settled run, of all.
+  uint32_t piece_codec(const Run& run, const Piece& piece) const {
+    return run.path == Path::staged && run.first < plan_.views.size() ? plan_.views[run.first + piece.first].codec : run.codec;
   }
   void add_cta(const std::vector<Piece>& pieces, const std::vector<uint32_t>& bin) {
     for (const uint32_t i : bin) add_piece(pieces[i]);
@@ -423,6 +503,15 @@ bool readable(const quant::Codec& key, const quant::Codec& value, CodecDesc& out
   out.key_better = key.spec().top, out.value_better = value.spec().top;
   return key.layout(out.key) && value.layout(out.value) && out.value.kind != LayoutKind::words && fits_tiles(out.key) &&
          fits_tiles(out.value);
+}
+
+uint64_t block_bytes(const CodecDesc& codec) {
+  return device_bytes(codec.key, codec.key_better) + device_bytes(codec.value, codec.value_better);
+}
+
+std::optional<Frame> staged_frame(const CodecDesc& codec) {
+  if (codec.key_better + codec.value_better != 0 || !fits_staged(codec.key) || !fits_staged(codec.value)) return std::nullopt;
+  return codec.value.hadamard ? Frame::hadamard : Frame::plain;
 }
 
 Path fast_path(const CodecDesc& codec, uint32_t group) {

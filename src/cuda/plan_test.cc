@@ -58,7 +58,8 @@ void check(const SceneShape& shape, uint32_t seed, uint32_t ctas, double toleran
   Planned planned;
   plan_of(scene, ctas, false, planned);
   std::vector<float> out(scene.queries().size(), NAN), lse(scene.rows(), NAN);
-  testing::Twin(planned.input, planned.plan, scene.queries().data(), scene.sinks()).run(out.data(), lse.data());
+  const Launch launch = testing::launch_of(planned.input, planned.plan, scene.queries().data(), scene.sinks());
+  testing::Twin(launch, planned.plan.partials).run(out.data(), lse.data());
   std::vector<double> want, want_lse;
   scene.reference(want, want_lse);
   EXPECT_LT(testing::distance(want, out.data()), tolerance);
@@ -205,6 +206,35 @@ TEST(CudaPlan, StagedRowsAreSharedOut) {
     }
     EXPECT_EQ(rows, want);
   }
+}
+
+// What was shared out once and is remembered is what would be shared out anew.
+TEST(CudaPlan, ARememberedSharingIsTheSame) {
+  Sharings sharings;
+  for (uint32_t round = 0; round < 2; ++round) {
+    for (uint32_t seed = 1; seed <= 12; ++seed) {
+      SCOPED_TRACE(seed);
+      std::mt19937 rng(seed);
+      SceneShape shape;
+      shape.codecs = {"kivi2", "rot4"};
+      shape.lengths = {1 + static_cast<uint32_t>(rng() % 3000), 1 + static_cast<uint32_t>(rng() % 900)};
+      shape.hot = rng() % 200, shape.group = 1;
+      const Scene scene(shape, 3);
+      ASSERT_TRUE(scene.status().ok());
+      Planned planned;
+      plan_of(scene, 9, true, planned);
+      planned.input.sharings = &sharings;
+      const Plan again = make_plan(planned.input);
+      ASSERT_EQ(again.cta_begin, planned.plan.cta_begin);
+      ASSERT_EQ(again.segments.size(), planned.plan.segments.size());
+      for (size_t i = 0; i < again.segments.size(); ++i) {
+        const SegmentDesc &a = again.segments[i], &b = planned.plan.segments[i];
+        EXPECT_TRUE(a.task == b.task && a.first_view == b.first_view && a.views == b.views && a.partial == b.partial &&
+                    a.codec == b.codec && a.path == b.path);
+      }
+    }
+  }
+  EXPECT_EQ(sharings.kept.size(), Sharings::kMost);
 }
 
 TEST(CudaPlan, ATaskThatSeesNothingIsStillWritten) {

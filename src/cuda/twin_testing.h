@@ -13,37 +13,52 @@
 
 namespace tierkv::cuda::testing {
 
+// A plan whose views all lie in it, as a launch.
+inline Launch launch_of(const PlanInput& input, const Plan& plan, const float* queries, const float* sinks) {
+  Launch launch;
+  launch.codecs = input.codecs.data(), launch.views = plan.views.data(), launch.masks = plan.masks.data();
+  launch.segments = plan.segments.data(), launch.tasks = plan.tasks.data(), launch.cta_begin = plan.cta_begin.data();
+  launch.queries = queries, launch.sink_logits = sinks;
+  launch.head_dim = input.params.head_dim, launch.group = input.group;
+  launch.scale = input.params.scale, launch.softcap = input.params.softcap;
+  launch.ctas = static_cast<uint32_t>(plan.cta_begin.size() - 1);
+  return launch;
+}
+
 class Twin {
  public:
-  Twin(const PlanInput& input, const Plan& plan, const float* queries, const float* sinks)
-      : input_(input), plan_(plan), queries_(queries), sinks_(sinks), d_(input.params.head_dim) {
-    const size_t rows = static_cast<size_t>(plan.partials) * input.group;
+  Twin(const Launch& launch, uint32_t partials) : launch_(launch), d_(launch.head_dim) {
+    const size_t rows = static_cast<size_t>(partials) * launch.group;
     out_.resize(rows * d_), top_.assign(rows, -INFINITY), sum_.assign(rows, 0.0f);
   }
 
   // out: [rows][head_dim]; lse: [rows].
   void run(float* out, float* lse) {
-    for (size_t cta = 0; cta + 1 < plan_.cta_begin.size(); ++cta) {
-      for (uint32_t i = plan_.cta_begin[cta]; i < plan_.cta_begin[cta + 1]; ++i) attend(plan_.segments[i]);
+    uint32_t tasks = 0;
+    for (uint32_t cta = 0; cta < launch_.ctas; ++cta) {
+      for (uint32_t i = launch_.cta_begin[cta]; i < launch_.cta_begin[cta + 1]; ++i) {
+        attend(launch_.segments[i]);
+        tasks = std::max(tasks, launch_.segments[i].task + 1);
+      }
     }
-    for (const TaskDesc& task : plan_.tasks) merge(task, out, lse);
+    for (uint32_t t = 0; t < tasks; ++t) merge(launch_.tasks[t], out, lse);
   }
 
  private:
   void attend(const SegmentDesc& segment) {
-    for (uint32_t row = 0; row < input_.group; ++row) {
-      const size_t at = static_cast<size_t>(segment.partial) * input_.group + row;
-      std::vector<float> plain(queries_ + (plan_.tasks[segment.task].first_row + row) * d_,
-                               queries_ + (plan_.tasks[segment.task].first_row + row + 1) * d_);
-      for (float& x : plain) x *= input_.params.scale;
+    for (uint32_t row = 0; row < launch_.group; ++row) {
+      const size_t at = static_cast<size_t>(segment.partial) * launch_.group + row;
+      std::vector<float> plain(launch_.queries + (launch_.tasks[segment.task].first_row + row) * d_,
+                               launch_.queries + (launch_.tasks[segment.task].first_row + row + 1) * d_);
+      for (float& x : plain) x *= launch_.scale;
       std::vector<float> sums[2] = {std::vector<float>(d_), std::vector<float>(d_)};  // by frame
       for (uint32_t v = 0; v < segment.views; ++v) {
-        const ViewDesc& view = plan_.views[segment.first_view + v];
-        const CodecDesc& codec = input_.codecs[view.codec];
+        const ViewDesc& view = launch_.views[segment.first_view + v];
+        const CodecDesc& codec = launch_.codecs[view.codec];
         for (uint32_t t = view.begin; t < view.end; ++t) {
-          if (view.mask != kNoMask && (plan_.masks[view.mask * kMaskWords + t / 32] >> (t % 32) & 1u) == 0) continue;
+          if (view.mask != kNoMask && (launch_.masks[view.mask * kMaskWords + t / 32] >> (t % 32) & 1u) == 0) continue;
           float score = dot(key_row(codec, view, t), plain);
-          if (input_.params.softcap > 0.0f) score = input_.params.softcap * std::tanh(score / input_.params.softcap);
+          if (launch_.softcap > 0.0f) score = launch_.softcap * std::tanh(score / launch_.softcap);
           absorb(score * 1.44269504f, value_row(codec, view.values, t), at, sums, codec.value.hadamard);
         }
       }
@@ -165,15 +180,15 @@ class Twin {
   }
 
   void merge(const TaskDesc& task, float* out, float* lse) const {
-    for (uint32_t row = 0; row < input_.group; ++row) {
-      float top = sinks_ ? sinks_[task.first_head + row] * 1.44269504f : -INFINITY;
-      double sum = sinks_ ? 1.0 : 0.0;
+    for (uint32_t row = 0; row < launch_.group; ++row) {
+      float top = launch_.sink_logits ? launch_.sink_logits[task.first_head + row] * 1.44269504f : -INFINITY;
+      double sum = launch_.sink_logits ? 1.0 : 0.0;
       const float sink = top;
-      for (uint32_t p = 0; p < task.partials; ++p) top = std::max(top, top_[(task.first_partial + p) * input_.group + row]);
-      if (sinks_) sum = std::exp2(static_cast<double>(sink) - top);
+      for (uint32_t p = 0; p < task.partials; ++p) top = std::max(top, top_[(task.first_partial + p) * launch_.group + row]);
+      if (launch_.sink_logits) sum = std::exp2(static_cast<double>(sink) - top);
       std::vector<double> values(d_);
       for (uint32_t p = 0; p < task.partials; ++p) {
-        const size_t at = static_cast<size_t>(task.first_partial + p) * input_.group + row;
+        const size_t at = static_cast<size_t>(task.first_partial + p) * launch_.group + row;
         if (top_[at] == -INFINITY) continue;
         const double share = std::exp2(static_cast<double>(top_[at]) - top);
         sum += share * sum_[at];
@@ -185,10 +200,7 @@ class Twin {
     }
   }
 
-  const PlanInput& input_;
-  const Plan& plan_;
-  const float* queries_;
-  const float* sinks_;
+  const Launch launch_;
   const uint32_t d_;
   std::vector<float> out_, top_, sum_;
 };

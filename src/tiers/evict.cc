@@ -72,8 +72,9 @@ void expire(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, uint32_t
   const uint64_t reach = static_cast<uint64_t>(plan.window) - 1 + plan.slack;
   if (position <= reach) return;
   const uint32_t oldest = static_cast<uint32_t>(position - reach);
+  const BlockList& now = s.blocks;  // to look at: what is not changed keeps its version
   size_t gone = 0;
-  while (gone < s.blocks.size() && s.blocks[gone].position(s.blocks[gone].rows - 1u) < oldest) release_ref(env, s.blocks[gone++]);
+  while (gone < now.size() && now[gone].position(now[gone].rows - 1u) < oldest) release_ref(env, s.blocks[gone++]);
   s.blocks.erase(0, gone);
   if (!plan.ring) return;
   uint32_t rows = 0;

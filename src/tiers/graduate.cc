@@ -54,21 +54,22 @@ bool graduate(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, Arena:
 bool demote(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, uint32_t most, Arena::Use use) {
   if (plan.warm == kAll || plan.warm == 0 || plan.waiting) return true;
   const uint32_t target = plan.archive_codec->tokens;
+  const BlockList& now = s.blocks;  // to look at: what is not changed keeps its version
   for (uint32_t made = 0;; ++made) {
     size_t first = 0;
-    while (first < s.blocks.size() && s.blocks[first].block.tier() != Tier::warm) ++first;
+    while (first < now.size() && now[first].block.tier() != Tier::warm) ++first;
     uint64_t warm = 0;
-    for (size_t i = first; i < s.blocks.size(); ++i) warm += s.blocks[i].live;
+    for (size_t i = first; i < now.size(); ++i) warm += now[i].live;
     if (warm < static_cast<uint64_t>(plan.warm) + target || made == most) return true;
     RowBatch& batch = scratch_batch();
     size_t last = first;
-    while (last < s.blocks.size() && batch.rows() + s.blocks[last].live <= target) {
-      batch.add_live_rows(env, s.blocks[last++], s.layer, s.head);
+    while (last < now.size() && batch.rows() + now[last].live <= target) {
+      batch.add_live_rows(env, now[last++], s.layer, s.head);
     }
     if (last == first) return true;  // a warm block larger than an archive block (an older configuration's): it stays
     if (batch.rows()) {
-      auto ref = seal(env, batch, *plan.archive(s.head), *plan.raw_archive, Tier::archive, s.blocks[first].block.codec(), s.layer,
-                      s.head, use);
+      auto ref =
+          seal(env, batch, *plan.archive(s.head), *plan.raw_archive, Tier::archive, now[first].block.codec(), s.layer, s.head, use);
       if (!ref) return false;
       if (plan.window == 0) copy_behind(env, batch, *ref);
       env.count_graduated(Tier::archive, batch.rows());

@@ -55,6 +55,11 @@ Sequence::~Sequence() {
   env_.arena->release(memory_, bytes_, MemoryTag::bookkeeping);
 }
 
+std::span<StreamViews> Sequence::kept_views(uint32_t layer) {
+  if (kept_.empty()) kept_.resize(static_cast<size_t>(layers_) * kv_heads_);
+  return std::span(kept_).subspan(static_cast<size_t>(layer) * kv_heads_, kv_heads_);
+}
+
 uint32_t Sequence::length() const {
   uint32_t shortest = states_[0].length;
   for (uint32_t l = 1; l < layers_; ++l) shortest = std::min(shortest, states_[l].length);

@@ -33,6 +33,10 @@ class Sequence {
   const LayerState& layer(uint32_t i) const { return states_[i]; }
   std::span<HeadStream> heads(uint32_t layer) { return {states_[layer].heads, kv_heads_}; }
   std::span<const HeadStream> heads(uint32_t layer) const { return {states_[layer].heads, kv_heads_}; }
+  // Views of a layer's streams that are kept from call to call, for a backend that makes something of what is still the same.
+  // Throws bad_alloc.
+  std::span<StreamViews> kept_views(uint32_t layer);
+  void forget_views() noexcept { kept_.clear(); }
   // The smallest length over layers.
   uint32_t length() const;
   size_t record_bytes() const { return Arena::rounded(bytes_); }
@@ -53,6 +57,7 @@ class Sequence {
   size_t bytes_ = 0;
   void* memory_ = nullptr;
   LayerState* states_ = nullptr;
+  std::vector<StreamViews> kept_;  // [layer][kv head]; empty: none are kept
 };
 
 }  // namespace tierkv::tiers

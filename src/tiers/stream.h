@@ -14,9 +14,8 @@
 #include <vector>
 
 #include "attn/cpu_backend.h"
-#include "base/arena_vector.h"
 #include "plan/layer_plan.h"
-#include "tiers/block.h"
+#include "tiers/block_list.h"
 #include "tiers/tail.h"
 
 namespace tierkv::tiers {
@@ -51,7 +50,7 @@ struct StreamEnv {
 };
 
 struct HeadStream {
-  ArenaVector<BlockRef> blocks;
+  BlockList blocks;
   Tail tail;
   uint32_t layer = 0;
   uint32_t head = 0;
@@ -88,13 +87,25 @@ void truncate(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, uint32
 // Views over everything live, for attention, valid under the sequence's lock (store/block_store.h says why no block is pinned one
 // by one). Spilled blocks are in a list of their own. REQUIRES: no block is packed. stats[i] is the statistics of view i's first
 // row (null where none are kept) and tier[i] its tier.
+//
+// What is collected once more costs little while it can be kept: the views of blocks stay as they are for as long as the blocks'
+// version does, and only the tail's are made anew.
 struct StreamViews {
   std::vector<attn::BlockView> views;
   std::vector<float*> stats;
   std::vector<Tier> tiers;
   std::vector<const std::byte*> summaries;  // room for that of each view (summary.h), or null; empty: there are none
   std::vector<const BlockRef*> spilled;     // in order of position
+
+  uint64_t version = 0;       // of the blocks whose views the first `settled` are; 0: not known
+  uint64_t tail_version = 0;  // of the tail behind them (Tail::version()); 0: its rows do not follow one another
+  uint32_t settled = 0;
+  uint32_t settled_rows = 0;
+
+  // The views are no longer what was collected.
+  void forget() { version = tail_version = 0, settled = settled_rows = 0; }
 };
+// Throws bad_alloc; `out` has no version then.
 void collect_views(const StreamEnv& env, HeadStream& s, const CodecEntry& hot_codec, StreamViews& out);
 
 // Over each archive block with rows at first..end-1 lies a better one from here on, its copy from the cold file bit for bit. The

@@ -147,6 +147,7 @@ void Tail::drop_front(uint32_t count) {
 }
 
 void Tail::truncate(uint32_t length) {
+  version_.may_change();
   uint32_t keep = rows();
   while (keep > 0 && position(keep - 1) >= length) --keep;
   end_ = begin_ + keep;
@@ -164,6 +165,7 @@ bool Tail::can_push_front(uint32_t count) const {
 }
 
 void Tail::push_front(uint32_t count, const uint16_t* keys, const uint16_t* values, const float* stats) {
+  version_.may_change();
   const size_t row_values = head_dim_;
   const uint32_t old = rows();
   move_to_front();
@@ -184,6 +186,7 @@ void Tail::push_front(uint32_t count, const uint16_t* keys, const uint16_t* valu
 bool Tail::reserve_positions(Arena& arena) { return positions_.reserve(arena, rows() + 1, Arena::Use::relief); }
 
 void Tail::keep(std::span<const uint8_t> keep) {
+  version_.may_change();
   const uint32_t n = rows();
   if (n == 0) return;
   const bool to_the_end = !sparse() && keep[n - 1];
@@ -220,6 +223,7 @@ void Tail::shrink(Arena& arena, uint32_t wanted) {
 }
 
 bool Tail::restore(Arena& arena, uint32_t rows, uint32_t first_position, const uint32_t* positions, uint32_t ring_capacity) {
+  version_.may_change();
   if (positions && !positions_.reserve(arena, rows)) return false;
   if (signals_ && rows && !stats_.reserve(arena, static_cast<size_t>(rows) * signals_)) return false;
   const uint32_t capacity = ring_ ? ring_capacity : rows;
@@ -232,6 +236,7 @@ bool Tail::restore(Arena& arena, uint32_t rows, uint32_t first_position, const u
 }
 
 bool Tail::clone_from(Arena& arena, const Tail& other) {
+  version_.may_change();
   if (!positions_.clone_from(arena, other.positions_) || !stats_.clone_from(arena, other.stats_)) return false;
   buffer_ = other.buffer_;
   if (buffer_) buffer_->refs.fetch_add(1, std::memory_order_relaxed);
@@ -247,6 +252,8 @@ bool Tail::clone_from(Arena& arena, const Tail& other) {
 }
 
 void Tail::swap(Tail& other) {
+  version_.may_change();
+  other.version_.may_change();
   std::swap(buffer_, other.buffer_);
   std::swap(head_dim_, other.head_dim_);
   std::swap(signals_, other.signals_);
@@ -261,6 +268,7 @@ void Tail::swap(Tail& other) {
 }
 
 void Tail::reset(Arena& arena) {
+  version_.may_change();
   release_buffer(arena, buffer_);
   buffer_ = nullptr;
   begin_ = end_ = 0;

@@ -17,6 +17,7 @@
 
 #include "base/arena.h"
 #include "base/arena_vector.h"
+#include "tiers/version.h"
 
 namespace tierkv::tiers {
 
@@ -60,8 +61,17 @@ class Tail {
   uint32_t first_position() const { return rows() ? position(0) : first_position_; }
   const uint16_t* key_row(uint32_t row) const { return buffer_->keys() + static_cast<size_t>(slot(row)) * head_dim_; }
   const uint16_t* value_row(uint32_t row) const { return buffer_->values() + static_cast<size_t>(slot(row)) * head_dim_; }
-  uint16_t* key_row(uint32_t row) { return buffer_->keys() + static_cast<size_t>(slot(row)) * head_dim_; }
-  uint16_t* value_row(uint32_t row) { return buffer_->values() + static_cast<size_t>(slot(row)) * head_dim_; }
+  uint16_t* key_row(uint32_t row) {
+    version_.may_change();
+    return buffer_->keys() + static_cast<size_t>(slot(row)) * head_dim_;
+  }
+  uint16_t* value_row(uint32_t row) {
+    version_.may_change();
+    return buffer_->values() + static_cast<size_t>(slot(row)) * head_dim_;
+  }
+  // For as long as it is the same, the row of a position is the same, wherever it lies: rows came behind the others and left at the
+  // front, and nothing else happened.
+  uint64_t version() const { return version_.number(); }
   // [signals] of a row; signals > 0.
   float* stats_row(uint32_t row) { return stats_.data() + static_cast<size_t>(row) * signals_; }
   const float* stats_row(uint32_t row) const { return stats_.data() + static_cast<size_t>(row) * signals_; }
@@ -122,6 +132,7 @@ class Tail {
   uint32_t end_ = 0;
   uint32_t first_position_ = 0;
   uint32_t reallocations_ = 0;
+  Version version_;
   bool ring_ = false;
   bool settled_ = false;             // it has taken the smaller buffer of a short sequence, or need not
   ArenaVector<uint32_t> positions_;  // parallel to the rows once one of them was evicted

@@ -86,7 +86,10 @@ bool read_row(const StreamEnv& env, const HeadStream& s, uint32_t position, floa
   return false;
 }
 
-void collect_views(const StreamEnv& env, HeadStream& s, const CodecEntry& hot_codec, StreamViews& out) {
+namespace {
+
+void collect_blocks(const StreamEnv& env, const HeadStream& s, StreamViews& out) {
+  out.forget();
   out.views.clear();
   out.stats.clear();
   out.tiers.clear();
@@ -98,6 +101,7 @@ void collect_views(const StreamEnv& env, HeadStream& s, const CodecEntry& hot_co
   out.tiers.reserve(s.blocks.size() + 2);
   const bool summaries = env.store->keeps_summaries();
   if (summaries) out.summaries.reserve(s.blocks.size() + 2);
+  uint32_t rows = 0;
   for (const BlockRef& ref : s.blocks) {
     if (ref.block.spilled()) {
       out.spilled.push_back(&ref);
@@ -114,10 +118,27 @@ void collect_views(const StreamEnv& env, HeadStream& s, const CodecEntry& hot_co
                          ref.block.checksum()});
     out.stats.push_back(ref.stats);
     out.tiers.push_back(ref.block.tier());
+    rows += ref.rows;
     if (summaries) out.summaries.push_back(env.store->summary(ref.block).data());  // looked at by whoever chooses
   }
+  out.settled = static_cast<uint32_t>(out.views.size());
+  out.settled_rows = rows;
+  out.version = s.blocks.version();
+}
+
+}  // namespace
+
+void collect_views(const StreamEnv& env, HeadStream& s, const CodecEntry& hot_codec, StreamViews& out) {
+  const HeadStream& now = s;
+  if (out.version == 0 || out.version != now.blocks.version()) collect_blocks(env, now, out);
+  const bool summaries = env.store->keeps_summaries();
+  out.views.resize(out.settled);
+  out.stats.resize(out.settled);
+  out.tiers.resize(out.settled);
+  if (summaries) out.summaries.resize(out.settled);
+  out.tail_version = 0;
   Tail::Run runs[2];
-  s.tail.runs(runs);
+  now.tail.runs(runs);
   uint32_t row = 0;
   for (const Tail::Run& run : runs) {
     for (uint32_t i = 0; i < run.rows; i += attn::kMaxViewRows) {
@@ -137,6 +158,7 @@ void collect_views(const StreamEnv& env, HeadStream& s, const CodecEntry& hot_co
       row += n;
     }
   }
+  if (row != 0 && !runs[0].positions) out.tail_version = now.tail.version();
 }
 
 }  // namespace tierkv::tiers

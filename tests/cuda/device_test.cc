@@ -8,6 +8,7 @@
 #include "attn/cpu_backend.h"
 #include "cuda/asked_testing.h"
 #include "cuda/backend.h"
+#include "steps_testing.h"
 
 namespace tierkv::cuda {
 namespace {
@@ -204,6 +205,38 @@ TEST(CudaDevice, ACacheAnswersAsOnTheProcessor) {
     detach(**there);
     compare(0, 500);
   }
+}
+
+// What stands on the device from call to call, after everything that changes it (tests/device_steps_test.cc does the same on a
+// twin).
+TEST(CudaDevice, ManyStepsOfManySequences) {
+  for (const char* spec : {"hot=32,warm=0,archive=kivi2,sinks=4", "hot=32,warm=128,warm_codec=kivi4,archive=rot2,sinks=4",
+                           "balanced", "kivi4", "fp16"}) {
+    SCOPED_TRACE(spec);
+    const auto device = backend();
+    ASSERT_TRUE(device);
+    testing::Steps steps(spec, device, 3);
+    many_steps(steps, brief() ? 12 : 150, 2e-2);  // the processor's own kernels round too
+    if (::testing::Test::HasFatalFailure()) return;
+    EXPECT_EQ(device->usage().on_processor, 0u);
+    std::printf("%-50s %.2e\n", spec, steps.worst());
+  }
+}
+
+TEST(CudaDevice, BlocksThatNothingStandsOnMakeRoom) {
+  const auto device = backend(uint64_t{32} << 20);
+  ASSERT_TRUE(device);
+  testing::Steps steps("hot=16,warm=all,warm_codec=fp16,warm_block=128,archive_block=128,sinks=0", device, 9);
+  for (int round = 0; round < 4; ++round) {
+    const SeqId id = steps.add(128 * 60 + 20);  // 15 MiB of blocks
+    steps.compare(2e-2);
+    steps.append(id, 1);
+    steps.compare(2e-2);
+    ASSERT_FALSE(::testing::Test::HasFatalFailure());
+    steps.remove(id);
+  }
+  EXPECT_LE(device->usage().block_bytes, uint64_t{32} << 20);
+  EXPECT_GT(device->usage().uploads, 512u);
 }
 
 // What rows receive is asked for and the device still does the attention.

@@ -1,13 +1,20 @@
 #include "cuda/codec_tables.h"
 
-#include "base/status_macros.h"
 #include "cuda/fragments.h"
 
 namespace tierkv::cuda {
 
+CodecTables::~CodecTables() {
+  for (uint8_t* const memory : memory_) machine_.release(memory);
+}
+
 Result<uint32_t> CodecTables::find(const quant::Codec& key, const quant::Codec& value) {
-  const std::pair name(&key, &value);
-  if (const auto found = known_.find(name); found != known_.end()) return found->second;
+  const Pair name(&key, &value);
+  if (name == last_) return last_index_;
+  if (const auto found = known_.find(name); found != known_.end()) {
+    last_ = name, last_index_ = found->second;
+    return last_index_;
+  }
   CodecDesc desc;
   if (!readable(key, value, desc)) return error(StatusCode::unsupported, "a device has no reader for this codec");
   CodecDesc there = desc;
@@ -47,12 +54,13 @@ Status CodecTables::copy_tables(CodecDesc& desc) {
 Result<const uint8_t*> CodecTables::copied(const void* from, size_t bytes) {
   if (bytes == 0) return static_cast<const uint8_t*>(nullptr);
   if (const auto found = copies_.find(from); found != copies_.end()) return found->second;
-  Buffer& buffer = buffers_.emplace_back();
-  TIERKV_RETURN_IF_ERROR(buffer.reserve(bytes));
-  TIERKV_RETURN_IF_ERROR(status_of(cudaMemcpy(buffer.data(), from, bytes, cudaMemcpyHostToDevice), "copying tables"));
+  memory_.reserve(memory_.size() + 1);
+  TIERKV_ASSIGN_OR_RETURN(uint8_t* const there, machine_.allocate(bytes));
+  memory_.push_back(there);
+  TIERKV_RETURN_IF_ERROR(machine_.send(there, from, bytes));
   bytes_ += bytes;
-  copies_.emplace(from, buffer.data());
-  return static_cast<const uint8_t*>(buffer.data());
+  copies_.emplace(from, there);
+  return static_cast<const uint8_t*>(there);
 }
 
 }  // namespace tierkv::cuda

@@ -1,0 +1,134 @@
+// What the processor does for one decoding call on a device, beside the device's own time: a whole attention() over eight
+// sequences, with everything that the device's backend does but the device, whose memory is the processor's and whose launch does
+// nothing.
+//
+// 8 KV heads of 128 channels with 32 query heads, one layer, sequences that are forks of one and 16 tokens apart, so that their old
+// blocks are shared and new ones come at different times. "anew": nothing is settled from one call to the next.
+#include <time.h>
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+
+#include "base/status_macros.h"
+#include "bench/caches.h"
+#include "bench/data.h"
+#include "bench/harness.h"
+#include "cuda/device_attention.h"
+#include "cuda/twin_machine_testing.h"
+
+namespace tierkv::bench {
+namespace {
+
+constexpr uint32_t kHeads = 32, kKvHeads = 8, kDim = 128, kSequences = 8, kMultiprocessors = 132;
+
+// The thread's own time: nothing here waits or runs on others, and what else the machine does is not our affair.
+double now_us() {
+  timespec at{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &at);
+  return static_cast<double>(at.tv_sec) * 1e6 + static_cast<double>(at.tv_nsec) / 1e3;
+}
+
+// The backend, with a clock around it.
+class Timed final : public attn::Backend {
+ public:
+  explicit Timed(bool remembers) : remembers_(remembers) {
+    auto machine = std::make_unique<cuda::testing::TwinMachine>(cuda::MachineFacts{kMultiprocessors, true});
+    machine->attends = false;
+    machine_ = machine.get();
+    inner_ = std::make_unique<cuda::DeviceAttention>(std::move(machine), 0);
+  }
+  bool remembers() const override { return remembers_; }
+  Status accepts(const RowsView& rows, const char* what) const override { return inner_->accepts(rows, what); }
+  Status encode(std::span<const attn::EncodeWork> blocks) const override { return inner_->encode(blocks); }
+  void decode(std::span<const attn::DecodeWork> blocks) const override { inner_->decode(blocks); }
+  void attend(std::span<attn::AttendWork> works, const Executor& run) const override {
+    const uint64_t before = machine_->sent;
+    const double begin = now_us();
+    inner_->attend(works, run);
+    us = now_us() - begin;
+    sent = machine_->sent - before;
+  }
+  const cuda::DeviceAttention& inner() const { return *inner_; }
+
+  mutable double us = 0;      // of the last call
+  mutable uint64_t sent = 0;  // bytes
+
+ private:
+  const bool remembers_;
+  cuda::testing::TwinMachine* machine_;
+  std::unique_ptr<cuda::DeviceAttention> inner_;
+};
+
+double median(std::vector<double> of) {
+  std::sort(of.begin(), of.end());
+  return of.empty() ? 0.0 : of[of.size() / 2];
+}
+double mean(const std::vector<double>& of) { return std::accumulate(of.begin(), of.end(), 0.0) / static_cast<double>(of.size()); }
+
+struct Figures {
+  std::vector<double> call, backend, sent, new_block;
+};
+
+Status steps(AdaptiveKVCache& cache, std::vector<AttentionItem>& items, const std::shared_ptr<Timed>& backend, int count,
+             Figures& out) {
+  const std::vector<float> row = make_rows(Shape::gaussian, kKvHeads, kDim, 5);
+  cache.attend_with(backend);
+  for (int step = -1; step < count; ++step) {  // the first copies everything
+    for (const AttentionItem& item : items) {
+      TIERKV_RETURN_IF_ERROR(
+          cache.append(item.seq, 0, RowsView::f32(row.data(), 1, kKvHeads, kDim), RowsView::f32(row.data(), 1, kKvHeads, kDim)));
+    }
+    const uint64_t areas = backend->inner().counts().areas_made;
+    const double begin = now_us();
+    TIERKV_RETURN_IF_ERROR(cache.attention(0, items));
+    const double end = now_us();
+    if (step < 0) continue;
+    if (backend->inner().counts().areas_made != areas) out.new_block.push_back(end - begin);
+    out.call.push_back(end - begin), out.backend.push_back(backend->us);
+    out.sent.push_back(static_cast<double>(backend->sent));
+  }
+  cache.attend_with(nullptr);
+  if (backend->inner().usage().on_processor != 0) return error(StatusCode::internal, "the processor took a call");
+  return {};
+}
+
+Status run(const std::string& name, uint32_t tokens, const Settings& settings, const Emit& emit) {
+  TIERKV_ASSIGN_OR_RETURN(const FilledCache filled,
+                          fill_cache("hot=128,warm=0,archive=kivi2,sinks=4", settings.quick ? 2048 : tokens));
+  AdaptiveKVCache& cache = *filled.cache;
+  std::vector<float> out(static_cast<size_t>(kSequences) * kHeads * kDim);
+  const std::vector<float> rows = make_rows(Shape::gaussian, 16 * kSequences * kKvHeads, kDim, 6);
+  std::vector<AttentionItem> items;
+  for (uint32_t s = 0; s < kSequences; ++s) {
+    TIERKV_ASSIGN_OR_RETURN(const SeqId seq, cache.fork(filled.seq));
+    const RowsView more = RowsView::f32(rows.data(), 16 * s, kKvHeads, kDim);
+    if (s != 0) TIERKV_RETURN_IF_ERROR(cache.append(seq, 0, more, more));
+    items.push_back({seq, RowsView::f32(filled.queries.data(), 1, kHeads, kDim), out.data() + items.size() * kHeads * kDim});
+  }
+  for (const bool settled : {false, true}) {
+    const auto backend = std::make_shared<Timed>(settled);
+    Figures figures;
+    TIERKV_RETURN_IF_ERROR(steps(cache, items, backend, settings.quick ? 3 : settled ? 256 : 32, figures));
+    const double cache_us = median(figures.call) - median(figures.backend);
+    Row line(name + (settled ? "" : "_anew"));
+    line.number("call_us", median(figures.call)).number("mean_us", mean(figures.call));
+    if (settled) line.number("new_block_us", median(figures.new_block));
+    line.number("cache_us", cache_us).number("backend_us", median(figures.backend));
+    line.number("sent_bytes", median(figures.sent)).number("mean_sent_bytes", mean(figures.sent));
+    line.number("listed_views", static_cast<double>(backend->inner().counts().listed_views));
+    emit(line);
+  }
+  return {};
+}
+
+}  // namespace
+
+void add_device_host_cases(std::vector<Case>& cases) {
+  for (const uint32_t tokens : {32768u, 131072u}) {
+    const std::string name = "cuda/kivi2/host_of_a_step/8x" + std::to_string(tokens / 1024) + "K";
+    cases.push_back({name, [=](const Settings& settings, const Emit& emit) { return run(name, tokens, settings, emit); }});
+  }
+}
+
+}  // namespace tierkv::bench

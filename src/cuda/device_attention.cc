@@ -1,0 +1,351 @@
+#include "cuda/device_attention.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "attn/cpu_backend.h"
+#include "attn/rows.h"
+#include "base/guarded.h"
+#include "cuda/better.h"
+#include "cuda/device_form.h"
+#include "cuda/mass_beside.h"
+
+namespace tierkv::cuda {
+
+using attn::AttendWork;
+
+namespace {
+
+const attn::Backend& cpu() { return attn::cpu_backend(); }
+
+bool same_shape(const AttendWork& a, const AttendWork& b) {
+  return a.params.head_dim == b.params.head_dim && a.params.scale == b.params.scale && a.params.softcap == b.params.softcap &&
+         a.params.causal == b.params.causal && a.params.window == b.params.window && a.sink_logits == b.sink_logits &&
+         a.heads.size() == b.heads.size() && a.queries.heads == b.queries.heads;
+}
+
+uint32_t group_of(const AttendWork& work) { return work.queries.heads / static_cast<uint32_t>(work.heads.size()); }
+
+// What is known of a head, if descriptors of it may be kept: a window moves with every query.
+const attn::Settled* settled_of(const AttendWork& work, size_t head) {
+  if (head >= work.settled.size() || work.params.window != 0) return nullptr;
+  const attn::Settled& settled = work.settled[head];
+  return settled.version != 0 && settled.views != 0 ? &settled : nullptr;
+}
+
+bool sees_all(const AttendWork& work, const Standing::Area& area) {
+  return !work.params.causal || std::all_of(work.positions, work.positions + work.queries.tokens,
+                                            [&](uint32_t position) { return position >= area.last_position; });
+}
+
+bool overflowed(const AttendWork& work) { return work.status.code() == StatusCode::out_of_range; }
+
+}  // namespace
+
+DeviceAttention::DeviceAttention(std::unique_ptr<Machine> machine, uint64_t byte_limit)
+    : machine_(std::move(machine)),
+      facts_(machine_->facts()),
+      tables_(*machine_),
+      mirror_(*machine_, byte_limit),
+      standing_(*machine_, mirror_, tables_),
+      tails_(*machine_),
+      hot_(*machine_),
+      results_(*machine_),
+      partials_(*machine_),
+      counters_(*machine_),
+      parcel_host_(*machine_),
+      hot_host_(*machine_),
+      results_host_(*machine_) {}
+
+Status DeviceAttention::accepts(const RowsView& rows, const char* what) const { return cpu().accepts(rows, what); }
+Status DeviceAttention::encode(std::span<const attn::EncodeWork> blocks) const { return cpu().encode(blocks); }
+void DeviceAttention::decode(std::span<const attn::DecodeWork> blocks) const { cpu().decode(blocks); }
+
+void DeviceAttention::attend(std::span<AttendWork> works, const Executor& run) const {
+  std::lock_guard lock(mutex_);
+  if (const Status entered = machine_->enter(); !entered.ok()) {
+    for (AttendWork& work : works) work.status = entered;
+    return;
+  }
+  Works batch;
+  for (AttendWork& work : works) {
+    if (!serves(work)) {
+      ++on_processor_;
+      cpu().attend({&work, 1}, run);
+      continue;
+    }
+    if (!batch.empty() && !same_shape(*batch.front(), work)) attend_batch(batch, run);
+    batch.push_back(&work);
+  }
+  attend_batch(batch, run);
+}
+
+bool DeviceAttention::serves(const AttendWork& work) const {
+  if (!few_rows_asked(work) || work.queries.tokens == 0 || work.queries.tokens > kMostQueries) return false;
+  if (work.heads.empty() || group_of(work) > kMostGroup || work.params.head_dim > 256) return false;
+  for (size_t h = 0; h < work.heads.size(); ++h) {
+    const attn::Settled* const settled = settled_of(work, h);
+    const size_t known = settled && standing_.find(*settled, group_of(work)) ? settled->views : 0;
+    for (const attn::BlockView& view : work.heads[h].subspan(known)) {
+      if (!tables_.find(*view.key_codec, *view.value_codec).ok()) return false;
+    }
+  }
+  return true;
+}
+
+void DeviceAttention::attend_batch(Works& batch, const Executor& run) const {
+  if (batch.empty()) return;
+  const Status status = guarded("attend on the device", [&] { return on_device(batch, run); });
+  if (!status.ok()) (void)machine_->wait();  // what is on its way comes from memory that the next call writes over
+  for (AttendWork* work : batch) {
+    if (!status.ok()) work->status = status;
+    else if (overflowed(*work)) cpu().attend({work, 1}, run);  // halves have less range than the processor's floats
+  }
+  batch.clear();
+}
+
+Status DeviceAttention::on_device(const Works& batch, const Executor& run) const {
+  mirror_.places().begin_call();
+  standing_.begin_call();
+  const AttendWork& first = *batch.front();
+  const uint32_t d = first.params.head_dim, group = group_of(first);
+  TIERKV_RETURN_IF_ERROR(list_views(batch));
+  TIERKV_RETURN_IF_ERROR(place_tails(batch));
+  TIERKV_RETURN_IF_ERROR(place_loose_rows());
+  collect(batch);
+  const auto make = [&] {
+    return make_plan({tables_.on_host(), tasks_, first.params, group, facts_.multiprocessors, facts_.tensor_paths, standing_.base(),
+                      &sharings_});
+  };
+  Launch launch;
+  launch.head_dim = d, launch.group = group;
+  launch.scale = first.params.scale, launch.softcap = first.params.softcap;
+  Plan plan = make();
+  const uint32_t base = standing_.base();
+  TIERKV_RETURN_IF_ERROR(send(plan, first, launch));
+  if (standing_.base() != base) {  // the settled views lie elsewhere now
+    ++counts_.planned_again;
+    plan = make();
+    TIERKV_RETURN_IF_ERROR(send(plan, first, launch));
+  }
+  launch.ctas = static_cast<uint32_t>(plan.cta_begin.size() - 1), launch.general_ctas = plan.general_ctas;
+  launch.staged_ctas = plan.staged_ctas, launch.first_staged = plan.first_staged;
+  launch.chunk_rows = plan.chunk_rows;
+  TIERKV_RETURN_IF_ERROR(make_room(plan, queries_.size() / d, launch));
+  ++launches_;
+  counts_.listed_views = plan.views.size();
+  TIERKV_RETURN_IF_ERROR(machine_->attend(launch, plan.firsts, plan.fast, plan.partials));
+  return take_results(batch, queries_.size() / d, plan.tasks.size(), launch, run);
+}
+
+Status DeviceAttention::list_views(const Works& batch) const {
+  size_t heads = 0;
+  for (const AttendWork* work : batch) heads += work->heads.size();
+  if (listed_.size() < heads) listed_.resize(heads);
+  for (Listed& listed : listed_) listed.views.clear(), listed.placed.clear(), listed.area = nullptr, listed.behind = 0;
+  size_t at = 0;
+  for (const AttendWork* work : batch) {
+    for (size_t h = 0; h < work->heads.size(); ++h) TIERKV_RETURN_IF_ERROR(list_head(*work, h, listed_[at++]));
+  }
+  return {};
+}
+
+// Sealed blocks are found or copied. Rows that may still change have no place yet.
+Status DeviceAttention::list_head(const AttendWork& work, size_t head, Listed& out) const {
+  const std::span<const attn::BlockView> views = work.heads[head];
+  size_t from = 0;
+  if (const attn::Settled* const settled = settled_of(work, head)) {
+    TIERKV_ASSIGN_OR_RETURN(const Standing::Area* const area, standing_.area(*settled, views, group_of(work)));
+    if (sees_all(work, *area)) {
+      out.area = area;
+      from = settled->views;
+      for (const uint32_t v : area->loose) out.views.push_back(views[v]);
+    }
+  }
+  out.views.insert(out.views.end(), views.begin() + static_cast<ptrdiff_t>(from), views.end());
+  for (const attn::BlockView& view : out.views) {
+    TIERKV_ASSIGN_OR_RETURN(const uint32_t codec, tables_.find(*view.key_codec, *view.value_codec));
+    Placed& placed = out.placed.emplace_back();
+    placed.codec = codec;
+    if (view.sealed == 0) continue;
+    TIERKV_ASSIGN_OR_RETURN(const Places::Entry* const entry, standing_.place(view, tables_.on_host()[codec]));
+    placed.keys = entry->keys, placed.values = entry->values;
+  }
+  const size_t settled = head < work.settled.size() ? work.settled[head].views : 0;
+  out.behind = static_cast<uint32_t>(out.views.size() - (views.size() - settled));
+  return {};
+}
+
+Status DeviceAttention::place_tails(const Works& batch) const {
+  size_t staged = 0, at = 0;
+  for (const AttendWork* work : batch) staged += Tails::staged_bytes(*work);
+  TIERKV_RETURN_IF_ERROR(tails_.begin_call(staged));
+  for (const AttendWork* work : batch) {
+    TIERKV_ASSIGN_OR_RETURN(const Tails::Strip* const strip, tails_.place(*work));
+    for (size_t h = 0; h < work->heads.size(); ++h, ++at) {
+      Listed& listed = listed_[at];
+      for (size_t v = listed.behind; strip && v < listed.views.size(); ++v) {
+        const uint32_t position = listed.views[v].ctx.first_position;
+        listed.placed[v].keys = strip->keys(h, position), listed.placed[v].values = strip->values(h, position);
+      }
+    }
+  }
+  return {};
+}
+
+// Rows that nothing is known of go into one buffer of this call.
+Status DeviceAttention::place_loose_rows() const {
+  const auto each = [&](const auto& f) {
+    for (Listed& listed : listed_) {
+      for (size_t v = 0; v < listed.views.size(); ++v) {
+        if (!listed.placed[v].keys) f(listed.views[v], listed.placed[v]);
+      }
+    }
+  };
+  size_t bytes = 0, at = 0;
+  each([&](const attn::BlockView& view, const Placed& placed) {
+    const CodecDesc& codec = tables_.on_host()[placed.codec];
+    bytes += line_rounded(codec.key_better ? device_bytes(codec.key, codec.key_better) : view.keys.size());
+    bytes += line_rounded(codec.value_better ? device_bytes(codec.value, codec.value_better) : view.values.size());
+  });
+  if (bytes == 0) return {};
+  TIERKV_RETURN_IF_ERROR(hot_.reserve(bytes));
+  TIERKV_RETURN_IF_ERROR(hot_host_.reserve(bytes));
+  each([&](const attn::BlockView& view, Placed& placed) {
+    const CodecDesc& codec = tables_.on_host()[placed.codec];
+    const auto add = [&](const quant::Codec& of, const quant::SideLayout& side, std::span<const std::byte> bytes_of) {
+      const std::span<const std::byte> rows = device_form(of, side, bytes_of, form_);
+      std::memcpy(hot_host_.data() + at, rows.data(), rows.size());
+      return hot_.data() + std::exchange(at, at + line_rounded(rows.size()));
+    };
+    placed.keys = add(*view.key_codec, codec.key, view.keys);
+    placed.values = add(*view.value_codec, codec.value, view.values);
+    counts_.loose_rows += view.rows;
+  });
+  return machine_->send(hot_.data(), hot_host_.data(), bytes);
+}
+
+void DeviceAttention::collect(const Works& batch) const {
+  tasks_.clear();
+  queries_.clear();
+  size_t list = 0;
+  for (const AttendWork* work : batch) {
+    const uint32_t d = work->params.head_dim, group = group_of(*work);
+    const size_t first = queries_.size() / d;
+    queries_.resize(queries_.size() + static_cast<size_t>(work->queries.tokens) * work->queries.heads * d);
+    float* to = queries_.data() + first * d;
+    for (uint32_t q = 0; q < work->queries.tokens; ++q) {
+      for (uint32_t h = 0; h < work->queries.heads; ++h, to += d) attn::widen_row(work->queries, q, h, to);
+    }
+    for (uint32_t h = 0; h < work->heads.size(); ++h, ++list) {
+      const Listed& listed = listed_[list];
+      for (uint32_t q = 0; q < work->queries.tokens; ++q) {
+        const auto row = static_cast<uint32_t>(first + static_cast<size_t>(q) * work->queries.heads + h * group);
+        PlanTask& task = tasks_.emplace_back();
+        task.views = listed.views, task.placed = listed.placed;
+        task.position = work->positions[q], task.first_row = row, task.first_head = h * group;
+        if (listed.area) task.settled = listed.area->runs;
+      }
+    }
+  }
+}
+
+// What travels in one copy, to the front of the device's list of views, and where in it.
+struct DeviceAttention::Parcel {
+  size_t bytes = 0;
+  size_t add(size_t count, size_t size) {
+    const size_t at = line_rounded(bytes);
+    bytes = at + count * size;
+    return at;
+  }
+};
+
+Status DeviceAttention::send(const Plan& plan, const AttendWork& first, Launch& launch) const {
+  Parcel parcel;
+  std::vector<std::pair<size_t, std::span<const std::byte>>> parts;
+  const auto add = [&](const auto& from) {
+    const std::span<const std::byte> bytes = std::as_bytes(std::span(from));
+    parts.emplace_back(parcel.add(bytes.size(), 1), bytes);
+    return parts.back().first;
+  };
+  add(plan.views);  // the first of the list
+  const size_t codecs = add(tables_.on_device()), masks = add(plan.masks), segments = add(plan.segments), tasks = add(plan.tasks),
+               ctas = add(plan.cta_begin), rows = add(queries_),
+               sinks = first.sink_logits ? add(std::span(first.sink_logits, first.queries.heads)) : 0;
+  counts_.parcel_bytes = parcel.bytes;
+  const uint32_t base = standing_.base();
+  TIERKV_RETURN_IF_ERROR(standing_.reserve_front(parcel.bytes));
+  if (standing_.base() != base) return {};
+  TIERKV_RETURN_IF_ERROR(standing_.send_areas());
+  TIERKV_RETURN_IF_ERROR(parcel_host_.reserve(parcel.bytes));
+  for (const auto& [at, bytes] : parts) {
+    if (!bytes.empty()) std::memcpy(parcel_host_.data() + at, bytes.data(), bytes.size());
+  }
+  uint8_t* const at = standing_.data();
+  launch.views = reinterpret_cast<const ViewDesc*>(at);
+  launch.codecs = reinterpret_cast<const CodecDesc*>(at + codecs);
+  launch.masks = reinterpret_cast<const uint32_t*>(at + masks);
+  launch.segments = reinterpret_cast<const SegmentDesc*>(at + segments);
+  launch.tasks = reinterpret_cast<const TaskDesc*>(at + tasks);
+  launch.cta_begin = reinterpret_cast<const uint32_t*>(at + ctas);
+  launch.queries = reinterpret_cast<const float*>(at + rows);
+  if (first.sink_logits) launch.sink_logits = reinterpret_cast<const float*>(at + sinks);
+  return machine_->send(at, parcel_host_.data(), parcel.bytes);
+}
+
+Status DeviceAttention::make_room(const Plan& plan, size_t rows, Launch& launch) const {
+  const size_t states = static_cast<size_t>(plan.partials) * launch.group, d = launch.head_dim;
+  TIERKV_RETURN_IF_ERROR(partials_.reserve(states * (d + 2) * sizeof(float)));
+  TIERKV_RETURN_IF_ERROR(counters_.reserve(plan.tasks.size() * sizeof(uint32_t)));  // zeros, which a launch leaves
+  TIERKV_RETURN_IF_ERROR(results_.reserve((rows * (d + 1) + plan.tasks.size()) * sizeof(float)));
+  launch.partial_out = reinterpret_cast<float*>(partials_.data());
+  launch.partial_top = launch.partial_out + states * d;
+  launch.partial_sum = launch.partial_top + states;
+  launch.arrived = reinterpret_cast<uint32_t*>(counters_.data());
+  launch.out = reinterpret_cast<float*>(results_.data());
+  launch.lse = launch.out + rows * d;
+  launch.failed = reinterpret_cast<uint32_t*>(launch.lse + rows);
+  return machine_->clear(reinterpret_cast<uint8_t*>(launch.failed), plan.tasks.size() * sizeof(uint32_t));
+}
+
+Status DeviceAttention::take_results(const Works& batch, size_t rows, size_t tasks, const Launch& launch,
+                                     const Executor& run) const {
+  const size_t d = launch.head_dim, bytes = (rows * (d + 1) + tasks) * sizeof(float);
+  TIERKV_RETURN_IF_ERROR(results_host_.reserve(bytes));
+  TIERKV_RETURN_IF_ERROR(machine_->fetch(results_host_.data(), results_.data(), bytes));
+  TIERKV_RETURN_IF_ERROR(machine_->wait());
+  const auto* out = reinterpret_cast<const float*>(results_host_.data());
+  const float* lse = out + rows * d;
+  const auto* failed = reinterpret_cast<const uint32_t*>(lse + rows);
+  for (AttendWork* work : batch) {
+    const size_t count = static_cast<size_t>(work->queries.tokens) * work->queries.heads;
+    std::memcpy(work->out, out, count * d * sizeof(float));
+    if (work->lse) std::memcpy(work->lse, lse, count * sizeof(float));
+    work->status = Status();
+    for (size_t t = 0; t < work->heads.size() * work->queries.tokens; ++t) {
+      if (failed[t]) work->status = error(StatusCode::out_of_range, "scores left the range of the device's numbers");
+    }
+    if (!work->mass.empty() && work->status.ok()) work->status = add_mass_beside(*work, lse, run);
+    out += count * d, lse += count, failed += work->heads.size() * work->queries.tokens;
+  }
+  return {};
+}
+
+Usage DeviceAttention::usage() const {
+  std::lock_guard lock(mutex_);
+  Usage out;
+  out.block_bytes = mirror_.places().bytes(), out.blocks = mirror_.places().blocks(), out.uploads = mirror_.uploads();
+  out.scratch_bytes =
+      standing_.bytes() + tails_.bytes() + hot_.size() + results_.size() + partials_.size() + counters_.size() + tables_.bytes();
+  out.launches = launches_, out.on_processor = on_processor_;
+  return out;
+}
+
+DeviceAttention::Counts DeviceAttention::counts() const {
+  std::lock_guard lock(mutex_);
+  Counts out = counts_;
+  out.areas_made = standing_.made(), out.rows_sent = tails_.rows_sent();
+  return out;
+}
+
+}  // namespace tierkv::cuda

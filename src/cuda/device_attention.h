@@ -1,0 +1,82 @@
+// device_attention.h — attn::Backend on a machine (machine.h): what is decided and sent for a call. Host code.
+//
+// A call is: blocks and hot rows that are not there yet to the device, descriptors of what is not settled and queries in one
+// parcel, one launch, results back, one wait. What is settled (attn/backend.h) costs no time again: its descriptors are there
+// (standing.h), hot rows are sent once (tails.h), and how work was shared out is remembered (plan.h).
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "cuda/backend.h"
+#include "cuda/standing.h"
+#include "cuda/tails.h"
+
+namespace tierkv::cuda {
+
+class DeviceAttention final : public DeviceBackend {
+ public:
+  DeviceAttention(std::unique_ptr<Machine> machine, uint64_t byte_limit);
+
+  bool remembers() const override { return true; }
+  Status accepts(const RowsView& rows, const char* what) const override;
+  Status encode(std::span<const attn::EncodeWork> blocks) const override;
+  void decode(std::span<const attn::DecodeWork> blocks) const override;
+  void attend(std::span<attn::AttendWork> works, const Executor& run) const override;
+  Usage usage() const override;
+
+  // What calls did, for tests and measurements.
+  struct Counts {
+    uint64_t areas_made = 0;     // descriptors of settled views that were made
+    uint64_t rows_sent = 0;      // hot rows of a head that strips got
+    uint64_t loose_rows = 0;     // hot rows of a head that were sent with their call
+    uint64_t parcel_bytes = 0;   // of the last call
+    uint64_t listed_views = 0;   // of the last call, that were not settled
+    uint64_t planned_again = 0;  // because a parcel needed more room
+  };
+  Counts counts() const;
+
+ private:
+  using Works = std::vector<attn::AttendWork*>;
+  // Views of a head that are listed in this call, and where they are.
+  struct Listed {
+    std::vector<attn::BlockView> views;
+    std::vector<Placed> placed;
+    const Standing::Area* area = nullptr;  // of the others
+    uint32_t behind = 0;                   // views that lie before the tail's
+  };
+  struct Parcel;
+
+  bool serves(const attn::AttendWork& work) const;
+  void attend_batch(Works& batch, const Executor& run) const;
+  Status on_device(const Works& batch, const Executor& run) const;
+  Status list_views(const Works& batch) const;
+  Status list_head(const attn::AttendWork& work, size_t head, Listed& out) const;
+  Status place_tails(const Works& batch) const;
+  Status place_loose_rows() const;
+  void collect(const Works& batch) const;
+  Status send(const Plan& plan, const attn::AttendWork& first, Launch& launch) const;
+  Status make_room(const Plan& plan, size_t rows, Launch& launch) const;
+  Status take_results(const Works& batch, size_t rows, size_t tasks, const Launch& launch, const Executor& run) const;
+
+  const std::unique_ptr<Machine> machine_;
+  const MachineFacts facts_;
+  mutable std::mutex mutex_;  // guards all below: one call at a time
+  mutable CodecTables tables_;
+  mutable Mirror mirror_;
+  mutable Standing standing_;
+  mutable Tails tails_;
+  mutable Sharings sharings_;
+  mutable DeviceMemory hot_, results_, partials_, counters_;
+  mutable Staging parcel_host_, hot_host_, results_host_;
+  // Of the call under way.
+  mutable std::vector<Listed> listed_;
+  mutable std::vector<PlanTask> tasks_;
+  mutable std::vector<float> queries_;
+  mutable std::vector<std::byte> form_;  // of the rows at hand
+  mutable Counts counts_;
+  mutable uint64_t launches_ = 0, on_processor_ = 0;
+};
+
+}  // namespace tierkv::cuda

@@ -1,0 +1,86 @@
+#include "cuda/places.h"
+
+#include <iterator>
+
+#include "base/status_macros.h"
+
+namespace tierkv::cuda {
+
+// Blocks of another length with the same checksum are other blocks.
+uint64_t Places::name_of(uint64_t sealed, size_t key_bytes, size_t value_bytes) {
+  return sealed ^ (static_cast<uint64_t>(rounded(rounded(key_bytes) + value_bytes)) << 32) ^ key_bytes;
+}
+
+Places::Entry* Places::find(uint64_t sealed, size_t key_bytes, size_t value_bytes) {
+  const auto found = known_.find(name_of(sealed, key_bytes, value_bytes));
+  if (found == known_.end()) return nullptr;
+  Entry* const entry = found->second;
+  if (entry->holds == 0) entries_.splice(entries_.end(), entries_, entry->self);
+  entry->used = call_;
+  return entry;
+}
+
+Result<Places::Entry*> Places::add(uint64_t sealed, size_t key_bytes, size_t value_bytes) {
+  const size_t offset = rounded(key_bytes), size = rounded(offset + value_bytes);
+  const uint64_t name = name_of(sealed, key_bytes, value_bytes);
+  TIERKV_ASSIGN_OR_RETURN(uint8_t* const at, take(size));
+  entries_.push_back({name, size, at, at + offset, call_});
+  Entry* const entry = &entries_.back();
+  entry->self = std::prev(entries_.end());
+  known_.emplace(name, entry);
+  return entry;
+}
+
+void Places::forget(Entry* entry) {
+  free_[entry->size].push_back(entry->keys);
+  known_.erase(entry->name);
+  Entries& own = entry->holds == 0 ? entries_ : held_;
+  own.erase(entry->self);
+}
+
+void Places::hold(Entry* entry) {
+  if (entry->holds++ == 0) held_.splice(held_.end(), entries_, entry->self);
+}
+
+void Places::let_go(Entry* entry) {
+  if (--entry->holds != 0) return;
+  entries_.splice(entry->used == call_ ? entries_.end() : entries_.begin(), held_, entry->self);
+}
+
+Result<uint8_t*> Places::take(size_t size) {
+  for (;;) {
+    if (auto& list = free_[size]; !list.empty()) {
+      uint8_t* const at = list.back();
+      list.pop_back();
+      return at;
+    }
+    if (slab_used_ + size > kSlab && (limit_ == 0 || bytes() + kSlab <= limit_)) {
+      slabs_.reserve(slabs_.size() + 1);
+      const Result<uint8_t*> slab = more_(kSlab);
+      if (slab.ok()) {
+        slabs_.push_back(*slab);
+        slab_used_ = 0;
+      } else if (slab.status().code() != StatusCode::resource_exhausted) {
+        return slab.status();
+      }
+    }
+    if (slab_used_ + size <= kSlab) {
+      uint8_t* const at = slabs_.back() + slab_used_;
+      slab_used_ += size;
+      return at;
+    }
+    if (!drop_oldest()) {
+      return error(StatusCode::resource_exhausted, "the device has no room for the blocks of one call: ", bytes() >> 20,
+                   " MiB hold ", blocks(), " blocks; raise byte_limit, attend to fewer sequences a call, or detach");
+    }
+  }
+}
+
+// False: the oldest is of the call under way.
+bool Places::drop_oldest() {
+  if (entries_.empty() || entries_.front().used == call_) return false;
+  forget(&entries_.front());
+  return true;
+}
+
+}  // namespace tierkv::cuda

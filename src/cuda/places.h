@@ -1,0 +1,73 @@
+// places.h — which sealed blocks have a copy in a device's memory, and where: the books of mirror.h. Host code; no device needed.
+//
+// A sealed block never changes, and forks share it, so its checksum and its length name its bytes. Nobody tells that a block was
+// released: when room is short the copies go that were used longest ago. Those that the call under way asked for stay, and so do
+// those that somebody holds.
+// Layout:  [key bytes, padded to 128][value bytes], 128-byte aligned, in slabs of 32 MiB; a place is used again by blocks of its
+// size.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <map>
+#include <unordered_map>
+#include <vector>
+
+#include "tierkv/status.h"
+
+namespace tierkv::cuda {
+
+class Places {
+ public:
+  // Memory for one more slab, for good; resource_exhausted: there is none.
+  using MoreMemory = std::function<Result<uint8_t*>(size_t bytes)>;
+  Places(uint64_t byte_limit, MoreMemory more) : limit_(byte_limit), more_(std::move(more)) {}
+
+  struct Entry {
+    uint64_t name;
+    size_t size;
+    uint8_t* keys;
+    uint8_t* values;
+    uint64_t used;       // by which call
+    uint32_t holds = 0;  // by those who keep its address from call to call
+    std::list<Entry>::iterator self = {};
+  };
+
+  // A new call begins: what it asks for stays until the next one.
+  void begin_call() { ++call_; }
+  // A block that is there, by the bytes of its sides; null: it is not.
+  Entry* find(uint64_t sealed, size_t key_bytes, size_t value_bytes);
+  // A place for one that is not; the caller copies the bytes, or forgets it. resource_exhausted: everything there is belongs to
+  // this call or is held.
+  Result<Entry*> add(uint64_t sealed, size_t key_bytes, size_t value_bytes);
+  void forget(Entry* entry);
+  // It stays until it is let go as often. What nobody holds any more goes first, unless the call under way asked for it.
+  void hold(Entry* entry);
+  void let_go(Entry* entry);
+
+  uint64_t bytes() const { return slabs_.size() * kSlab; }
+  uint64_t blocks() const { return known_.size(); }
+
+ private:
+  static constexpr size_t kSlab = size_t{32} << 20, kAlign = 128;
+  using Entries = std::list<Entry>;
+
+  static uint64_t name_of(uint64_t sealed, size_t key_bytes, size_t value_bytes);
+  static size_t rounded(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
+  Result<uint8_t*> take(size_t size);
+  bool drop_oldest();
+
+  const uint64_t limit_;
+  const MoreMemory more_;
+  uint64_t call_ = 0;
+  std::vector<uint8_t*> slabs_;
+  size_t slab_used_ = kSlab;
+  std::map<size_t, std::vector<uint8_t*>> free_;  // by size
+  Entries entries_;                               // that nobody holds, least recently used first
+  Entries held_;
+  std::unordered_map<uint64_t, Entry*> known_;
+};
+
+}  // namespace tierkv::cuda

@@ -1,0 +1,121 @@
+#include "cuda/tails.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace tierkv::cuda {
+
+Tails::~Tails() {
+  for (auto& [owner, strip] : strips_) machine_.release(strip->memory);
+}
+
+bool Tails::rows_of(const attn::AttendWork& work, uint32_t& first, uint32_t& end, size_t& row_bytes) {
+  if (work.settled.size() != work.heads.size()) return false;
+  row_bytes = work.params.head_dim * sizeof(uint16_t);
+  for (size_t h = 0; h < work.heads.size(); ++h) {
+    const attn::Settled& settled = work.settled[h];
+    if (settled.tail_version == 0 || settled.version == 0 || settled.views >= work.heads[h].size()) return false;
+    const auto views = work.heads[h].subspan(settled.views);
+    uint32_t next = views[0].ctx.first_position;
+    if (h == 0) first = next;
+    else if (next != first) return false;
+    for (const attn::BlockView& view : views) {
+      const size_t bytes = view.rows * row_bytes;
+      if (view.ctx.positions || view.ctx.first_position != next || view.keys.size() != bytes || view.values.size() != bytes)
+        return false;
+      next += view.rows;
+    }
+    if (h == 0) end = next;
+    else if (next != end) return false;
+  }
+  return true;
+}
+
+size_t Tails::staged_bytes(const attn::AttendWork& work) {
+  uint32_t first = 0, end = 0;
+  size_t row_bytes = 0;
+  return rows_of(work, first, end, row_bytes) ? size_t{end - first} * row_bytes * 2 * work.heads.size() : 0;
+}
+
+Status Tails::begin_call(size_t staged) {
+  ++call_;
+  staged_ = 0;
+  return staging_.reserve(staged);
+}
+
+Result<const Tails::Strip*> Tails::place(const attn::AttendWork& work) {
+  uint32_t first = 0, end = 0;
+  size_t row_bytes = 0;
+  if (!rows_of(work, first, end, row_bytes)) return static_cast<const Strip*>(nullptr);
+  std::unique_ptr<Strip>& place = strips_[work.settled[0].owner];
+  if (!place) place = std::make_unique<Strip>();
+  Strip& strip = *place;
+  strip.used = call_;
+  const bool known = strip.row_bytes == row_bytes &&
+                     std::equal(work.settled.begin(), work.settled.end(), strip.versions.begin(), strip.versions.end(),
+                                [](const attn::Settled& s, uint64_t version) { return s.tail_version == version; });
+  const bool fits = known && first >= strip.base && end - strip.base <= strip.room;
+  if (!fits) {
+    const uint32_t rows = end - first;
+    if (rows > strip.room || strip.row_bytes != row_bytes || strip.versions.size() != work.settled.size()) {
+      release(strip);
+      drop_idle();
+      strip.versions.assign(work.settled.size(), 0);
+      strip.row_bytes = row_bytes;
+      strip.room = (rows + std::max(64u, rows / 2) + 15) / 16 * 16;
+      const Result<uint8_t*> memory = machine_.allocate(strip.bytes());
+      if (!memory.ok()) {
+        strip.room = 0;
+        return memory.status();
+      }
+      strip.memory = *memory;
+      bytes_ += strip.bytes();
+    }
+    for (size_t h = 0; h < work.settled.size(); ++h) strip.versions[h] = work.settled[h].tail_version;
+    strip.base = strip.end = first;
+  }
+  const uint32_t from = std::max(first, strip.end);
+  if (from < end) {
+    if (const Status sent = send_rows(work, strip, from, end); !sent.ok()) {
+      strip.versions[0] = 0;  // nobody knows what it has
+      return sent;
+    }
+    strip.end = end;
+  }
+  return &strip;
+}
+
+Status Tails::send_rows(const attn::AttendWork& work, const Strip& strip, uint32_t from, uint32_t end) {
+  const size_t piece = size_t{end - from} * strip.row_bytes;
+  uint8_t* const staged = staging_.data() + staged_;
+  staged_ += piece * 2 * work.heads.size();
+  for (size_t h = 0; h < work.heads.size(); ++h) {
+    for (const attn::BlockView& view : work.heads[h].subspan(work.settled[h].views)) {
+      const uint32_t at = std::max(view.ctx.first_position, from), last = view.ctx.first_position + view.rows;
+      if (at >= last) continue;
+      const size_t bytes = size_t{last - at} * strip.row_bytes, skipped = size_t{at - view.ctx.first_position} * strip.row_bytes;
+      uint8_t* const to = staged + 2 * h * piece + size_t{at - from} * strip.row_bytes;
+      std::memcpy(to, view.keys.data() + skipped, bytes);
+      std::memcpy(to + piece, view.values.data() + skipped, bytes);
+    }
+  }
+  rows_sent_ += end - from;
+  return machine_.send_pieces(strip.memory + size_t{from - strip.base} * strip.row_bytes, strip.side_bytes(), staged, piece, piece,
+                              2 * work.heads.size());
+}
+
+void Tails::release(Strip& strip) {
+  if (!strip.memory) return;
+  bytes_ -= strip.bytes();
+  machine_.release(std::exchange(strip.memory, nullptr));
+}
+
+void Tails::drop_idle() {
+  std::erase_if(strips_, [&](auto& entry) {
+    if (call_ - entry.second->used <= kIdleCalls) return false;
+    release(*entry.second);
+    return true;
+  });
+}
+
+}  // namespace tierkv::cuda

@@ -1,0 +1,67 @@
+// tails.h — the hot rows of sequences on the device. A row is sent once, when it is new: the rows of a position stay the same for
+// as long as a tail's version does (attn/backend.h: Settled).
+//
+// A strip is of one sequence and layer: [KV head][keys, values][room rows][head_dim], the row of position p in slot p - base. When
+// its end is reached, or a version is another, all rows are sent again, from its begin on. A strip serves works whose heads have
+// the same rows, one position after the other, which is what they have without eviction; others are sent with every call.
+#pragma once
+
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "attn/backend.h"
+#include "cuda/machine.h"
+
+namespace tierkv::cuda {
+
+class Tails {
+ public:
+  explicit Tails(Machine& machine) : machine_(machine), staging_(machine) {}
+  ~Tails();
+  Tails(const Tails&) = delete;
+  Tails& operator=(const Tails&) = delete;
+
+  struct Strip {
+    std::vector<uint64_t> versions;  // of each head
+    uint8_t* memory = nullptr;
+    size_t row_bytes = 0;
+    uint32_t room = 0;           // rows
+    uint32_t base = 0, end = 0;  // positions: of the first slot, and behind the last row that was sent
+    uint64_t used = 0;
+
+    size_t side_bytes() const { return size_t{room} * row_bytes; }
+    size_t bytes() const { return 2 * versions.size() * side_bytes(); }
+    const uint8_t* keys(size_t head, uint32_t position) const {
+      return memory + 2 * head * side_bytes() + size_t{position - base} * row_bytes;
+    }
+    const uint8_t* values(size_t head, uint32_t position) const { return keys(head, position) + side_bytes(); }
+  };
+
+  // `staged`: bytes that the calls of place() to come may need altogether. REQUIRES: what was sent before has arrived.
+  Status begin_call(size_t staged);
+  static size_t staged_bytes(const attn::AttendWork& work);
+  // The strip that has the rows of all views of the work behind its settled ones; null: this work cannot have one. Its new rows are
+  // on their way then.
+  Result<const Strip*> place(const attn::AttendWork& work);
+
+  uint64_t bytes() const { return bytes_; }
+  uint64_t rows_sent() const { return rows_sent_; }  // of a head and a side, so far
+
+ private:
+  // Rows of a work's heads: position `first` to `end` - 1. False: they do not fit a strip.
+  static bool rows_of(const attn::AttendWork& work, uint32_t& first, uint32_t& end, size_t& row_bytes);
+  Status send_rows(const attn::AttendWork& work, const Strip& strip, uint32_t from, uint32_t end);
+  void drop_idle();
+  void release(Strip& strip);
+
+  static constexpr uint64_t kIdleCalls = 8192;
+
+  Machine& machine_;
+  Staging staging_;
+  size_t staged_ = 0;
+  std::unordered_map<const void*, std::unique_ptr<Strip>> strips_;  // by owner of the first head's views
+  uint64_t call_ = 0, bytes_ = 0, rows_sent_ = 0;
+};
+
+}  // namespace tierkv::cuda

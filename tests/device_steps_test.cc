@@ -1,0 +1,148 @@
+// A cache on a device's backend, all of it but the device: the memory is the processor's and the launch the scalar twin. What is
+// kept from call to call must never be stale.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "cuda/device_attention.h"
+#include "cuda/steps_testing.h"
+#include "cuda/twin_machine_testing.h"
+#include "model_checks.h"
+#include "model_cold.h"
+#include "model_machine.h"
+#include "model_operations.h"
+#include "model_parking.h"
+#include "model_refusals.h"
+
+namespace tierkv {
+namespace {
+
+using cuda::DeviceAttention;
+using cuda::testing::Steps;
+using cuda::testing::TwinMachine;
+
+constexpr double kTolerance = 2e-2;  // the processor's own kernels round
+
+std::shared_ptr<DeviceAttention> twin(uint64_t byte_limit = 0) {
+  return std::make_shared<DeviceAttention>(std::make_unique<TwinMachine>(), byte_limit);
+}
+
+// What is random about the machine of tests/model_based_test.cc, on the twin.
+class OnATwin : public ::testing::TestWithParam<testing::MachineSetup> {};
+
+TEST_P(OnATwin, BehavesLikeTheReference) {
+  uint64_t seed = 7;
+  for (const char c : GetParam().name) seed = seed * 131 + static_cast<unsigned char>(c);
+  if (const char* given = std::getenv("TIERKV_SEED")) seed = std::strtoull(given, nullptr, 10);
+  std::shared_ptr<DeviceAttention> device = twin();
+  testing::MachineSetup setup = GetParam();
+  setup.backend = [&] { return device; };
+  testing::Machine machine(setup, seed);
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  const uint64_t operations = 250;
+#else
+  const uint64_t operations = 900;
+#endif
+  ASSERT_TRUE(machine.run(operations)) << machine.report();
+  EXPECT_GT(device->usage().launches, operations / 10);
+}
+
+std::vector<testing::MachineSetup> setups() {
+  const std::string small = "warm_block=16,archive_block=32,";
+  const std::string eviction =
+      small + "hot=16,warm=32,warm_codec=kivi8-g16,archive=kivi8-g16,sinks=4,protect_recent=8,evict_batch=8,observation=8,";
+  std::vector<testing::MachineSetup> all = {
+      {"tiers", small + "hot=16,warm=48,warm_codec=kivi8-g16,archive=kivi4-g16,sinks=4", 0.45},
+      {"exact_bf16", small + "hot=8,warm=32,warm_codec=bf16,archive=bf16,sinks=2,hot_type=bf16", 0.0, 400},
+      {"hot_all", "hot=all,threads=2", 0.0, 300},
+      {"better_rows", small + "hot=16,warm=48,warm_codec=kivi8-g16,archive=kivi4-g16+top3/kivi4-g16+top5,sinks=4", 0.45},
+      {"budget", small + "hot=16,warm=32,warm_codec=kivi8-g16,archive=kivi4-g16,budget=96KiB", 0.45},
+      {"h2o", eviction + "max_seq_len=70,evict=h2o", 0.2, 200},
+      {"ring", small + "hot=64,budget=64KiB,window=48,window_slack=4", 0.0},
+      {"window", small + "hot=4,warm=16,warm_codec=fp16,archive=fp16,window=20,window_slack=4", 0.0, 400},
+  };
+  // Shapes of a fast path, so that runs of whole blocks stand on the list.
+  all.push_back({"fast", "warm_block=64,archive_block=128,hot=16,warm=64,warm_codec=kivi8,archive=kivi2,sinks=4", 1.5, 900});
+  all.back().more = [](CacheConfig& c) { c.num_layers = 1, c.head_dim = 128; };
+  const auto calibrated = [&](const char* name, const std::string& settings) {
+    all.push_back({name, small + settings, 3.0, 400});
+    all.back().calibrated = true;
+  };
+  calibrated("klt", "hot=16,warm=32,warm_codec=kivi8-g16,archive=klt1.875,sinks=4");
+  calibrated("parked_plain", "hot=16,warm=32,warm_codec=kivi8-g16,archive=kivi8-g16,sinks=4");
+  for (const bool spill : {false, true}) {
+    const std::string more = spill ? ",budget=128KiB,spill=exact" : "";
+    all.push_back({spill ? "spill" : "cold",
+                   small + "hot=16,warm=48,warm_codec=fp16,archive=kivi4-g16,sinks=4,cold_codec=fp16" + more, 0.45, 400});
+    all.back().cold = true;
+  }
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Random, OnATwin, ::testing::ValuesIn(setups()), [](const auto& info) { return info.param.name; });
+
+TEST(DeviceSteps, ManySequencesInOneCall) {
+  for (const char* spec : {"hot=32,warm=0,archive=kivi2,sinks=4", "balanced", "fp16"}) {
+    SCOPED_TRACE(spec);
+    Steps steps(spec, twin(), 3);
+    many_steps(steps, 60, kTolerance);
+    if (::testing::Test::HasFatalFailure()) return;
+  }
+}
+
+// The point of it all: a step between two blocks makes no descriptors and sends one row a head.
+TEST(DeviceSteps, WhatStandsCostsNothingAgain) {
+  auto made = std::make_unique<TwinMachine>(cuda::MachineFacts{132, true});  // so many that the tails' pieces stay small
+  const TwinMachine& machine = *made;
+  const auto device = std::make_shared<DeviceAttention>(std::move(made), 0);
+  Steps steps("hot=32,warm=0,archive=kivi2,sinks=4", device, 5);
+  steps.add(4 + 32 + 128 * 5 + 7), steps.add(4 + 32 + 128 * 3 + 70);
+  steps.compare(kTolerance);
+  const DeviceAttention::Counts before = device->counts();
+  EXPECT_EQ(before.areas_made, 2u * Steps::kLayers * Steps::kKvHeads);
+  EXPECT_LE(before.listed_views, 2u * Steps::kKvHeads * 3);
+  EXPECT_EQ(before.loose_rows, 0u);
+  constexpr uint32_t kSteps = 25;
+  const cuda::Launch launch = machine.last;
+  for (uint32_t i = 0; i < kSteps; ++i) {
+    for (const SeqId id : steps.sequences()) steps.append(id, 1);
+    steps.compare(kTolerance);
+    // The launch is the same, down to its pointers, as long as hot rows need no more pieces of 64.
+    EXPECT_EQ(machine.last.ctas, launch.ctas);
+    EXPECT_EQ(machine.last.general_ctas, launch.general_ctas);
+    EXPECT_EQ(machine.last.staged_ctas, launch.staged_ctas);
+    EXPECT_EQ(machine.last.chunk_rows, launch.chunk_rows);
+    EXPECT_EQ(machine.last.views, launch.views);
+    EXPECT_EQ(machine.last.segments, launch.segments);
+    EXPECT_EQ(machine.last.queries, launch.queries);
+    EXPECT_EQ(machine.last.out, launch.out);
+    EXPECT_EQ(machine.last.partial_out, launch.partial_out);
+  }
+  const DeviceAttention::Counts after = device->counts();
+  EXPECT_EQ(after.areas_made, before.areas_made);
+  EXPECT_EQ(after.rows_sent - before.rows_sent, kSteps * 2 * Steps::kLayers);
+  EXPECT_EQ(after.listed_views, before.listed_views);
+  // The second sequence gets a block: of its heads alone something is made anew.
+  for (uint32_t i = 0; i < 50; ++i) steps.append(steps.sequences()[1], 1);
+  steps.compare(kTolerance);
+  EXPECT_EQ(device->counts().areas_made - after.areas_made, uint64_t{Steps::kLayers} * Steps::kKvHeads);
+}
+
+TEST(DeviceSteps, BlocksThatNothingStandsOnMakeRoom) {
+  // 32 MiB hold 512 blocks of FP16 keys and values of 128 tokens: not those of all sequences together.
+  const std::shared_ptr<DeviceAttention> device = twin(uint64_t{32} << 20);
+  Steps steps("hot=16,warm=all,warm_codec=fp16,warm_block=128,archive_block=128,sinks=0", device, 9);
+  std::vector<SeqId> ids;
+  for (int round = 0; round < 4; ++round) {
+    const SeqId id = steps.add(128 * 60 + 20);  // 240 blocks in both layers
+    steps.compare(kTolerance);
+    if (round == 0) steps.append(id, 1), steps.compare(kTolerance);
+    ASSERT_FALSE(::testing::Test::HasFatalFailure());
+    steps.remove(id);
+  }
+  EXPECT_LE(device->usage().block_bytes, uint64_t{32} << 20);
+  EXPECT_GT(device->usage().uploads, 512u);
+}
+
+}  // namespace
+}  // namespace tierkv
