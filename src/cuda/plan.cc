@@ -19,8 +19,8 @@ using quant::SideLayout;
 
 // Costs in bytes that a multiprocessor of an H200 reads in the same time, about 30,000 a microsecond: of a turn of all warps of a
 // thread block through the general path, for the query and for every 16 rows, and of a segment's begin and end. klt's bytes take
-// twice the time.
-constexpr uint64_t kGeneralQuery = 600000, kGeneralTile = 350000, kSegment = 150000, kKltFactor = 2;
+// twice the time, and its segments bring a basis along.
+constexpr uint64_t kGeneralQuery = 600000, kGeneralTile = 350000, kSegment = 150000, kKltSegment = 270000, kKltFactor = 2;
 constexpr uint32_t kTurn = 16;
 
 // Staged views are counted in tiles of 16 rows: a thread block takes as many at once, and a piece may have a few more that are not
@@ -289,19 +289,21 @@ class Planner {
     return run.cost * (views - rest + (rest == 0 ? 0 : std::max(rest, round / 2))) / run.views;
   }
 
+  static uint64_t segment_cost(const Run& run) { return is_klt(run.path) ? kKltSegment : kSegment; }
+
   // Every run in equal pieces of at most about `most`, the largest first.
   std::vector<Piece> pieces_of(uint64_t most) const {
     std::vector<Piece> pieces;
     for (uint32_t r = 0; r < runs_.size(); ++r) {
       const Run& run = runs_[r];
       if (run.path == Path::staged) continue;
-      const uint64_t room = std::max(most, 2 * kSegment) - kSegment;
+      const uint64_t room = std::max(most, 2 * segment_cost(run)) - segment_cost(run);
       // A little more than there is room for is not worth a segment of its own, nor is less than a turn of all warps.
       const uint64_t fitting = (run.cost + room - 1) / room, turns = (run.warps + kTurn / 2) / kTurn;
       const uint64_t count = std::clamp<uint64_t>(std::min(fitting, turns), 1, run.views);
       for (uint64_t i = 0; i < count; ++i) {
         const auto from = static_cast<uint32_t>(share(run, i, count)), to = static_cast<uint32_t>(share(run, i + 1, count));
-        if (to > from) pieces.push_back({r, from, to - from, kSegment + cost_of(run, to - from)});
+        if (to > from) pieces.push_back({r, from, to - from, segment_cost(run) + cost_of(run, to - from)});
       }
     }
     std::stable_sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) { return a.cost > b.cost; });
@@ -415,7 +417,7 @@ class Planner {
   // less often.
   void share_out_anew(uint32_t ctas, Sharing& out) const {
     uint64_t total = 0;
-    for (const Run& run : runs_) total += run.path == Path::staged ? 0 : run.cost + kSegment;
+    for (const Run& run : runs_) total += run.path == Path::staged ? 0 : run.cost + segment_cost(run);
     const uint64_t mean = total / ctas + 1;
     std::vector<Piece> best, before;
     uint64_t least = UINT64_MAX;
