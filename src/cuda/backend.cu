@@ -51,8 +51,8 @@ class CudaMachine final : public Machine {
                      "copying hot rows");
   }
   Status clear(uint8_t* at, size_t bytes) override { return status_of(cudaMemsetAsync(at, 0, bytes, stream_), "clearing memory"); }
-  Status attend(const Launch& launch, const CtaFirsts& firsts, Path fast, uint32_t) override {
-    return status_of(static_cast<cudaError_t>(launch_attend(launch, firsts, fast, stream_)), "the launch");
+  Status attend(const Launch& launch, const Plan& plan) override {
+    return status_of(static_cast<cudaError_t>(launch_attend(launch, plan.firsts, plan.fast, stream_)), "the launch");
   }
   Status fetch(void* to, const uint8_t* from, size_t bytes) override {
     return status_of(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_), "reading results");

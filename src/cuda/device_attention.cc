@@ -134,7 +134,7 @@ Status DeviceAttention::on_device(const Works& batch, const Executor& run) const
   TIERKV_RETURN_IF_ERROR(make_room(plan, queries_.size() / d, launch));
   ++launches_;
   counts_.listed_views = plan.views.size();
-  TIERKV_RETURN_IF_ERROR(machine_->attend(launch, plan.firsts, plan.fast, plan.partials));
+  TIERKV_RETURN_IF_ERROR(machine_->attend(launch, plan));
   return take_results(batch, queries_.size() / d, plan.tasks.size(), launch, run);
 }
 

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "base/status_macros.h"
-#include "cuda/desc.h"
+#include "cuda/plan.h"
 #include "tierkv/status.h"
 
 namespace tierkv::cuda {
@@ -41,8 +41,8 @@ class Machine {
   // `count` pieces of `bytes` bytes that lie so far apart.
   virtual Status send_pieces(uint8_t* to, size_t to_stride, const void* from, size_t from_stride, size_t bytes, size_t count) = 0;
   virtual Status clear(uint8_t* at, size_t bytes) = 0;
-  // `fast`: the launch's fast path; `partials`: how many partial states it has.
-  virtual Status attend(const Launch& launch, const CtaFirsts& firsts, Path fast, uint32_t partials) = 0;
+  // `plan`: what the launch was made of.
+  virtual Status attend(const Launch& launch, const Plan& plan) = 0;
   // Into staging memory.
   virtual Status fetch(void* to, const uint8_t* from, size_t bytes) = 0;
   virtual Status wait() = 0;

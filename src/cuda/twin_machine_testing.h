@@ -46,9 +46,9 @@ class TwinMachine final : public Machine {
     std::memset(at, 0, bytes);
     return {};
   }
-  Status attend(const Launch& launch, const CtaFirsts&, Path, uint32_t partials) override {
+  Status attend(const Launch& launch, const Plan& plan) override {
     last = launch;
-    if (attends) Twin(launch, partials).run(launch.out, launch.lse);
+    if (attends) Twin(launch, plan.partials).run(launch.out, launch.lse);
     return {};
   }
   Status fetch(void* to, const uint8_t* from, size_t bytes) override {
