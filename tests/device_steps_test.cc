@@ -128,6 +128,35 @@ TEST(DeviceSteps, WhatStandsCostsNothingAgain) {
   EXPECT_EQ(device->counts().areas_made - after.areas_made, uint64_t{Steps::kLayers} * Steps::kKvHeads);
 }
 
+// Queries that do not see all of a sequence have it listed whole: more than the list's front has room for, beside a sequence that
+// is settled.
+TEST(DeviceSteps, AParcelThatOutgrowsItsRoomIsPlannedAgain) {
+  const std::shared_ptr<DeviceAttention> device = twin();
+  CacheConfig config;
+  config.num_layers = 1, config.num_heads = 1, config.num_kv_heads = 1, config.head_dim = 32;
+  ASSERT_TRUE(apply_spec("hot=16,warm=all,warm_codec=fp16,warm_block=16,archive_block=16,sinks=0", config).ok());
+  auto cache = AdaptiveKVCache::create(config);
+  ASSERT_TRUE(cache.ok());
+  constexpr uint32_t kTokens = 16 * 400, kOthers = 16 * 269;
+  std::vector<float> rows(size_t{kTokens} * 32);
+  for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<float>((i * 2654435761u) % 1000) / 500.0f - 1.0f;
+  const RowsView view = RowsView::f32(rows.data(), kTokens, 1, 32), others = RowsView::f32(rows.data(), kOthers, 1, 32);
+  const RowsView queries = RowsView::f32(rows.data(), 16, 1, 32);
+  std::vector<float> out[2];
+  const SeqId id = *(*cache)->add_sequence(), other = *(*cache)->add_sequence();
+  ASSERT_TRUE((*cache)->append(id, 0, view, view).ok() && (*cache)->append(other, 0, others, others).ok());
+  for (int c = 0; c < 2; ++c) {
+    if (c == 1) (*cache)->attend_with(device);
+    out[c].assign(2 * 16 * 32, NAN);
+    AttentionItem items[] = {{id, queries, out[c].data()}, {other, queries, out[c].data() + 16 * 32}};
+    items[1].first_position = kOthers - 200;
+    ASSERT_TRUE((*cache)->attention(0, items).ok());
+  }
+  EXPECT_EQ(device->counts().planned_again, 1u);
+  EXPECT_GT(device->counts().listed_views, 4096u);
+  for (size_t i = 0; i < out[0].size(); ++i) ASSERT_NEAR(out[1][i], out[0][i], 2e-3) << i;
+}
+
 TEST(DeviceSteps, BlocksThatNothingStandsOnMakeRoom) {
   // 32 MiB hold 512 blocks of FP16 keys and values of 128 tokens: not those of all sequences together.
   const std::shared_ptr<DeviceAttention> device = twin(uint64_t{32} << 20);

@@ -174,11 +174,11 @@ class Planner {
     const uint32_t first = input_.settled_base + run.first;
     const uint64_t chunks = run.chunks[plan_.chunk_rows == 16 ? 0 : plan_.chunk_rows == 32 ? 1 : 2];
     if (is_fast(run)) {
-      runs_.push_back({index, plan_.fast, run.codec, first, run.views, run.views, run.views * fast_cost(run.codec)});
+      runs_.push_back({index, plan_.fast, run.codec, first, run.views, run.views, run.views * fast_cost(run.codec), run.descs});
     } else if (frame_of(run)) {
-      runs_.push_back({index, Path::staged, run.codec, first, run.views, 0, run.chunks[0]});
+      runs_.push_back({index, Path::staged, run.codec, first, run.views, 0, run.chunks[0], run.descs});
     } else {
-      runs_.push_back({index, Path::general, run.codec, first, run.views, chunks, chunks * turn_cost() / kTurn});
+      runs_.push_back({index, Path::general, run.codec, first, run.views, chunks, chunks * turn_cost() / kTurn, run.descs});
     }
   }
 
@@ -195,7 +195,7 @@ class Planner {
 
   void begin_run(uint32_t task, Path path) {
     if (!runs_.empty() && runs_.back().views == 0) runs_.pop_back();
-    runs_.push_back({task, path, 0, static_cast<uint32_t>(plan_.views.size()), 0, 0, 0});
+    runs_.push_back({task, path, 0, static_cast<uint32_t>(plan_.views.size()), 0, 0, 0, nullptr});
   }
 
   void add_to_run(const ViewDesc& desc, uint64_t warps, uint64_t cost) {
@@ -310,16 +310,18 @@ class Planner {
     return pieces;
   }
 
-  // Staged runs in pieces of at most `most` tiles, or of one view. Views of a settled run are alike.
+  // A settled run may seem to begin among the plan's own views: until the list's front has grown for them.
+  const ViewDesc* descs_of(const Run& run) const { return run.descs ? run.descs : plan_.views.data() + run.first; }
+
+  // Staged runs in pieces of at most `most` tiles, or of one view.
   std::vector<Piece> staged_pieces(uint64_t most) const {
     std::vector<Piece> pieces;
     for (uint32_t r = 0; r < runs_.size(); ++r) {
       const Run& run = runs_[r];
       if (run.path != Path::staged) continue;
-      const bool listed = run.first < plan_.views.size();
       const uint64_t count = (run.cost + most - 1) / most, fair = std::max((run.cost + count - 1) / count, kStagedPiece);
       for (uint32_t v = 0; v < run.views; ++v) {
-        const uint64_t tiles = listed ? chunks_of(plan_.views[run.first + v], kStagedTile) : (run.cost + run.views - 1) / run.views;
+        const uint64_t tiles = chunks_of(descs_of(run)[v], kStagedTile);
         const bool fits = v != 0 && pieces.back().cost + tiles <= fair;
         if (fits) ++pieces.back().views, pieces.back().cost += tiles;
         else pieces.push_back({r, v, 1, tiles});
@@ -471,11 +473,7 @@ class Planner {
   }
   void add_piece(const Piece& piece) {
     const Run& run = runs_[piece.run];
-    add_segment(run.task, run.first + piece.first, piece.views, piece_codec(run, piece), run.path);
-  }
-  // Of its first view; on a fast path, and in a settled run, of all.
-  uint32_t piece_codec(const Run& run, const Piece& piece) const {
-    return run.path == Path::staged && run.first < plan_.views.size() ? plan_.views[run.first + piece.first].codec : run.codec;
+    add_segment(run.task, run.first + piece.first, piece.views, descs_of(run)[piece.first].codec, run.path);
   }
   void add_cta(const std::vector<Piece>& pieces, const std::vector<uint32_t>& bin) {
     for (const uint32_t i : bin) add_piece(pieces[i]);

@@ -58,8 +58,9 @@ struct WorkRun {
   uint32_t task = 0;
   Path path = Path::general;
   uint32_t codec = 0, first = 0, views = 0;
-  uint64_t warps = 0;  // that its views keep busy once: one a view of a fast path, one a piece of the general one
-  uint64_t cost = 0;   // of a staged run: tiles of 16 rows
+  uint64_t warps = 0;               // that its views keep busy once: one a view of a fast path, one a piece of the general one
+  uint64_t cost = 0;                // of a staged run: tiles of 16 rows
+  const ViewDesc* descs = nullptr;  // of a settled run, for the host; null: they are in the plan's own list
   // Staged runs are not shared out.
   bool costs_as(const WorkRun& o) const {
     return path == o.path && (path == Path::staged || (views == o.views && warps == o.warps && cost == o.cost));
