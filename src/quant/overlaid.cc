@@ -109,7 +109,7 @@ class OverlaidCodec final : public Codec {
               float* out, size_t stride, Workspace& ws) const override {
     inner_->scores(base(in), ctx, queries, count, rows, out, stride, ws);
     const uint32_t better = better_below(in, rows);
-    if (better != 0) add_to_scores(in, inner_->error_queries(ctx, queries, count, ws), better, count, out, stride, ws);
+    if (better != 0) add_to_scores(in, inner_->error_queries(ctx, queries, count, ws), better, count, rows, out, stride, ws);
   }
 
   void accumulate(std::span<const std::byte> in, const BlockContext& ctx, const float* weights, size_t stride, uint32_t count,
@@ -123,17 +123,12 @@ class OverlaidCodec final : public Codec {
       for (uint32_t b = 0; b < better; ++b) add_weighted(lost + b * d, 1, d, weights + index(in, b), stride, count, acc);
       return;
     }
-    float* factors = at_least(ws.a, static_cast<size_t>(count) * better);  // the base is done with the workspace
-    for (uint32_t b = 0; b < better; ++b) {
-      const float step = step_of(step_byte(in, b));
-      for (uint32_t i = 0; i < count; ++i) factors[static_cast<size_t>(i) * better + b] = step * weights[i * stride + index(in, b)];
-    }
-    kernels->three_bit_accumulate(codes(in), d, factors, better, count, better, acc);
+    kernels->better_sums(first_better(in, better), weights, stride, count, acc);
   }
 
   uint32_t error_channels() const override { return inner_->error_channels(); }
 
-  const float* error_queries(const BlockContext& ctx, const float* queries, uint32_t count, Workspace& ws) const override {
+  ErrorQueries error_queries(const BlockContext& ctx, const float* queries, uint32_t count, Workspace& ws) const override {
     return inner_->error_queries(ctx, queries, count, ws);
   }
 
@@ -178,6 +173,11 @@ class OverlaidCodec final : public Codec {
   uint32_t index(std::span<const std::byte> in, uint32_t i) const { return std::to_integer<uint32_t>(in[inner_->bytes() + i]); }
   std::byte step_byte(std::span<const std::byte> in, uint32_t i) const { return in[inner_->bytes() + top() + i]; }
   const std::byte* codes(std::span<const std::byte> in) const { return in.data() + inner_->bytes() + 2 * top(); }
+  // The first `count` of them, for the kernels.
+  BetterRows first_better(std::span<const std::byte> in, uint32_t count) const {
+    const std::byte* indices = in.data() + inner_->bytes();
+    return {indices, indices + top(), codes(in), count, error_channels()};
+  }
 
   // The rows of largest mass times squared error, in ascending order.
   void choose(const float* lost, const float* mass, uint32_t* chosen) const {
@@ -219,19 +219,19 @@ class OverlaidCodec final : public Codec {
     for (uint32_t c = 0; c < n; ++c) out[c] = step * (code_at(row, c) - kMiddle);
   }
 
-  // `asked`: error_queries(), which may be in ws.c.
-  void add_to_scores(std::span<const std::byte> in, const float* asked, uint32_t better, uint32_t count, float* out, size_t stride,
-                     Workspace& ws) const {
+  // The first `better` rows; all are below `rows`.
+  void add_to_scores(std::span<const std::byte> in, const ErrorQueries& queries, uint32_t better, uint32_t count, uint32_t rows,
+                     float* out, size_t stride, Workspace& ws) const {
     const uint32_t n = error_channels();
     if (const Kernels* kernels = active_kernels()) {
-      float* sums = at_least(ws.b, static_cast<size_t>(count) * better);
-      kernels->three_bit_scores(codes(in), n, asked, count, better, sums, better);
-      for (uint32_t b = 0; b < better; ++b) {
-        const uint32_t t = index(in, b);
-        const float step = step_of(step_byte(in, b));
-        for (uint32_t i = 0; i < count; ++i) out[i * stride + t] += step * sums[i * better + b];
-      }
+      kernels->better_scores(first_better(in, better), queries.rows, queries.factors, hadamard_run(n), count, rows, out, stride);
       return;
+    }
+    const float* asked = queries.rows;
+    if (queries.factors) {
+      float* turned = at_least(ws.c, static_cast<size_t>(count) * n);
+      to_hadamard_by(queries.factors, queries.rows, count, n, turned);
+      asked = turned;
     }
     float row[256];
     for (uint32_t b = 0; b < better; ++b) {
