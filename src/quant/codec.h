@@ -86,6 +86,8 @@ struct Workspace {
     uint32_t count = 0, first = 0, steps = 0;
     std::vector<float> rows, step;
   } turned;
+  bool prepared = false;        // error_queries() was called: scores() goes on from there
+  std::vector<float> products;  // of queries with better rows (overlaid.h); no other codec uses it
   struct {
     uint64_t id = 0;
     const float* of = nullptr;
@@ -164,8 +166,8 @@ class Codec {
   // to give.
   virtual void from_error_frame(const BlockContext& ctx, float* rows, uint32_t count, bool exact, float* out) const;
   // Keys: the queries turned the other way. Their product with a row of the error frame is what that row adds to a score, so a few
-  // queries need no row turned back. In `ws` until its next use. REQUIRES: scores() was just called with the same block, queries
-  // and workspace.
+  // queries need no row turned back. In `ws` until its next use. The next call with `ws` has to be scores() of the same block and
+  // queries, which goes on from there: so what is made of these queries does not wait for the scores.
   virtual ErrorQueries error_queries(const BlockContext& ctx, const float* queries, uint32_t count, Workspace& ws) const;
 
   // Memory of its own, calibrated tables of one head included.

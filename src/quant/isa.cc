@@ -132,7 +132,9 @@ bool three_bits_work(const Kernels& k) {
   float q[count * d], scores[count * n] = {}, acc[count * d] = {};
   for (uint32_t i = 0; i < count * d; ++i) q[i] = static_cast<float>(static_cast<int>(i * 29 % 31) - 15) / 4.0f;
   const BetterRows better{indices, steps, bytes + 1, n, d};
-  k.better_scores(better, q, nullptr, 0, count, n, scores, n);
+  float products[count * n];
+  k.better_products(better, q, nullptr, 0, count, products);
+  k.add_products(better, products, count, n, scores, n);
   k.better_sums(better, scores, n, count, acc);
   for (uint32_t i = 0; i < count; ++i) {
     double sums[d] = {};

@@ -84,7 +84,12 @@ TEST_P(IsaKernels, AWrongKernelIsFoundOut) {
                               const KernelScratch&) { std::fill(out, out + rows, 0.0f); };
   EXPECT_FALSE(kernels_work(broken));
   broken = *kernels;
-  broken.better_scores = [](const BetterRows&, const float*, const float*, uint32_t, uint32_t, uint32_t, float*, size_t) {};
+  broken.add_products = [](const BetterRows&, const float*, uint32_t, uint32_t, float*, size_t) {};
+  EXPECT_FALSE(kernels_work(broken));
+  broken = *kernels;
+  broken.better_products = [](const BetterRows& better, const float*, const float*, uint32_t, uint32_t count, float* out) {
+    std::fill(out, out + count * better.count, 0.0f);
+  };
   EXPECT_FALSE(kernels_work(broken));
   broken = *kernels;
   broken.multiply = [](const float*, uint32_t n, const float*, uint32_t, uint32_t count, float* out) {

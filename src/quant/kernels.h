@@ -129,10 +129,11 @@ struct Kernels {
                           uint32_t n, float* acc, const Ahead&);
   // out[i*n + j] = sum over c < dim of rows[i*dim + c]·matrix[c*n + j]. n % 16 == 0.
   void (*multiply)(const float* matrix, uint32_t n, const float* rows, uint32_t dim, uint32_t count, float* out);
-  // What better rows add to scores, out[i*stride + index] += dot(queries[i], row), every index below `rows`; and to sums, acc[i*dim
-  // + c] += weights[i*stride + index]·row[c]. With `turn`, queries go through rotate_rows(.., run, turn, forward) first.
-  void (*better_scores)(const BetterRows&, const float* queries, const float* turn, uint32_t run, uint32_t count, uint32_t rows,
-                        float* out, size_t stride);
+  // Queries times better rows, but for their steps: out[i*better.count + k]. With `turn`, queries go through rotate_rows(.., run,
+  // turn, forward) first. Then what that adds to scores, out[i*stride + index] += step·product, every index below `rows`; and what
+  // better rows add to sums, acc[i*dim + c] += weights[i*stride + index]·row[c].
+  void (*better_products)(const BetterRows&, const float* queries, const float* turn, uint32_t run, uint32_t count, float* out);
+  void (*add_products)(const BetterRows&, const float* products, uint32_t count, uint32_t rows, float* out, size_t stride);
   void (*better_sums)(const BetterRows&, const float* weights, size_t stride, uint32_t count, float* acc);
   // Of each query with a box (key_box.h): q·middle, the sum of |q|·reach, and of its squares, three floats each. dim % 16 == 0.
   void (*box_scores)(const std::byte* box, uint32_t dim, const float* queries, uint32_t count, float* out);

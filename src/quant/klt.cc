@@ -68,12 +68,10 @@ class KltCodec final : public Codec {
 
   void scores(std::span<const std::byte> in, const BlockContext& ctx, const float* queries, uint32_t count, uint32_t rows,
               float* out, size_t stride, Workspace& ws) const override {
-    const uint32_t d = shape().head_dim;
-    const float* turned = turn_to_block(turner_, shape(), queries, count, ctx.first_position, ws);
-    float* factors = at_least_aligned(ws.b, static_cast<size_t>(count) * known_);
-    float* base = at_least(ws.c, count);
-    for (uint32_t i = 0; i < count; ++i) base[i] = product(turned + static_cast<size_t>(i) * d, mean_.data(), d);
-    products(turned, count, factors, ws);
+    if (!ws.prepared) prepare(ctx, queries, count, ws);
+    ws.prepared = false;
+    const float* factors = at_least_aligned(ws.b, static_cast<size_t>(count) * known_);
+    const float* base = ws.c.data();
     if (const Kernels* kernels = active_kernels()) return fast_scores(*kernels, in, count, rows, factors, base, out, stride, ws);
 
     for (uint32_t t = 0; t < rows; ++t) {
@@ -118,8 +116,9 @@ class KltCodec final : public Codec {
     turner_.turn(out, count, ctx.first_position, out);
   }
 
-  // scores() left the products of the queries, turned to the block, with all components in ws.b.
-  ErrorQueries error_queries(const BlockContext&, const float*, uint32_t count, Workspace& ws) const override {
+  ErrorQueries error_queries(const BlockContext& ctx, const float* queries, uint32_t count, Workspace& ws) const override {
+    prepare(ctx, queries, count, ws);
+    ws.prepared = true;
     return {at_least_aligned(ws.b, static_cast<size_t>(count) * known_), into_errors_.data()};
   }
 
@@ -371,6 +370,17 @@ class KltCodec final : public Codec {
       unit_.push_back(1.0f / (spread * step_[j]));
     }
     into_errors_ = hadamard_factors(unit_);
+  }
+
+  // What scores() of a block needs of its queries: turned to the block, their products with all components in ws.b, with the mean
+  // in ws.c.
+  void prepare(const BlockContext& ctx, const float* queries, uint32_t count, Workspace& ws) const {
+    const uint32_t d = shape().head_dim;
+    const float* turned = turn_to_block(turner_, shape(), queries, count, ctx.first_position, ws);
+    float* factors = at_least_aligned(ws.b, static_cast<size_t>(count) * known_);
+    float* base = at_least(ws.c, count);
+    for (uint32_t i = 0; i < count; ++i) base[i] = product(turned + static_cast<size_t>(i) * d, mean_.data(), d);
+    products(turned, count, factors, ws);
   }
 
   // out[i*known + j]: a turned query times a step of component j. Channel by channel, no sum runs across a register; and all at

@@ -107,9 +107,10 @@ class OverlaidCodec final : public Codec {
 
   void scores(std::span<const std::byte> in, const BlockContext& ctx, const float* queries, uint32_t count, uint32_t rows,
               float* out, size_t stride, Workspace& ws) const override {
+    const BetterRows better = first_better(in, better_below(in, rows));
+    if (better.count != 0) multiply(better, ctx, queries, count, ws);
     inner_->scores(base(in), ctx, queries, count, rows, out, stride, ws);
-    const uint32_t better = better_below(in, rows);
-    if (better != 0) add_to_scores(in, inner_->error_queries(ctx, queries, count, ws), better, count, rows, out, stride, ws);
+    if (better.count != 0) add_to_scores(better, ws.products.data(), count, rows, out, stride);
   }
 
   void accumulate(std::span<const std::byte> in, const BlockContext& ctx, const float* weights, size_t stride, uint32_t count,
@@ -219,25 +220,33 @@ class OverlaidCodec final : public Codec {
     for (uint32_t c = 0; c < n; ++c) out[c] = step * (code_at(row, c) - kMiddle);
   }
 
-  // The first `better` rows; all are below `rows`.
-  void add_to_scores(std::span<const std::byte> in, const ErrorQueries& queries, uint32_t better, uint32_t count, uint32_t rows,
-                     float* out, size_t stride, Workspace& ws) const {
-    const uint32_t n = error_channels();
-    if (const Kernels* kernels = active_kernels()) {
-      kernels->better_scores(first_better(in, better), queries.rows, queries.factors, hadamard_run(n), count, rows, out, stride);
-      return;
-    }
-    const float* asked = queries.rows;
-    if (queries.factors) {
-      float* turned = at_least(ws.c, static_cast<size_t>(count) * n);
-      to_hadamard_by(queries.factors, queries.rows, count, n, turned);
-      asked = turned;
-    }
+  // Queries times better rows, but for their steps, into ws.products: first of all, so that nothing waits for it in the end.
+  void multiply(const BetterRows& better, const BlockContext& ctx, const float* queries, uint32_t count, Workspace& ws) const {
+    const uint32_t n = better.dim;
+    const size_t sums = static_cast<size_t>(count) * better.count;
+    float* out = at_least(ws.products, sums + static_cast<size_t>(count) * n);  // nothing may fail from here to scores()
+    const ErrorQueries asked = inner_->error_queries(ctx, queries, count, ws);
+    if (const Kernels* kernels = active_kernels())
+      return kernels->better_products(better, asked.rows, asked.factors, hadamard_run(n), count, out);
+    float* turned = out + sums;
+    std::copy_n(asked.rows, static_cast<size_t>(count) * n, turned);
+    if (asked.factors) to_hadamard_by(asked.factors, turned, count, n, turned);
     float row[256];
-    for (uint32_t b = 0; b < better; ++b) {
-      decode_row(in, b, row);
-      const uint32_t t = index(in, b);
-      for (uint32_t i = 0; i < count; ++i) out[i * stride + t] += product(asked + static_cast<size_t>(i) * n, row, n);
+    for (uint32_t b = 0; b < better.count; ++b) {
+      for (uint32_t c = 0; c < n; ++c) row[c] = code_at(better.codes + b * code_bytes(n), c) - kMiddle;
+      for (uint32_t i = 0; i < count; ++i)
+        out[static_cast<size_t>(i) * better.count + b] = product(turned + static_cast<size_t>(i) * n, row, n);
+    }
+  }
+
+  // Every row is below `rows`.
+  static void add_to_scores(const BetterRows& better, const float* products, uint32_t count, uint32_t rows, float* out,
+                            size_t stride) {
+    if (const Kernels* kernels = active_kernels()) return kernels->add_products(better, products, count, rows, out, stride);
+    for (uint32_t b = 0; b < better.count; ++b) {
+      const auto t = std::to_integer<size_t>(better.indices[b]);
+      for (uint32_t i = 0; i < count; ++i)
+        out[i * stride + t] += step_of(better.steps[b]) * products[static_cast<size_t>(i) * better.count + b];
     }
   }
 

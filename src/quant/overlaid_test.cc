@@ -227,8 +227,10 @@ TEST(Overlaid, KernelsReadTheCodes) {
           to_frame(Frame::hadamard, turned.data(), count, dim);
           const BetterRows better{indices.data(), steps.data(), bytes.data() + 1, n, dim};
           const bool turns = count != 2;
-          kernels->better_scores(better, (turns ? queries : turned).data(), turns ? hadamard_signs(dim) : nullptr,
-                                 hadamard_run(dim), count, rows, out.data(), rows);
+          std::vector<float> products(count * n);
+          kernels->better_products(better, (turns ? queries : turned).data(), turns ? hadamard_signs(dim) : nullptr,
+                                   hadamard_run(dim), count, products.data());
+          kernels->add_products(better, products.data(), count, rows, out.data(), rows);
           kernels->better_sums(better, weights.data(), rows, count, acc.data());
           const std::string of = std::string(isa) + " dim " + std::to_string(dim) + " count " + std::to_string(count);
           for (uint32_t i = 0; i < count; ++i) {

@@ -35,8 +35,7 @@ TIERKV_INLINE void add_to_row(float* row, uint32_t t, uint32_t rows, float x) {
 
 // kRows rows from `first` on are unpacked in registers and meet N queries.
 template <uint32_t N, uint32_t kRows>
-TIERKV_INLINE void better_products(const BetterRows& better, uint32_t first, const float* queries, uint32_t rows, float* out,
-                                   size_t stride) {
+TIERKV_INLINE void better_products(const BetterRows& better, uint32_t first, const float* queries, float* out) {
   const uint32_t dim = better.dim;
   const size_t row_bytes = dim / 8 * 3;
   const uint8_t* codes = reinterpret_cast<const uint8_t*>(better.codes) + first * row_bytes;
@@ -52,43 +51,46 @@ TIERKV_INLINE void better_products(const BetterRows& better, uint32_t first, con
       for (uint32_t t = 0; t < kRows; ++t) acc[t][i] = fma(x[t], q, acc[t][i]);
     }
   }
-  float sums[N][kRows];
   for (uint32_t i = 0; i < N; ++i) {
-    if constexpr (kRows == 4) sum_four(acc[0][i], acc[1][i], acc[2][i], acc[3][i], sums[i]);
-    else sums[i][0] = sum(acc[0][i]);
-  }
-  for (uint32_t t = 0; t < kRows; ++t) {
-    const auto at = static_cast<uint32_t>(better.indices[first + t]);
-    const float step = step_of(static_cast<uint8_t>(better.steps[first + t]));
-    for (uint32_t i = 0; i < N; ++i) add_to_row(out + i * stride, at, rows, step * sums[i][t]);
+    float* sums = out + static_cast<size_t>(i) * better.count + first;
+    if constexpr (kRows == 4) sum_four(acc[0][i], acc[1][i], acc[2][i], acc[3][i], sums);
+    else *sums = sum(acc[0][i]);
   }
 }
 
 template <uint32_t N>
-void better_scores(const BetterRows& better, const float* queries, uint32_t rows, float* out, size_t stride) {
+void better_products(const BetterRows& better, const float* queries, float* out) {
   uint32_t t = 0;
   if constexpr (N * 4 <= (kLanes == 16 ? 16 : 8)) {  // sums that registers hold
-    for (; t + 4 <= better.count; t += 4) better_products<N, 4>(better, t, queries, rows, out, stride);
+    for (; t + 4 <= better.count; t += 4) better_products<N, 4>(better, t, queries, out);
   }
-  for (; t < better.count; ++t) better_products<N, 1>(better, t, queries, rows, out, stride);
+  for (; t < better.count; ++t) better_products<N, 1>(better, t, queries, out);
 }
 
-void better_scores(const BetterRows& better, const float* queries, const float* turn, uint32_t run, uint32_t count, uint32_t rows,
-                   float* out, size_t stride) {
+void better_products(const BetterRows& better, const float* queries, const float* turn, uint32_t run, uint32_t count, float* out) {
   alignas(64) float turned[4 * 256];
   while (count > 0) {
     const uint32_t take = smaller(count, 4);
     if (turn) rotate_rows(queries, take, better.dim, run, turn, /*forward=*/true, turned);
     const float* asked = turn ? turned : queries;
     switch (take) {
-      case 1: better_scores<1>(better, asked, rows, out, stride); break;
-      case 2: better_scores<2>(better, asked, rows, out, stride); break;
-      case 3: better_scores<3>(better, asked, rows, out, stride); break;
-      default: better_scores<4>(better, asked, rows, out, stride); break;
+      case 1: better_products<1>(better, asked, out); break;
+      case 2: better_products<2>(better, asked, out); break;
+      case 3: better_products<3>(better, asked, out); break;
+      default: better_products<4>(better, asked, out); break;
     }
     count -= take;
     queries += static_cast<size_t>(take) * better.dim;
-    out += take * stride;
+    out += static_cast<size_t>(take) * better.count;
+  }
+}
+
+void add_products(const BetterRows& better, const float* products, uint32_t count, uint32_t rows, float* out, size_t stride) {
+  for (uint32_t t = 0; t < better.count; ++t) {
+    const auto at = static_cast<uint32_t>(better.indices[t]);
+    const float step = step_of(static_cast<uint8_t>(better.steps[t]));
+    for (uint32_t i = 0; i < count; ++i)
+      add_to_row(out + i * stride, at, rows, step * products[static_cast<size_t>(i) * better.count + t]);
   }
 }
 

@@ -271,12 +271,41 @@ void lookup_nibbles(const float* levels16, float lo, float step, const std::byte
 }
 
 constexpr Kernels make_kernels(const char* isa) {
-  return {isa,         round_queries,   scores_by_token, scores_by_channel, scores_by_word, accumulate,
-          half_scores, half_accumulate, multiply,        better_scores,     better_sums,    box_scores,
-          widen,       lookup_bytes,    affine_bytes,    lookup_nibbles,    largest,        exp_sum,
-          dot,         fit_lanes,       transpose_tile,  encode_tile,       decode_columns, decode_rows,
-          rotate_rows, turn_rows,       column_sums,     add_row,           project_rows,   within,
-          narrow,      exp_sum_kept,    sum_kept,        fade_add};
+  return {isa,
+          round_queries,
+          scores_by_token,
+          scores_by_channel,
+          scores_by_word,
+          accumulate,
+          half_scores,
+          half_accumulate,
+          multiply,
+          better_products,
+          add_products,
+          better_sums,
+          box_scores,
+          widen,
+          lookup_bytes,
+          affine_bytes,
+          lookup_nibbles,
+          largest,
+          exp_sum,
+          dot,
+          fit_lanes,
+          transpose_tile,
+          encode_tile,
+          decode_columns,
+          decode_rows,
+          rotate_rows,
+          turn_rows,
+          column_sums,
+          add_row,
+          project_rows,
+          within,
+          narrow,
+          exp_sum_kept,
+          sum_kept,
+          fade_add};
 }
 
 }  // namespace
