@@ -21,6 +21,10 @@ class Turner {
 
   // out = rows turned by `by` positions (forward when positive). in == out is allowed. |by| < 2^21.
   void turn(const float* rows, uint32_t count, int64_t by, float* out) const;
+  // Cosines and sines of that turn, one each a pair.
+  void angles(int64_t by, float* cosine, float* sine) const;
+  // Pair p is channels (2p, 2p + 1): 1; (p, p + pairs): as many as there are pairs. 0: neither, or nothing turns.
+  uint32_t apart() const { return apart_; }
   const Rope& rope() const { return rope_; }
   size_t bytes() const { return tables_.size() * sizeof(float) + channels_.size() * sizeof(uint16_t); }
   // For whoever turns rows elsewhere: [digit][value][cosines of the pairs, sines of the pairs], kDigits digits of kBase values, and
@@ -35,7 +39,7 @@ class Turner {
 
   Rope rope_;
   uint32_t dim_;
-  bool halves_ = false;  // pair p is (p, p + pairs): one run of channels with another
+  uint32_t apart_ = 0;
   std::vector<uint16_t> channels_;
   std::vector<float> tables_;  // [digit][value][cos of every pair, sin of every pair]
 };

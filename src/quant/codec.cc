@@ -22,12 +22,8 @@ void Codec::from_error_frame(const BlockContext&, float* rows, uint32_t count, b
   std::copy_n(rows, static_cast<size_t>(count) * shape().head_dim, out);
 }
 
-const float* Codec::error_queries(const BlockContext&, const float* queries, uint32_t count, Workspace& ws) const {
-  if (frame() == Frame::hadamard) return queries;
-  const size_t size = static_cast<size_t>(count) * shape().head_dim;
-  if (ws.c.size() < size) ws.c.resize(size);
-  to_frame(Frame::hadamard, queries, count, shape().head_dim, ws.c.data());
-  return ws.c.data();
+ErrorQueries Codec::error_queries(const BlockContext&, const float* queries, uint32_t, Workspace&) const {
+  return {queries, frame() == Frame::hadamard ? nullptr : hadamard_signs(shape().head_dim)};
 }
 
 }  // namespace tierkv::quant

@@ -71,13 +71,23 @@ struct Workspace {
   // then take one plane of factor bytes instead of two. What it is worth: docs/build/measurements.md, "Factors of 8 bits".
   bool coarse = false;
 
-  // And a codec may keep its tables as floats for them: a cache has too many heads to keep all of them so.
   uint64_t queries_id = 0;
+  // A codec may keep its tables as floats here while it is asked for them, block after block: a cache has too many heads to keep
+  // all of them so. `of`: a number that no other codec has or will have.
   struct {
-    uint64_t id = 0;
-    const Codec* of = nullptr;
+    uint64_t of = 0;
     std::vector<float> table;
   } widened;
+  // Numbered queries turned to where the last block began (turned_queries.h).
+  struct Turned {
+    uint64_t id = 0;
+    const void* of = nullptr;
+    const float* queries = nullptr;
+    uint32_t count = 0, first = 0, steps = 0;
+    std::vector<float> rows, step;
+  } turned;
+  bool prepared = false;        // error_queries() was called: scores() goes on from there
+  std::vector<float> products;  // of queries with better rows (overlaid.h); no other codec uses it
   struct {
     uint64_t id = 0;
     const float* of = nullptr;
@@ -104,6 +114,13 @@ struct CodecSpec {
   bool operator==(const CodecSpec&) const = default;
 };
 static_assert(sizeof(CodecSpec) == 8, "stored on disk");
+
+// Queries on their way to an error frame (Codec::error_queries()), count x error_channels(). The last step, where one is left, is
+// to_hadamard_by() of frame.h: whoever multiplies them takes it on the way.
+struct ErrorQueries {
+  const float* rows = nullptr;
+  const float* factors = nullptr;  // of that step; null: they are there
+};
 
 class Codec {
  public:
@@ -149,9 +166,9 @@ class Codec {
   // to give.
   virtual void from_error_frame(const BlockContext& ctx, float* rows, uint32_t count, bool exact, float* out) const;
   // Keys: the queries turned the other way. Their product with a row of the error frame is what that row adds to a score, so a few
-  // queries need no row turned back. count x error_channels(), in `ws` until its next use. REQUIRES: scores() was just called with
-  // the same block, queries and workspace.
-  virtual const float* error_queries(const BlockContext& ctx, const float* queries, uint32_t count, Workspace& ws) const;
+  // queries need no row turned back. In `ws` until its next use. The next call with `ws` has to be scores() of the same block and
+  // queries, which goes on from there: so what is made of these queries does not wait for the scores.
+  virtual ErrorQueries error_queries(const BlockContext& ctx, const float* queries, uint32_t count, Workspace& ws) const;
 
   // Memory of its own, calibrated tables of one head included.
   virtual size_t table_bytes() const { return 0; }

@@ -8,12 +8,12 @@
 
 namespace tierkv::quant {
 
+// The largest power of two that divides head_dim.
+uint32_t hadamard_run(uint32_t head_dim) { return head_dim & (~head_dim + 1u); }
+
 namespace {
 
 constexpr uint32_t kMaxHeadDim = 256;
-
-// The largest power of two that divides head_dim.
-uint32_t power_of_two_in(uint32_t head_dim) { return head_dim & (~head_dim + 1u); }
 
 // One pseudo-random sign per channel, a function of head_dim and the channel alone: SplitMix64's finaliser over a counter.
 float sign_of(uint32_t head_dim, uint32_t channel) {
@@ -43,7 +43,7 @@ const std::array<float, kMaxHeadDim>& scaled_signs(uint32_t head_dim) {
   static const auto tables = [] {
     std::array<std::array<float, kMaxHeadDim>, kMaxHeadDim / 16> all{};
     for (uint32_t d = 16; d <= kMaxHeadDim; d += 16) {
-      const float norm = static_cast<float>(1.0 / std::sqrt(static_cast<double>(power_of_two_in(d))));
+      const float norm = static_cast<float>(1.0 / std::sqrt(static_cast<double>(hadamard_run(d))));
       for (uint32_t c = 0; c < d; ++c) all[d / 16 - 1][c] = sign_of(d, c) * norm;
     }
     return all;
@@ -52,7 +52,7 @@ const std::array<float, kMaxHeadDim>& scaled_signs(uint32_t head_dim) {
 }
 
 void rotate(const float* in, uint32_t count, uint32_t head_dim, const float* signs, bool forward, float* out) {
-  const uint32_t run = power_of_two_in(head_dim);
+  const uint32_t run = hadamard_run(head_dim);
   if (const Kernels* kernels = active_kernels()) return kernels->rotate_rows(in, count, head_dim, run, signs, forward, out);
   for (uint32_t r = 0; r < count; ++r, in += head_dim, out += head_dim) {
     for (uint32_t c = 0; c < head_dim; ++c) out[c] = forward ? in[c] * signs[c] : in[c];
@@ -75,6 +75,8 @@ void to_frame(Frame frame, const float* rows, uint32_t count, uint32_t head_dim,
 void from_frame(Frame frame, float* rows, uint32_t count, uint32_t head_dim) {
   if (frame == Frame::hadamard) rotate(rows, count, head_dim, scaled_signs(head_dim).data(), false, rows);
 }
+
+const float* hadamard_signs(uint32_t head_dim) { return scaled_signs(head_dim).data(); }
 
 std::vector<float> hadamard_factors(std::span<const float> factors) {
   std::vector<float> out(factors.begin(), factors.end());

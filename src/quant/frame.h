@@ -22,6 +22,8 @@ void from_frame(Frame frame, float* rows, uint32_t count, uint32_t head_dim);
 // factors already (hadamard_factors()). As to_frame() of the products, but for rounding. REQUIRES: out apart from rows, or the
 // same.
 std::vector<float> hadamard_factors(std::span<const float> factors);
+const float* hadamard_signs(uint32_t head_dim);  // the same of factors of 1
+uint32_t hadamard_run(uint32_t head_dim);        // channels that are transformed together
 void to_hadamard_by(const float* factors, const float* rows, uint32_t count, uint32_t head_dim, float* out);
 
 }  // namespace tierkv::quant

@@ -120,18 +120,22 @@ bool kept_weights_work(const Kernels& k) {
 
 bool three_bits_work(const Kernels& k) {
   constexpr uint32_t d = 48, n = 5, count = 3;
-  std::byte bytes[1 + n * d * 3 / 8];
+  std::byte bytes[1 + n * d * 3 / 8], indices[n], steps[n];
   for (uint32_t i = 0; i < sizeof bytes; ++i) bytes[i] = static_cast<std::byte>(i * 2654435761u >> 24);
+  for (uint32_t t = 0; t < n; ++t) indices[t] = std::byte(t), steps[t] = std::byte{0x78};  // of 1
   const auto value = [&](uint32_t t, uint32_t c) {
     const std::byte* at = bytes + 1 + (t * d + c) / 8 * 3;
     const uint32_t packed =
         std::to_integer<uint32_t>(at[0]) | std::to_integer<uint32_t>(at[1]) << 8 | std::to_integer<uint32_t>(at[2]) << 16;
     return static_cast<float>(packed >> 3 * (c % 8) & 7u) - 3.5f;
   };
-  float q[count * d], scores[count * n], acc[count * d] = {};
+  float q[count * d], scores[count * n] = {}, acc[count * d] = {};
   for (uint32_t i = 0; i < count * d; ++i) q[i] = static_cast<float>(static_cast<int>(i * 29 % 31) - 15) / 4.0f;
-  k.three_bit_scores(bytes + 1, d, q, count, n, scores, n);
-  k.three_bit_accumulate(bytes + 1, d, scores, n, count, n, acc);
+  const BetterRows better{indices, steps, bytes + 1, n, d};
+  float products[count * n];
+  k.better_products(better, q, nullptr, 0, count, products);
+  k.add_products(better, products, count, n, scores, n);
+  k.better_sums(better, scores, n, count, acc);
   for (uint32_t i = 0; i < count; ++i) {
     double sums[d] = {};
     for (uint32_t t = 0; t < n; ++t) {

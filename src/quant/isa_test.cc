@@ -84,8 +84,11 @@ TEST_P(IsaKernels, AWrongKernelIsFoundOut) {
                               const KernelScratch&) { std::fill(out, out + rows, 0.0f); };
   EXPECT_FALSE(kernels_work(broken));
   broken = *kernels;
-  broken.three_bit_scores = [](const std::byte*, uint32_t, const float*, uint32_t count, uint32_t n, float* out, size_t) {
-    std::fill(out, out + count * n, 0.0f);
+  broken.add_products = [](const BetterRows&, const float*, uint32_t, uint32_t, float*, size_t) {};
+  EXPECT_FALSE(kernels_work(broken));
+  broken = *kernels;
+  broken.better_products = [](const BetterRows& better, const float*, const float*, uint32_t, uint32_t count, float* out) {
+    std::fill(out, out + count * better.count, 0.0f);
   };
   EXPECT_FALSE(kernels_work(broken));
   broken = *kernels;
@@ -130,6 +133,27 @@ TEST_P(IsaKernels, RotationGivesTheBitsOfPlainCode) {
     to_frame(Frame::hadamard, plain.data(), 3, d);
     set_active_isa(GetParam());
     ASSERT_EQ(std::memcmp(fast.data(), plain.data(), fast.size() * sizeof(float)), 0) << d;
+  }
+}
+
+TEST_P(IsaKernels, RowsTurnInPairs) {
+  const struct { uint32_t dim, apart, pairs; } all[] = {{64, 1, 32}, {80, 1, 20}, {64, 32, 32}, {96, 16, 16}, {256, 128, 128}};
+  for (const auto& [d, apart, pairs] : all) {
+    const std::vector<float> rows = normals(3 * d), angles = normals(pairs);
+    std::vector<float> step(2 * d, 0.0f), out(3 * d);
+    std::fill_n(step.begin(), d, 1.0f);
+    std::vector<double> want(rows.begin(), rows.end());
+    for (uint32_t p = 0; p < pairs; ++p) {
+      const uint32_t a = apart == 1 ? 2 * p : p, b = a + apart;
+      const double c = std::cos(double{angles[p]}), s = std::sin(double{angles[p]});
+      step[a] = step[b] = static_cast<float>(c), step[d + a] = static_cast<float>(-s), step[d + b] = static_cast<float>(s);
+      for (uint32_t r = 0; r < 3; ++r) {
+        want[r * d + a] = c * rows[r * d + a] - s * rows[r * d + b];
+        want[r * d + b] = s * rows[r * d + a] + c * rows[r * d + b];
+      }
+    }
+    kernels->turn_rows(rows.data(), 3, d, apart, step.data(), out.data());
+    for (size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(out[i], want[i], 1e-6 * (1 + std::fabs(want[i]))) << d << " at " << i;
   }
 }
 

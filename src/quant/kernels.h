@@ -91,6 +91,15 @@ struct LaneGrids {
   const float* middles = nullptr;  // encode: the sums of neighbouring levels of the table, 2^bits - 1 of them, or null
 };
 
+// Rows of a block that are kept better (overlaid.h), one after the other: row = step·(code - 3.5).
+struct BetterRows {
+  const std::byte* indices = nullptr;  // of the block's rows, a byte each
+  const std::byte* steps = nullptr;    // half floats without their sign and their seven lowest bits
+  const std::byte* codes = nullptr;    // of 3 bits, dim·3/8 bytes a row. The byte before the first is read too
+  uint32_t count = 0;
+  uint32_t dim = 0;  // % 16 == 0, at most 256
+};
+
 struct Kernels {
   const char* isa;
 
@@ -120,12 +129,12 @@ struct Kernels {
                           uint32_t n, float* acc, const Ahead&);
   // out[i*n + j] = sum over c < dim of rows[i*dim + c]·matrix[c*n + j]. n % 16 == 0.
   void (*multiply)(const float* matrix, uint32_t n, const float* rows, uint32_t dim, uint32_t count, float* out);
-  // Scores and sums for rows of 3-bit codes (overlaid.h): dim·3/8 bytes a row, value = code - 3.5. dim % 16 == 0. The byte before
-  // `codes` is read too.
-  void (*three_bit_scores)(const std::byte* codes, uint32_t dim, const float* queries, uint32_t count, uint32_t n, float* out,
-                           size_t stride);
-  void (*three_bit_accumulate)(const std::byte* codes, uint32_t dim, const float* weights, size_t stride, uint32_t count,
-                               uint32_t n, float* acc);
+  // Queries times better rows, but for their steps: out[i*better.count + k]. With `turn`, queries go through rotate_rows(.., run,
+  // turn, forward) first. Then what that adds to scores, out[i*stride + index] += step·product, every index below `rows`; and what
+  // better rows add to sums, acc[i*dim + c] += weights[i*stride + index]·row[c].
+  void (*better_products)(const BetterRows&, const float* queries, const float* turn, uint32_t run, uint32_t count, float* out);
+  void (*add_products)(const BetterRows&, const float* products, uint32_t count, uint32_t rows, float* out, size_t stride);
+  void (*better_sums)(const BetterRows&, const float* weights, size_t stride, uint32_t count, float* acc);
   // Of each query with a box (key_box.h): q·middle, the sum of |q|·reach, and of its squares, three floats each. dim % 16 == 0.
   void (*box_scores)(const std::byte* box, uint32_t dim, const float* queries, uint32_t count, float* out);
   // out[i] = value of a 16-bit float, n % 16 == 0.
@@ -163,6 +172,9 @@ struct Kernels {
   // Rows of dim floats: signs and a Walsh–Hadamard transform of each run of `run` channels (forward), or the transform and then the
   // signs; in == out is allowed. Sums of each channel, in the order of the rows. out = in + row, for every row.
   void (*rotate_rows)(const float* in, uint32_t rows, uint32_t dim, uint32_t run, const float* signs, bool forward, float* out);
+  // Rows of dim floats turned by RoPE, out apart from them: out[c] = step[c]·in[c] + step[dim + c]·in[other channel of c's pair].
+  // The pairs are (2p, 2p + 1) where apart is 1, else (p, p + apart), apart % 16 == 0; channels past them have 1 and 0 in `step`.
+  void (*turn_rows)(const float* in, uint32_t rows, uint32_t dim, uint32_t apart, const float* step, float* out);
   void (*column_sums)(const float* in, uint32_t rows, uint32_t dim, float* sums);
   void (*add_row)(const float* in, const float* row, uint32_t rows, uint32_t dim, float* out);
 

@@ -1,6 +1,7 @@
 #include "quant/klt.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <mutex>
@@ -16,6 +17,7 @@
 #include "quant/rot.h"
 #include "quant/row_sums.h"
 #include "quant/scratch.h"
+#include "quant/turned_queries.h"
 
 namespace tierkv::quant {
 namespace {
@@ -66,13 +68,10 @@ class KltCodec final : public Codec {
 
   void scores(std::span<const std::byte> in, const BlockContext& ctx, const float* queries, uint32_t count, uint32_t rows,
               float* out, size_t stride, Workspace& ws) const override {
-    const uint32_t d = shape().head_dim;
-    float* turned = at_least(ws.a, static_cast<size_t>(count) * d);
-    float* factors = at_least(ws.b, static_cast<size_t>(count) * known_);
-    float* base = at_least(ws.c, 3 * static_cast<size_t>(count));
-    turner_.turn(queries, count, -static_cast<int64_t>(ctx.first_position), turned);
-    for (uint32_t i = 0; i < count; ++i) base[i] = product(turned + static_cast<size_t>(i) * d, mean_.data(), d);
-    products(turned, count, factors, ws);
+    if (!ws.prepared) prepare(ctx, queries, count, ws);
+    ws.prepared = false;
+    const float* factors = at_least_aligned(ws.b, static_cast<size_t>(count) * known_);
+    const float* base = ws.c.data();
     if (const Kernels* kernels = active_kernels()) return fast_scores(*kernels, in, count, rows, factors, base, out, stride, ws);
 
     for (uint32_t t = 0; t < rows; ++t) {
@@ -117,11 +116,10 @@ class KltCodec final : public Codec {
     turner_.turn(out, count, ctx.first_position, out);
   }
 
-  // scores() left the products of the queries, turned to the block, with all components in ws.b.
-  const float* error_queries(const BlockContext&, const float*, uint32_t count, Workspace& ws) const override {
-    float* out = at_least(ws.c, static_cast<size_t>(count) * known_);
-    to_hadamard_by(into_errors_.data(), ws.b.data(), count, known_, out);
-    return out;
+  ErrorQueries error_queries(const BlockContext& ctx, const float* queries, uint32_t count, Workspace& ws) const override {
+    prepare(ctx, queries, count, ws);
+    ws.prepared = true;
+    return {at_least_aligned(ws.b, static_cast<size_t>(count) * known_), into_errors_.data()};
   }
 
   size_t table_bytes() const override {
@@ -374,6 +372,17 @@ class KltCodec final : public Codec {
     into_errors_ = hadamard_factors(unit_);
   }
 
+  // What scores() of a block needs of its queries: turned to the block, their products with all components in ws.b, with the mean
+  // in ws.c.
+  void prepare(const BlockContext& ctx, const float* queries, uint32_t count, Workspace& ws) const {
+    const uint32_t d = shape().head_dim;
+    const float* turned = turn_to_block(turner_, shape(), queries, count, ctx.first_position, ws);
+    float* factors = at_least_aligned(ws.b, static_cast<size_t>(count) * known_);
+    float* base = at_least(ws.c, count);
+    for (uint32_t i = 0; i < count; ++i) base[i] = product(turned + static_cast<size_t>(i) * d, mean_.data(), d);
+    products(turned, count, factors, ws);
+  }
+
   // out[i*known + j]: a turned query times a step of component j. Channel by channel, no sum runs across a register; and all at
   // once, since a few components for themselves would wait for each sum.
   void products(const float* turned, uint32_t count, float* out, Workspace& ws) const {
@@ -393,15 +402,13 @@ class KltCodec final : public Codec {
     }
   }
 
-  // rows_ as floats, widened once for all blocks that the same queries look at: it takes as long as the products with them.
+  // rows_ as floats, widened once for all blocks of the head that the thread looks at in a row: it takes as long as the products
+  // with them.
   const float* floats_for(const Kernels& kernels, Workspace& ws) const {
-    constexpr size_t kLine = 64 / sizeof(float);  // a vector that lies across two lines of the cache takes twice as long to load
-    float* table = at_least(ws.widened.table, rows_.size() + kLine);
-    table += (kLine - reinterpret_cast<uintptr_t>(table) / sizeof(float) % kLine) % kLine;
-    if (ws.widened.id != ws.queries_id || ws.widened.of != this) {
+    float* table = at_least_aligned(ws.widened.table, rows_.size());
+    if (ws.widened.of != number_) {
       kernels.widen(rows_.data(), /*bf16=*/false, static_cast<uint32_t>(rows_.size()), table);
-      ws.widened.id = ws.queries_id;
-      ws.widened.of = this;
+      ws.widened.of = number_;
     }
     return table;
   }
@@ -417,6 +424,12 @@ class KltCodec final : public Codec {
                            ws.ahead);
   }
 
+  static uint64_t next_number() {
+    static std::atomic<uint64_t> last{0};
+    return ++last;
+  }
+
+  const uint64_t number_ = next_number();  // of this codec alone
   std::shared_ptr<const calib::Calibration> calibration_;
   const calib::Turner& turner_;
   WordCounts words_;

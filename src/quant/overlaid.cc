@@ -107,9 +107,10 @@ class OverlaidCodec final : public Codec {
 
   void scores(std::span<const std::byte> in, const BlockContext& ctx, const float* queries, uint32_t count, uint32_t rows,
               float* out, size_t stride, Workspace& ws) const override {
+    const BetterRows better = first_better(in, better_below(in, rows));
+    if (better.count != 0) multiply(better, ctx, queries, count, ws);
     inner_->scores(base(in), ctx, queries, count, rows, out, stride, ws);
-    const uint32_t better = better_below(in, rows);
-    if (better != 0) add_to_scores(in, inner_->error_queries(ctx, queries, count, ws), better, count, out, stride, ws);
+    if (better.count != 0) add_to_scores(better, ws.products.data(), count, rows, out, stride);
   }
 
   void accumulate(std::span<const std::byte> in, const BlockContext& ctx, const float* weights, size_t stride, uint32_t count,
@@ -123,17 +124,12 @@ class OverlaidCodec final : public Codec {
       for (uint32_t b = 0; b < better; ++b) add_weighted(lost + b * d, 1, d, weights + index(in, b), stride, count, acc);
       return;
     }
-    float* factors = at_least(ws.a, static_cast<size_t>(count) * better);  // the base is done with the workspace
-    for (uint32_t b = 0; b < better; ++b) {
-      const float step = step_of(step_byte(in, b));
-      for (uint32_t i = 0; i < count; ++i) factors[static_cast<size_t>(i) * better + b] = step * weights[i * stride + index(in, b)];
-    }
-    kernels->three_bit_accumulate(codes(in), d, factors, better, count, better, acc);
+    kernels->better_sums(first_better(in, better), weights, stride, count, acc);
   }
 
   uint32_t error_channels() const override { return inner_->error_channels(); }
 
-  const float* error_queries(const BlockContext& ctx, const float* queries, uint32_t count, Workspace& ws) const override {
+  ErrorQueries error_queries(const BlockContext& ctx, const float* queries, uint32_t count, Workspace& ws) const override {
     return inner_->error_queries(ctx, queries, count, ws);
   }
 
@@ -178,6 +174,11 @@ class OverlaidCodec final : public Codec {
   uint32_t index(std::span<const std::byte> in, uint32_t i) const { return std::to_integer<uint32_t>(in[inner_->bytes() + i]); }
   std::byte step_byte(std::span<const std::byte> in, uint32_t i) const { return in[inner_->bytes() + top() + i]; }
   const std::byte* codes(std::span<const std::byte> in) const { return in.data() + inner_->bytes() + 2 * top(); }
+  // The first `count` of them, for the kernels.
+  BetterRows first_better(std::span<const std::byte> in, uint32_t count) const {
+    const std::byte* indices = in.data() + inner_->bytes();
+    return {indices, indices + top(), codes(in), count, error_channels()};
+  }
 
   // The rows of largest mass times squared error, in ascending order.
   void choose(const float* lost, const float* mass, uint32_t* chosen) const {
@@ -219,25 +220,33 @@ class OverlaidCodec final : public Codec {
     for (uint32_t c = 0; c < n; ++c) out[c] = step * (code_at(row, c) - kMiddle);
   }
 
-  // `asked`: error_queries(), which may be in ws.c.
-  void add_to_scores(std::span<const std::byte> in, const float* asked, uint32_t better, uint32_t count, float* out, size_t stride,
-                     Workspace& ws) const {
-    const uint32_t n = error_channels();
-    if (const Kernels* kernels = active_kernels()) {
-      float* sums = at_least(ws.b, static_cast<size_t>(count) * better);
-      kernels->three_bit_scores(codes(in), n, asked, count, better, sums, better);
-      for (uint32_t b = 0; b < better; ++b) {
-        const uint32_t t = index(in, b);
-        const float step = step_of(step_byte(in, b));
-        for (uint32_t i = 0; i < count; ++i) out[i * stride + t] += step * sums[i * better + b];
-      }
-      return;
-    }
+  // Queries times better rows, but for their steps, into ws.products: first of all, so that nothing waits for it in the end.
+  void multiply(const BetterRows& better, const BlockContext& ctx, const float* queries, uint32_t count, Workspace& ws) const {
+    const uint32_t n = better.dim;
+    const size_t sums = static_cast<size_t>(count) * better.count;
+    float* out = at_least(ws.products, sums + static_cast<size_t>(count) * n);  // nothing may fail from here to scores()
+    const ErrorQueries asked = inner_->error_queries(ctx, queries, count, ws);
+    if (const Kernels* kernels = active_kernels())
+      return kernels->better_products(better, asked.rows, asked.factors, hadamard_run(n), count, out);
+    float* turned = out + sums;
+    std::copy_n(asked.rows, static_cast<size_t>(count) * n, turned);
+    if (asked.factors) to_hadamard_by(asked.factors, turned, count, n, turned);
     float row[256];
-    for (uint32_t b = 0; b < better; ++b) {
-      decode_row(in, b, row);
-      const uint32_t t = index(in, b);
-      for (uint32_t i = 0; i < count; ++i) out[i * stride + t] += product(asked + static_cast<size_t>(i) * n, row, n);
+    for (uint32_t b = 0; b < better.count; ++b) {
+      for (uint32_t c = 0; c < n; ++c) row[c] = code_at(better.codes + b * code_bytes(n), c) - kMiddle;
+      for (uint32_t i = 0; i < count; ++i)
+        out[static_cast<size_t>(i) * better.count + b] = product(turned + static_cast<size_t>(i) * n, row, n);
+    }
+  }
+
+  // Every row is below `rows`.
+  static void add_to_scores(const BetterRows& better, const float* products, uint32_t count, uint32_t rows, float* out,
+                            size_t stride) {
+    if (const Kernels* kernels = active_kernels()) return kernels->add_products(better, products, count, rows, out, stride);
+    for (uint32_t b = 0; b < better.count; ++b) {
+      const auto t = std::to_integer<size_t>(better.indices[b]);
+      for (uint32_t i = 0; i < count; ++i)
+        out[i * stride + t] += step_of(better.steps[b]) * products[static_cast<size_t>(i) * better.count + b];
     }
   }
 

@@ -150,6 +150,7 @@ struct ByteTable {
   TIERKV_INLINE I at(I codes) const { return _mm256_shuffle_epi8(t, codes); }
 };
 
+TIERKV_INLINE F swap_neighbours(F v) { return _mm256_permute_ps(v, 0xB1); }  // lane i and lane i^1
 // Lane i and lane i^kHalf: lower: other + v; upper: other - v. The product with ±1 is exact, so the fused form rounds as the plain
 // one does.
 template <int kHalf>

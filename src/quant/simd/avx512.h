@@ -147,6 +147,7 @@ TIERKV_INLINE F swap_lanes(F v) {
   if constexpr (kHalf == 2) return _mm512_permute_ps(v, 0x4E);
   return _mm512_permute_ps(v, 0xB1);
 }
+TIERKV_INLINE F swap_neighbours(F v) { return swap_lanes<1>(v); }
 // Lower lane: other + v; upper: other - v. The product with ±1 is exact, so the fused form rounds as the plain one does.
 template <int kHalf>
 TIERKV_INLINE F butterfly(F v) {

@@ -1,15 +1,44 @@
-// body_better.h — rows of 3-bit codes (overlaid.h): a few of them meet a few queries or weights. See body_codes.h.
+// body_better.h — rows of 3-bit codes that lie over a block's own (overlaid.h): a few of them meet a few queries or weights. See
+// body_codes.h.
 #pragma once
 
 #include "quant/simd/body_codes.h"
+#include "quant/simd/body_frame.h"
 
 namespace tierkv::quant {
 namespace {
 
-// kRows rows are unpacked in registers and meet N queries.
+// A half float without its sign and its seven lowest bits.
+TIERKV_INLINE float step_of(uint8_t stored) {
+  const uint32_t bits = static_cast<uint32_t>(stored) << 20;
+  float small;
+  __builtin_memcpy(&small, &bits, sizeof small);
+  return small * 0x1p112f;
+}
+
+struct One {
+  float at[2 * kLanes] = {};
+  constexpr One() { at[kLanes] = 1.0f; }
+};
+constexpr One kOne;
+
+// row[t] += x. A vector at a time where it fits: whoever reads the scores next reads vectors, and a load that finds a few bytes of
+// a vector still on their way to memory waits for them.
+TIERKV_INLINE void add_to_row(float* row, uint32_t t, uint32_t rows, float x) {
+  const uint32_t first = t / kLanes * kLanes;
+  if (first + kLanes > rows) {
+    row[t] += x;
+    return;
+  }
+  store(row + first, fma(splat(x), load(kOne.at + kLanes - (t - first)), load(row + first)));
+}
+
+// kRows rows from `first` on are unpacked in registers and meet N queries.
 template <uint32_t N, uint32_t kRows>
-TIERKV_INLINE void three_bit_products(const uint8_t* codes, uint32_t dim, const float* queries, float* out, size_t stride) {
+TIERKV_INLINE void better_products(const BetterRows& better, uint32_t first, const float* queries, float* out) {
+  const uint32_t dim = better.dim;
   const size_t row_bytes = dim / 8 * 3;
+  const uint8_t* codes = reinterpret_cast<const uint8_t*>(better.codes) + first * row_bytes;
   F acc[kRows][N];
   for (uint32_t t = 0; t < kRows; ++t) {
     for (uint32_t i = 0; i < N; ++i) acc[t][i] = splat(0.0f);
@@ -23,75 +52,92 @@ TIERKV_INLINE void three_bit_products(const uint8_t* codes, uint32_t dim, const 
     }
   }
   for (uint32_t i = 0; i < N; ++i) {
-    if constexpr (kRows == 4) sum_four(acc[0][i], acc[1][i], acc[2][i], acc[3][i], out + i * stride);
-    else out[i * stride] = sum(acc[0][i]);
+    float* sums = out + static_cast<size_t>(i) * better.count + first;
+    if constexpr (kRows == 4) sum_four(acc[0][i], acc[1][i], acc[2][i], acc[3][i], sums);
+    else *sums = sum(acc[0][i]);
   }
 }
 
 template <uint32_t N>
-void three_bit_scores(const uint8_t* codes, uint32_t dim, const float* queries, uint32_t n, float* out, size_t stride) {
-  const size_t row_bytes = dim / 8 * 3;
+void better_products(const BetterRows& better, const float* queries, float* out) {
   uint32_t t = 0;
   if constexpr (N * 4 <= (kLanes == 16 ? 16 : 8)) {  // sums that registers hold
-    for (; t + 4 <= n; t += 4) three_bit_products<N, 4>(codes + t * row_bytes, dim, queries, out + t, stride);
+    for (; t + 4 <= better.count; t += 4) better_products<N, 4>(better, t, queries, out);
   }
-  for (; t < n; ++t) three_bit_products<N, 1>(codes + t * row_bytes, dim, queries, out + t, stride);
+  for (; t < better.count; ++t) better_products<N, 1>(better, t, queries, out);
 }
 
-void three_bit_scores(const std::byte* codes, uint32_t dim, const float* queries, uint32_t count, uint32_t n, float* out,
-                      size_t stride) {
-  const auto* rows = reinterpret_cast<const uint8_t*>(codes);
+void better_products(const BetterRows& better, const float* queries, const float* turn, uint32_t run, uint32_t count, float* out) {
+  alignas(64) float turned[4 * 256];
   while (count > 0) {
     const uint32_t take = smaller(count, 4);
+    if (turn) rotate_rows(queries, take, better.dim, run, turn, /*forward=*/true, turned);
+    const float* asked = turn ? turned : queries;
     switch (take) {
-      case 1: three_bit_scores<1>(rows, dim, queries, n, out, stride); break;
-      case 2: three_bit_scores<2>(rows, dim, queries, n, out, stride); break;
-      case 3: three_bit_scores<3>(rows, dim, queries, n, out, stride); break;
-      default: three_bit_scores<4>(rows, dim, queries, n, out, stride); break;
+      case 1: better_products<1>(better, asked, out); break;
+      case 2: better_products<2>(better, asked, out); break;
+      case 3: better_products<3>(better, asked, out); break;
+      default: better_products<4>(better, asked, out); break;
     }
     count -= take;
-    queries += static_cast<size_t>(take) * dim;
-    out += take * stride;
+    queries += static_cast<size_t>(take) * better.dim;
+    out += static_cast<size_t>(take) * better.count;
   }
 }
 
-// kRows rows at a time, so that an output is read and written once for all of them.
-template <uint32_t N, uint32_t kRows>
-TIERKV_INLINE void add_three_bit_rows(const uint8_t* codes, uint32_t dim, const float* weights, size_t stride, float* acc) {
-  const size_t row_bytes = dim / 8 * 3;
-  for (uint32_t c = 0; c < dim; c += kLanes) {
-    F x[kRows];
-    for (uint32_t t = 0; t < kRows; ++t) x[t] = load_threes(codes + t * row_bytes, c);
+void add_products(const BetterRows& better, const float* products, uint32_t count, uint32_t rows, float* out, size_t stride) {
+  for (uint32_t t = 0; t < better.count; ++t) {
+    const auto at = static_cast<uint32_t>(better.indices[t]);
+    const float step = step_of(static_cast<uint8_t>(better.steps[t]));
+    for (uint32_t i = 0; i < count; ++i)
+      add_to_row(out + i * stride, at, rows, step * products[static_cast<size_t>(i) * better.count + t]);
+  }
+}
+
+// kVectors vectors of channels of N outputs stay in registers while the rows pass by.
+template <uint32_t N, uint32_t kVectors>
+TIERKV_INLINE void add_better(const BetterRows& better, uint32_t c, const float* weights, size_t stride, float* acc) {
+  const uint32_t dim = better.dim;
+  const uint8_t* codes = reinterpret_cast<const uint8_t*>(better.codes);
+  F sums[N][kVectors];
+  for (uint32_t i = 0; i < N; ++i) {
+    for (uint32_t v = 0; v < kVectors; ++v) sums[i][v] = load(acc + static_cast<size_t>(i) * dim + c + v * kLanes);
+  }
+  for (uint32_t t = 0; t < better.count; ++t, codes += dim / 8 * 3) {
+    const auto at = static_cast<uint32_t>(better.indices[t]);
+    const float step = step_of(static_cast<uint8_t>(better.steps[t]));
+    F x[kVectors];
+    for (uint32_t v = 0; v < kVectors; ++v) x[v] = load_threes(codes, c + v * kLanes);
     for (uint32_t i = 0; i < N; ++i) {
-      F sum = load(acc + static_cast<size_t>(i) * dim + c);
-      for (uint32_t t = 0; t < kRows; ++t) sum = fma(splat(weights[i * stride + t]), x[t], sum);
-      store(acc + static_cast<size_t>(i) * dim + c, sum);
+      const F w = splat(step * weights[i * stride + at]);
+      for (uint32_t v = 0; v < kVectors; ++v) sums[i][v] = fma(w, x[v], sums[i][v]);
     }
+  }
+  for (uint32_t i = 0; i < N; ++i) {
+    for (uint32_t v = 0; v < kVectors; ++v) store(acc + static_cast<size_t>(i) * dim + c + v * kLanes, sums[i][v]);
   }
 }
 
 template <uint32_t N>
-void add_three_bit_rows(const uint8_t* codes, uint32_t dim, const float* weights, size_t stride, uint32_t n, float* acc) {
-  const size_t row_bytes = dim / 8 * 3;
-  uint32_t t = 0;
-  for (; t + 4 <= n; t += 4) add_three_bit_rows<N, 4>(codes + t * row_bytes, dim, weights + t, stride, acc);
-  for (; t < n; ++t) add_three_bit_rows<N, 1>(codes + t * row_bytes, dim, weights + t, stride, acc);
+void better_sums(const BetterRows& better, const float* weights, size_t stride, float* acc) {
+  constexpr uint32_t kVectors = kLanes == 8 ? 2 : 4;  // AVX2 has 16 registers, the others 32
+  uint32_t c = 0;
+  for (; c + kVectors * kLanes <= better.dim; c += kVectors * kLanes) add_better<N, kVectors>(better, c, weights, stride, acc);
+  for (; c < better.dim; c += kLanes) add_better<N, 1>(better, c, weights, stride, acc);
 }
 
-void three_bit_accumulate(const std::byte* codes, uint32_t dim, const float* weights, size_t stride, uint32_t count, uint32_t n,
-                          float* acc) {
-  const auto* rows = reinterpret_cast<const uint8_t*>(codes);
+void better_sums(const BetterRows& better, const float* weights, size_t stride, uint32_t count, float* acc) {
   while (count > 0) {
     const uint32_t take = smaller(count, 4);
     switch (take) {
-      case 1: add_three_bit_rows<1>(rows, dim, weights, stride, n, acc); break;
-      case 2: add_three_bit_rows<2>(rows, dim, weights, stride, n, acc); break;
-      case 3: add_three_bit_rows<3>(rows, dim, weights, stride, n, acc); break;
-      default: add_three_bit_rows<4>(rows, dim, weights, stride, n, acc); break;
+      case 1: better_sums<1>(better, weights, stride, acc); break;
+      case 2: better_sums<2>(better, weights, stride, acc); break;
+      case 3: better_sums<3>(better, weights, stride, acc); break;
+      default: better_sums<4>(better, weights, stride, acc); break;
     }
     count -= take;
     weights += take * stride;
-    acc += static_cast<size_t>(take) * dim;
+    acc += static_cast<size_t>(take) * better.dim;
   }
 }
 

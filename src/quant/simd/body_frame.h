@@ -90,6 +90,17 @@ void rotate_rows(const float* in, uint32_t rows, uint32_t dim, uint32_t run, con
   }
 }
 
+void turn_rows(const float* in, uint32_t rows, uint32_t dim, uint32_t apart, const float* step, float* out) {
+  for (uint32_t r = 0; r < rows; ++r, in += dim, out += dim) {
+    for (uint32_t c = 0; c < dim; c += kLanes) {
+      const F own = load(in + c);
+      const uint32_t other = c < apart ? c + apart : c < 2 * apart ? c - apart : c;
+      const F pair = apart == 1 ? swap_neighbours(own) : load(in + other);
+      store(out + c, fma(pair, load(step + dim + c), mul(own, load(step + c))));
+    }
+  }
+}
+
 // --- rows
 
 void column_sums(const float* in, uint32_t rows, uint32_t dim, float* sums) {

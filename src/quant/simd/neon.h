@@ -147,6 +147,7 @@ struct ByteTable {
   TIERKV_INLINE I at(I codes) const { return vreinterpretq_s32_u8(vqtbl1q_u8(t, as_bytes(codes))); }
 };
 
+TIERKV_INLINE F swap_neighbours(F v) { return vrev64q_f32(v); }  // lane i and lane i^1
 // Lane i and lane i^kHalf: their sum in the lower one, lower minus upper in the upper one.
 template <int kHalf>
 TIERKV_INLINE F butterfly(F v) {
