@@ -380,8 +380,9 @@ Result<ModelShape> inspect(llama_model* model, const RopeSettings& rope) try {
   if (rope == RopeSettings()) return shape;
   TIERKV_ASSIGN_OR_RETURN(const ModelShape own, look(model, RopeSettings()));
   shape.own_ropes = calib::compare(own.ropes, shape.ropes) == calib::RopeFit::same;
+  // Its keys are then not those of the model as it is: turned by other angles, or longer, which angles do not show.
+  if (!shape.own_ropes || rope.yarn_attn_factor >= 0.0f) shape.name += " with " + rope.text();
   if (shape.own_ropes) return shape;
-  shape.name += " with " + rope.text();  // its keys are not those of the model as it is
   shape.context = static_cast<uint32_t>(std::min(std::llround(own.context * stretch(own, shape)), 1ll << 30));
   return shape;
 }

@@ -87,6 +87,12 @@ TEST(Stretched, SettingsThatChangeNothingLeaveTheModelAsItIs) {
   EXPECT_EQ(same->name, own->name);
   EXPECT_EQ(same->context, own->context);
   EXPECT_EQ(calibration_path(*same), calibration_path(*own));
+  // Longer keys turn as before, and are not those of a snapshot all the same.
+  params.yarn_attn_factor = 1.5f;
+  const auto longer = inspect(model.get(), params);
+  ASSERT_TRUE(longer.ok());
+  EXPECT_TRUE(longer->own_ropes);
+  EXPECT_NE(longer->name, own->name);
 }
 
 TEST(Stretched, SlidingLayersKeepTheirOwn) {
