@@ -268,6 +268,22 @@ TEST(MemoryFaults, Statistics) {
         {.digest = false});  // sixteen calls, of which the first may have gone well
 }
 
+TEST(MemoryFaults, CalibrationsOfAStretchedModel) {
+  const CalibrationPtr tables = snapshot::testing::calibration();
+  const CalibrationInfo own = describe(*tables);
+  std::vector<calib::Rope> slower = own.ropes;
+  for (calib::Rope& rope : slower) {
+    for (calib::RopePair& pair : rope) pair.angle /= 4;
+  }
+  EXPECT_GT(refuse_each([&] { return Call{"check_fit", [&] { return check_fit(*tables, own).code(); }, nullptr}; }), 0);
+  EXPECT_GT(refuse_each(
+                [&] {
+                  return Call{"with_ropes", [&] { return with_ropes(tables, slower).status().code(); }, nullptr};
+                },
+                {.sparse = true}),
+            0);
+}
+
 TEST(MemoryFaults, ParkAndWake) {
   using namespace snapshot::testing;
   const CalibrationPtr tables = calibration();

@@ -26,7 +26,18 @@ CLI::Option* find_option(const CLI::App& app, const std::string& name) {
 namespace {
 
 // Options of the top of the file. kv is for the commands that work with one setting: the others compare several.
-constexpr const char* kEverywhere[] = {"model", "threads", "kv"};
+constexpr const char* kEverywhere[] = {"model",
+                                       "threads",
+                                       "kv",
+                                       "rope-scaling",
+                                       "rope-scale",
+                                       "rope-freq-base",
+                                       "rope-freq-scale",
+                                       "yarn-orig-ctx",
+                                       "yarn-ext-factor",
+                                       "yarn-attn-factor",
+                                       "yarn-beta-slow",
+                                       "yarn-beta-fast"};
 const std::string kVariables = "TIERKV_SERVE_";
 constexpr const char* kOneSetting[] = {"chat", "generate", "serve", "snapshot save"};
 
@@ -77,7 +88,8 @@ class Reader {
       }
       if (std::find(std::begin(kEverywhere), std::end(kEverywhere), name) == std::end(kEverywhere))
         refuse(config_.path, key.source().begin.line,
-               "there is no option " + name + " for every command: model, threads, kv, or a [command]");
+               "there is no option " + name +
+                   " for every command: model, threads, kv, those of RoPE (rope-..., yarn-...), or a [command]");
       add("", name, node, key.source().begin.line);
     }
   }

@@ -2,6 +2,7 @@
 //
 //   model = "smollm2"            # for every command
 //   threads = 4
+//   rope-scale = 4               # and the other options of RoPE
 //   kv = "balanced"              # for chat, generate, serve and snapshot save
 //   [chat]                       # any long option of a command, by its name
 //   temp = 0.5

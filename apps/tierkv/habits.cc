@@ -117,8 +117,9 @@ std::vector<std::string> translated(std::vector<std::string> words) {
 }
 
 void take_thousands(CLI::App& app) {
-  static const char* const names[] = {"--ctx",   "--tokens", "--depths", "--window",     "--chunk",       "--from",        "--skip",
-                                      "--block", "--sample", "--batch",  "--deep-every", "--deep-recent", "--probe-tokens"};
+  static const char* const names[] = {"--ctx",        "--tokens",      "--depths",       "--window",       "--chunk",
+                                      "--from",       "--skip",        "--block",        "--sample",       "--batch",
+                                      "--deep-every", "--deep-recent", "--probe-tokens", "--yarn-orig-ctx"};
   for (const char* name : names) {
     CLI::Option* option = app.get_option_no_throw(name);
     if (option == nullptr || (app.get_name() == "recall" && std::string(name) == "--depths")) continue;  // those are percents

@@ -38,6 +38,7 @@ void add_model_option(CLI::App& app, Options& options) {
                  "threads to compute with (default: all cores, fewer for a token while the machine has other work)")
       ->type_name("N")
       ->check(CLI::Range(1, 1024));
+  add_rope_options(app, options.rope);
 }
 
 void add_kv_option(CLI::App& app, Options& options, const std::string& fallback, bool compares) {

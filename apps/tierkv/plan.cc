@@ -6,9 +6,11 @@
 
 #include "commands.h"
 #include "engine/gguf_file.h"
+#include "load_engine.h"
 #include "plan_calibration.h"
 #include "plan_document.h"
 #include "plan_measure.h"
+#include "rope_options.h"
 #include "terminal.h"
 
 namespace tierkv::cli {
@@ -165,10 +167,16 @@ int run(Request& request) {
   if (options.kv.empty()) options.kv = {"fp16", "int8", "kivi4", "quality", "balanced", "compact"};
   check_kv(options.kv);
   const double memory = request.memory.empty() ? 0 : parse_bytes(request.memory);
-  const Shape shape = shape_of(request);
+  const llama::RopeSettings rope = rope_settings(options.rope);
+  Shape shape = shape_of(request);
+  if (rope != llama::RopeSettings()) {
+    if (!shape.file) bad_input(rope.text() + ": only a model has RoPE; give one with -m, and no shape beside it");
+    shape.context = load_engine(options).context();
+  }
   const uint64_t ctx = request.ctx != 0 ? request.ctx : shape.context != 0 ? shape.context : 8192;
   if (shape.context != 0 && ctx > shape.context) {
-    bad_input("a context of " + human_count(ctx) + " tokens is longer than the model's: " + shape.name + " was made for " +
+    bad_input("a context of " + human_count(ctx) + " tokens is longer than the model's: " + shape.name +
+              (rope == llama::RopeSettings() ? " was made for " : " with " + rope.text() + " runs to ") +
               human_count(shape.context));
   }
 
@@ -180,7 +188,7 @@ int run(Request& request) {
   bool calibrated = false;
   Progress progress("measuring", options.kv.size(), options.quiet);
   for (const std::string& kv : options.kv) {
-    const CalibrationPtr calibration = shape.file ? plan_calibration(*shape.file, kv) : nullptr;
+    const CalibrationPtr calibration = shape.file ? plan_calibration(*shape.file, kv, rope) : nullptr;
     const SequencePlan plan = measure_sequence(config_of(shape, kv), ctx, calibration);
     fp16 = plan.fp16_bytes * static_cast<double>(request.batch);
     calibrated |= calibration != nullptr;
@@ -242,6 +250,7 @@ void add_plan(CLI::App& app, Action& action) {
   command->add_option("-b,--batch", request->batch, "sequences")->check(CLI::Range(1u, 1u << 24))->capture_default_str();
   command->add_option("--memory", request->memory, "say how many sequences fit this much: 8GiB, 500MB")->type_name("BYTES");
   command->add_flag("--adr004", request->document, "reproduce the tables of ADR-004 with correct arithmetic");
+  add_rope_options(*command, request->options.rope);
   add_kv_option(*command, request->options, "several presets");
   add_output_options(*command, request->options);
 }

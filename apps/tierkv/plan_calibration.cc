@@ -26,7 +26,7 @@ bool some_has_this_shape(const GgufFile& file) {
 
 }  // namespace
 
-CalibrationPtr plan_calibration(const GgufFile& file, const std::string& kv) {
+CalibrationPtr plan_calibration(const GgufFile& file, const std::string& kv, const llama::RopeSettings& rope) {
   CacheConfig wanted;
   check(apply_spec(kv, wanted), "--kv " + kv);
   wanted.num_layers = file.layers;
@@ -34,6 +34,7 @@ CalibrationPtr plan_calibration(const GgufFile& file, const std::string& kv) {
   if (wanted.calibration_file().empty() && !some_has_this_shape(file)) return nullptr;
   EngineOptions options;
   options.model = file.path;
+  options.rope = rope;
   options.cancel = cancellation();
   Engine engine(options);
   return engine.calibration(engine.config(kv));

@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "tierkv/rope.h"
 #include "tierkv/status.h"
 
 namespace tierkv {
@@ -42,6 +43,7 @@ struct CalibrationInfo {
   std::string text;                 // what it was made from
   uint64_t tokens = 0;              // of that
   std::vector<std::string> codecs;  // what it has tables for
+  std::vector<calib::Rope> ropes;   // of each layer, as it turns its keys
 };
 
 [[nodiscard]] Result<CalibrationPtr> load_calibration(const std::string& path);
@@ -50,8 +52,17 @@ struct CalibrationInfo {
 [[nodiscard]] Result<CalibrationPtr> parse_calibration(std::span<const std::byte> bytes, const std::string& name,
                                                        bool bytes_stay = false);
 CalibrationInfo describe(const calib::Calibration& calibration);
-// Refuses when `model` (its name, fingerprint and shape; a fingerprint of 0 is not looked at) is not what the calibration was made
-// for.
+// Refuses when `model` (its name, fingerprint, shape and ropes; a fingerprint of 0 and an empty list of ropes are not looked at) is
+// not what the calibration was made for. RoPE fits when it turns the same pairs of channels by the same angles, to a part in ten
+// thousand; the message names channels that turn differently.
 [[nodiscard]] Status check_fit(const calib::Calibration& calibration, const CalibrationInfo& model);
+// The same tables for the same model with its RoPE stretched: the same pairs of channels, other angles, one rope a layer. The copy
+// is whole, keeps its tables in memory, and has an id of its own: blocks of one are never read with the other.
+//
+// Why that is right: a codec turns a key back by its position (or its block's) before it meets the tables, and forward again with
+// the same angles, so what it decodes is right with any angles. What it costs: tables fit keys within a block of 128 positions,
+// and those spread a little differently when they turn at another pace. Tables made with the model's own angles are better by
+// some; docs/use/calibration.md has figures. invalid_argument: other pairs of channels, which are other keys.
+[[nodiscard]] Result<CalibrationPtr> with_ropes(const CalibrationPtr& calibration, const std::vector<calib::Rope>& ropes);
 
 }  // namespace tierkv

@@ -121,6 +121,22 @@ void tierkv_llama_free(tierkv_llama* kv);
 
 namespace tierkv::llama {
 
+// What the params of a context say of RoPE, for models that run past the length they were made for. As they are here they say
+// nothing: RoPE is as the model's file has it.
+struct RopeSettings {
+  int32_t scaling = -1;     // a llama_rope_scaling_type
+  float freq_base = 0.0f;   // what frequencies are powers of
+  float freq_scale = 0.0f;  // of all frequencies: a quarter for four times the length
+  float yarn_ext_factor = -1.0f, yarn_attn_factor = -1.0f, yarn_beta_fast = -1.0f, yarn_beta_slow = -1.0f;
+  uint32_t yarn_orig_ctx = 0;  // the length the model was made for
+
+  static RopeSettings of(const llama_context_params& params);
+  void apply(llama_context_params& params) const;
+  // What is set, as options of the command: "--rope-scaling yarn --rope-freq-scale 0.25"; empty: nothing.
+  std::string text() const;
+  bool operator==(const RopeSettings&) const = default;
+};
+
 // What the cache must know of a model, found by running it on three tokens.
 struct ModelShape {
   llama_model* model = nullptr;
@@ -129,13 +145,17 @@ struct ModelShape {
   uint32_t layers = 0;
   uint32_t heads = 0;
   uint32_t kv_heads = 0;
-  uint32_t head_dim = 0;              // as the attention sees it, not embedding / heads
-  uint32_t context = 0;               // the positions it may run to; LongRoPE models: those its short factors serve
+  uint32_t head_dim = 0;  // as the attention sees it, not embedding / heads
+  // The positions it may run to: what it was made for (LongRoPE models: what their short factors serve), times what its slowest
+  // channels are stretched by.
+  uint32_t context = 0;
   std::vector<uint32_t> window;       // of each layer, 0 where attention is full
   std::vector<int32_t> cache_layers;  // libllama's number of each layer
   float scale = 0.0f;                 // what q.k is multiplied with, of the first layer
   float softcap = 0.0f;
-  std::vector<calib::Rope> ropes;  // RoPE of each layer, empty where it has none
+  std::vector<calib::Rope> ropes;  // RoPE of each layer, as contexts with `rope` have it; empty where it has none
+  RopeSettings rope;               // that it was looked at with
+  bool own_ropes = true;           // the settings leave RoPE as the model's file has it
   // Of each layer: the weights of the projection that follows attention, and of the norm after it where there is one; the model's
   // own, or null where they were not found or are in no host memory.
   struct Projection {
@@ -151,17 +171,22 @@ struct ModelShape {
   CalibrationInfo identity() const;
 };
 
-// unsupported: the model is one that tierkv does not serve, and the message says why.
+// unsupported: the model is one that tierkv does not serve, and the message says why. Of `params` only what they say of RoPE
+// counts: give those that the context will have, and Host::attach() takes no others. Without them RoPE is the model's own.
 Result<ModelShape> inspect(llama_model* model);
+Result<ModelShape> inspect(llama_model* model, const llama_context_params& params);
+Result<ModelShape> inspect(llama_model* model, const RopeSettings& rope);
 
 // Where models, texts and calibrations are kept: $TIERKV_CACHE, or tierkv in $XDG_CACHE_HOME or in ~/.cache.
 std::string cache_folder();
-// Where `tierkv calibrate` leaves the calibration of a model: calibration/<fingerprint>.tkc in the cache folder.
+// Where `tierkv calibrate` leaves the calibration of a model: calibration/<fingerprint>.tkc in the cache folder. A model with other
+// ropes than its own has a file of its own beside it, named after the settings too.
 std::string calibration_path(const ModelShape& shape);
 // The calibration of a model: the file that the configuration names, or else the one at calibration_path(), or else the one that is
 // part of this library; null when there is none, or with calibrate = off. Whether a named one fits is for Host::attach() to say.
 // One at calibration_path() that is damaged or another model's counts as none where the configuration says calibrate = auto:
-// `note`, if given, says so.
+// `note`, if given, says so. One that is the model's but was made with its RoPE stretched otherwise, or not at all, comes as a copy
+// with the ropes of `shape` (with_ropes()), and `note` says that.
 Result<CalibrationPtr> find_calibration(const ModelShape& shape, const CacheConfig& config, std::string* note = nullptr);
 // The one that is part of this library, or null.
 Result<CalibrationPtr> shipped_calibration(const ModelShape& shape);
@@ -236,9 +261,10 @@ class Host {
   // Changes `params` so that llama_init_from_model() gives a context whose attention is the cache's. The cache, the host and the
   // params' own callbacks must outlive that context. There are slots 0 to params.n_seq_max - 1 for sequences, and n_seq_max is how
   // many of them are computed together; add_slot() makes more slots.
-  // Refuses a cache with the calibration of another model. A cache with calibrate = auto and no calibration learns the model from
-  // here on (AdaptiveKVCache::learn), and the host tells it of RoPE, output projections and the residual stream; the tables go to
-  // calibration_path(). REQUIRES: the cache has the model's shape (ModelShape::apply).
+  // Refuses a cache with the calibration of another model or of other ropes, and params that turn keys otherwise than `shape` says.
+  // A cache with calibrate = auto and no calibration learns the model from here on (AdaptiveKVCache::learn), and the host tells it
+  // of RoPE, output projections and the residual stream; the tables go to calibration_path(). REQUIRES: the cache has the model's
+  // shape (ModelShape::apply).
   static Result<std::unique_ptr<Host>> attach(llama_context_params& params, const ModelShape& shape, AdaptiveKVCache& cache,
                                               const HostOptions& options = {});
   ~Host();

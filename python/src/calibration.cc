@@ -1,6 +1,7 @@
 // calibration.cc — calibrations and snapshots as objects of their own (tierkv/calibration.h, tierkv/snapshot.h).
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "arrays.h"
@@ -25,12 +26,22 @@ void bind_calibration_class(nb::module_& m) {
       .def_rw("block", &CalibrationInfo::block)
       .def_rw("text", &CalibrationInfo::text)
       .def_rw("tokens", &CalibrationInfo::tokens)
-      .def_rw("codecs", &CalibrationInfo::codecs);
+      .def_rw("codecs", &CalibrationInfo::codecs)
+      .def_prop_rw(
+          "ropes", [](const CalibrationInfo& info) { return triples_of(info.ropes); },
+          [](CalibrationInfo& info, const std::vector<RopeTriples>& ropes) { info.ropes = ropes_of(ropes); });
   nb::class_<Calibration>(m, "Calibration", "What was learned of one model's keys and values.")
       .def("describe", [](const Calibration& c) { return describe(*c.tables); })
       .def(
           "check_fit", [](const Calibration& c, const CalibrationInfo& model) { check(check_fit(*c.tables, model)); },
-          nb::arg("model"));
+          nb::arg("model"))
+      .def(
+          "with_ropes",
+          [](const Calibration& c, const std::vector<RopeTriples>& layers) {
+            const std::vector<calib::Rope> ropes = ropes_of(layers);
+            return Calibration{take(without_gil([&] { return with_ropes(c.tables, ropes); }))};
+          },
+          nb::arg("ropes"));
   m.def(
       "load_calibration",
       [](const std::string& path) { return Calibration{take(without_gil([&] { return load_calibration(path); }))}; },

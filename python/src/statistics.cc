@@ -14,8 +14,6 @@
 namespace tierkv::python {
 namespace {
 
-using RopeTriples = std::vector<std::tuple<uint16_t, uint16_t, double>>;
-
 // ropes: of each layer, (a, b, angle) of each pair. grams: of each layer an array of [query heads, head_dim, head_dim] or None.
 void learn(const Handle& self, std::string name, uint64_t fingerprint, const std::vector<RopeTriples>& ropes, nb::list grams,
            uint64_t tokens, std::string path) {
@@ -23,10 +21,7 @@ void learn(const Handle& self, std::string name, uint64_t fingerprint, const std
   LearningModel model;
   model.name = std::move(name);
   model.fingerprint = fingerprint;
-  for (const RopeTriples& layer : ropes) {
-    calib::Rope& rope = model.ropes.emplace_back();
-    for (const auto& [a, b, angle] : layer) rope.push_back({a, b, angle});
-  }
+  model.ropes = ropes_of(ropes);
   const size_t gram_size = size_t{config.query_heads()} * config.head_dim * config.head_dim;
   for (nb::handle layer : grams) {
     std::vector<float>& gram = model.grams.emplace_back();

@@ -209,6 +209,16 @@ def test_a_learned_calibration_is_an_object(tmp_path):
         info.fingerprint = 8
         with pytest.raises(tierkv.Error, match="made-up"):
             tables.check_fit(info)
+        info.fingerprint = 7
+        slower = [[(a, b, angle / 4) for a, b, angle in layer] for layer in info.ropes]
+        info.ropes = slower
+        with pytest.raises(tierkv.InvalidArgument, match="channels .* turn by .* 64 of 64 pairs differ"):
+            tables.check_fit(info)
+        copy = tables.with_ropes(slower)
+        copy.check_fit(info)
+        assert copy.describe().id != tables.describe().id and copy.describe().ropes == slower
+        with pytest.raises(tierkv.InvalidArgument, match="pairs 0 with 32"):
+            tables.with_ropes([[(2 * i, 2 * i + 1, 1.0) for i in range(DIM // 2)]] * LAYERS)
         with tierkv.Cache("balanced", calibration=path, **SHAPE) as other:
             assert other.archive_codec(0).startswith("klt")
             assert "calibrated" in other.describe()

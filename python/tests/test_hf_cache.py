@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: make test-python sets it up")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: make test-python sets it up")
 
+from conftest import ROOT  # noqa: E402
 from tiny_models import COMMON, KINDS, make, prompt  # noqa: E402
 
 import tierkv  # noqa: E402
@@ -268,7 +269,30 @@ def test_a_model_is_learned_in_passing_and_known_the_next_time(tmp_path):
     assert cache.tiered.archive_codec(0).startswith("klt") and path.exists()
     again = TieredCache("balanced", model, learn=path)
     assert again.learning().phase == "off" and again.tiered.archive_codec(0).startswith("klt")
+    named = TieredCache("balanced", model, calibration=path)
+    assert named.tiered.calibration().describe().id == again.tiered.calibration().describe().id
+    # Stretched, the model gets a copy that turns as it does.
+    for module in model.modules():
+        if hasattr(module, "inv_freq"):
+            module.inv_freq /= 4
+    stretched = TieredCache(f"balanced,calibration={path}", model).tiered.calibration().describe()
+    assert stretched.id != named.tiered.calibration().describe().id
+    assert stretched.ropes == ropes_of(model, shape_of_model(model))
+    assert TieredCache("balanced", model, learn=path).tiered.calibration().describe().id == stretched.id
     # Another model does not use it.
     stranger = TieredCache("balanced", structured(seed=3), learn=path)
     assert stranger.learning().phase == "gathering"
     assert TieredCache("balanced,calibrate=off", model, learn=path).tiered.calibration() is None
+
+
+def test_tables_of_keys_in_another_order_are_refused():
+    """SmolLM2's, made from its GGUF file: the channels of a pair stand side by side there, and half a head apart here."""
+    path = ROOT / "data" / "calibration" / "smollm2-135m.tkc"
+    shape = {"num_hidden_layers": 30, "hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64}
+    model = make("llama", **shape)
+    with pytest.raises(tierkv.InvalidArgument, match="another order.*pairs 0 with 1 .*pairs 0 with 32"):
+        TieredCache("balanced", model, calibration=path)
+    with pytest.raises(tierkv.InvalidArgument, match="another order"):
+        TieredCache(f"balanced,calibration={path}", model)
+    with pytest.raises(tierkv.InvalidArgument, match="30 layers"):
+        TieredCache("balanced", make("llama"), calibration=path)

@@ -29,6 +29,7 @@ FUNCTION_TWINS = {
     "parse_calibration": "parse_calibration",
     "describe": "Calibration.describe",
     "check_fit": "Calibration.check_fit",
+    "with_ropes": "Calibration.with_ropes",
     "inspect_snapshot": "inspect_snapshot",
 }
 # Structs that are classes of the package with the same fields.

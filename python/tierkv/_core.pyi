@@ -114,11 +114,13 @@ class CalibrationInfo:
     text: str
     tokens: int
     codecs: list[str]
+    ropes: list[list[tuple[int, int, float]]]
     def __init__(self) -> None: ...
 
 class Calibration:
     def describe(self) -> CalibrationInfo: ...
     def check_fit(self, model: CalibrationInfo) -> None: ...
+    def with_ropes(self, ropes: Sequence[Sequence[tuple[int, int, float]]]) -> Calibration: ...
 
 class SnapshotInfo:
     @property

@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "base/guarded.h"
 #include "base/status_macros.h"
+#include "calib/rope_fit.h"
 
 namespace tierkv::calib {
 namespace {
@@ -378,10 +379,46 @@ Result<CalibrationPtr> parse_calibration(std::span<const std::byte> bytes, const
 }
 TIERKV_NO_MEMORY("read a calibration")
 
-Status check_fit(const calib::Calibration& calibration, const CalibrationInfo& model) {
-  return calibration.check_model(
-      {model.model, model.fingerprint, model.num_layers, model.num_heads, model.num_kv_heads, model.head_dim});
+Status check_fit(const calib::Calibration& calibration, const CalibrationInfo& model) try {
+  TIERKV_RETURN_IF_ERROR(calibration.check_model(
+      {model.model, model.fingerprint, model.num_layers, model.num_heads, model.num_kv_heads, model.head_dim}));
+  return model.ropes.empty() ? Status() : calib::check_ropes(calibration.ropes, model.ropes);
 }
+TIERKV_NO_MEMORY("compare a calibration with a model")
+
+Result<CalibrationPtr> with_ropes(const CalibrationPtr& calibration, const std::vector<calib::Rope>& ropes) try {
+  if (!calibration) return error(StatusCode::invalid_argument, "there is no calibration to give another RoPE");
+  if (calib::compare(calibration->ropes, ropes) == calib::RopeFit::pairs) return calib::check_ropes(calibration->ropes, ropes);
+  for (const calib::Rope& rope : ropes) {
+    for (const calib::RopePair& pair : rope) {
+      if (!std::isfinite(pair.angle)) return error(StatusCode::invalid_argument, "an angle of a RoPE is not a number");
+    }
+  }
+  const calib::Calibration& from = *calibration;
+  auto copy = std::make_shared<calib::Calibration>();
+  copy->model = from.model;
+  copy->origin = from.origin;
+  copy->block = from.block, copy->sinks = from.sinks, copy->distance = from.distance;
+  copy->ropes = ropes;
+  if (from.has_klt()) {
+    TIERKV_ASSIGN_OR_RETURN(copy->klt, from.klt_tables());
+  }
+  if (from.has_kvquant()) {
+    TIERKV_ASSIGN_OR_RETURN(copy->kvquant, from.kvquant_tables());
+  }
+  if (from.has_squat()) {
+    TIERKV_ASSIGN_OR_RETURN(copy->squat, from.squat_tables());
+  }
+  if (from.has_oscar()) {
+    TIERKV_ASSIGN_OR_RETURN(copy->oscar, from.oscar_tables());
+  }
+  if (from.has_deep()) {
+    TIERKV_ASSIGN_OR_RETURN(copy->deep, from.deep_tables());
+  }
+  TIERKV_RETURN_IF_ERROR(copy->finish());
+  return CalibrationPtr(std::move(copy));
+}
+TIERKV_NO_MEMORY("give a calibration another RoPE")
 
 CalibrationInfo describe(const calib::Calibration& c) {
   CalibrationInfo info;
@@ -400,6 +437,7 @@ CalibrationInfo describe(const calib::Calibration& c) {
   if (c.has_squat()) info.codecs.push_back("squat");
   if (c.has_oscar()) info.codecs.push_back("oscar");
   if (c.has_deep()) info.codecs.push_back("deep");
+  info.ropes = c.ropes;
   return info;
 }
 

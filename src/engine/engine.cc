@@ -31,6 +31,7 @@ void load_backends_once() {
 Engine::Engine(const EngineOptions& options)
     : threads_(std::max(1u, options.threads)),
       fewer_threads_(options.fewer_threads),
+      rope_(options.rope),
       cancel_(options.cancel),
       path_(find_model(options.model, options.cancel)) {
   const GgufFile file = read_gguf(path_);
@@ -50,6 +51,10 @@ Engine::Engine(const EngineOptions& options)
   tokenizer_ = Tokenizer(llama_model_get_vocab(model_.get()));
   context_ = static_cast<uint32_t>(std::max(0, llama_model_n_ctx_train(model_.get())));
   if (const char* text = llama_model_chat_template(model_.get(), nullptr)) template_ = ChatTemplate(text);
+  if (rope_ == llama::RopeSettings()) return;
+  // Its keys are others, and so is its context.
+  fingerprint_ += " " + rope_.text();
+  context_ = shape().context;
 }
 
 Engine::~Engine() = default;
@@ -59,15 +64,15 @@ std::string Engine::title() const { return model_title(path_, name_); }
 uint32_t Engine::check_context(uint64_t wanted) const {
   if (wanted == 0) return context_;
   if (wanted > context_) {
-    bad_input("a context of " + human_count(wanted) + " tokens is longer than the model's: " + title() + " was made for " +
-              human_count(context_));
+    bad_input("a context of " + human_count(wanted) + " tokens is longer than the model's: " + title() +
+              (rope_ == llama::RopeSettings() ? " was made for " : " with " + rope_.text() + " runs to ") + human_count(context_));
   }
   return static_cast<uint32_t>(wanted);
 }
 
 const llama::ModelShape& Engine::shape() {
   if (!shape_) {
-    shape_ = std::make_unique<llama::ModelShape>(take(llama::inspect(model_.get()), path_));
+    shape_ = std::make_unique<llama::ModelShape>(take(llama::inspect(model_.get(), rope_), path_));
     context_ = std::min(context_, shape_->context);
   }
   return *shape_;
@@ -99,6 +104,7 @@ llama_context_params Engine::context_params(uint32_t micro_batch, const Cancella
   params.abort_callback = [](void* user) { return requested(static_cast<const Cancellation*>(user)); };
   params.abort_callback_data = const_cast<Cancellation*>(cancel);
   params.no_perf = true;
+  rope_.apply(params);
   return params;
 }
 

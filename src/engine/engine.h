@@ -34,6 +34,7 @@ struct EngineOptions {
   std::string model = "smollm2";  // a path or a known name (gguf_file.h)
   uint32_t threads = 1;
   bool fewer_threads = false;                    // for a token by itself, while the machine has other work (thread_count.h)
+  llama::RopeSettings rope;                      // of every context; sessions made with others are refused
   const Cancellation* cancel = nullptr;          // of loading, and of sessions that have none of their own; outlives the engine
   std::function<void(float share)> on_progress;  // of loading, 0..1
 };
@@ -51,7 +52,7 @@ class Engine {
   const std::string& path() const { return path_; }
   const std::string& name() const { return name_; }  // general.name of the file, or the file's own: goes into snapshots
   std::string title() const;                         // as people know it (model_title() in gguf_file.h)
-  // Tells two models apart, even two of one shape: goes into snapshots.
+  // Tells two models apart, even two of one shape, and one with its RoPE set from itself as it is: goes into snapshots.
   const std::string& fingerprint() const { return fingerprint_; }
   uint32_t threads() const { return threads_; }
   // How many of them take part in a token by itself.
@@ -92,6 +93,7 @@ class Engine {
 
   uint32_t threads_ = 1;
   bool fewer_threads_ = false;
+  llama::RopeSettings rope_;
   const Cancellation* cancel_ = nullptr;
   std::string path_, name_, fingerprint_;
   std::unique_ptr<llama_model, decltype(&llama_model_free)> model_{nullptr, llama_model_free};

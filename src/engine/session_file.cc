@@ -112,6 +112,16 @@ SessionFile capture(Engine& engine, Session& session, const Tokens& tokens, cons
 
 std::unique_ptr<Session> resume(Engine& engine, const SessionFile& file, const std::string& path, const std::string& kv) {
   if (file.fingerprint != engine.fingerprint()) {
+    const auto parts = [](const std::string& text) {
+      const size_t space = text.find(' ');
+      return std::pair(text.substr(0, space), space == std::string::npos ? "the model's own" : text.substr(space + 1));
+    };
+    const auto [saved, there] = parts(file.fingerprint);
+    const auto [loaded, here] = parts(engine.fingerprint());
+    if (saved == loaded) {
+      bad_input(path + " is a session with another RoPE (" + there + ") than this (" + here +
+                "): give the same --rope and --yarn options");
+    }
     bad_input(path + " is a session of another model: of " + file.model + ", not " + engine.name() +
               (file.model == engine.name() ? " as it is in " + engine.path() : ""));
   }

@@ -30,7 +30,7 @@ using tierkv::StatusCode;
 
 Result<std::unique_ptr<tierkv_llama>> attach(llama_context_params& params, llama_model* model, const char* kv) {
   auto handle = std::make_unique<tierkv_llama>();
-  TIERKV_ASSIGN_OR_RETURN(const tierkv::llama::ModelShape shape, tierkv::llama::inspect(model));
+  TIERKV_ASSIGN_OR_RETURN(const tierkv::llama::ModelShape shape, tierkv::llama::inspect(model, params));
   tierkv::CacheConfig config;
   TIERKV_RETURN_IF_ERROR(tierkv::apply_spec(kv != nullptr ? kv : "balanced", config));
   shape.apply(config);
@@ -40,7 +40,7 @@ Result<std::unique_ptr<tierkv_llama>> attach(llama_context_params& params, llama
     const auto shipped = tierkv::llama::shipped_calibration(shape);
     const bool is_shipped = shipped.ok() && *shipped == calibration;
     const std::string& file = config.calibration_file();
-    if (handle->origin.empty() || !is_shipped) {
+    if (handle->origin.empty()) {
       handle->origin = is_shipped ? "it ships with tierkv" : file.empty() ? tierkv::llama::calibration_path(shape) : file;
     }
   }

@@ -157,6 +157,7 @@ Result<Collected> collect(const ModelShape& shape, const std::vector<TokenList>&
   params.n_seq_max = 1;
   params.n_threads = params.n_threads_batch = static_cast<int32_t>(threads);
   params.no_perf = true;
+  shape.rope.apply(params);
   params.cb_eval = ResidualReader::on_node;
   params.cb_eval_user_data = &tap;
   params.abort_callback = is_cancelled;

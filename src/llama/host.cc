@@ -6,6 +6,7 @@
 
 #include "base/guarded.h"
 #include "base/status_macros.h"
+#include "calib/rope_fit.h"
 #include "llama/graph_hook.h"
 #include "llama/kept_logits.h"
 #include "llama/layer_server.h"
@@ -88,6 +89,18 @@ Result<bool> learn(const ModelShape& shape, AdaptiveKVCache& cache, const HostOp
   const Status status = cache.learn(std::move(model), std::move(learning));
   if (status.code() == StatusCode::resource_exhausted) return status;
   return status.ok();
+}
+
+// Settings that say the same in other words are the same. Where they differ, the model shows whether its keys do.
+Status check_rope(const llama_context_params& params, const ModelShape& shape) {
+  const RopeSettings here = RopeSettings::of(params);
+  if (here == shape.rope) return {};
+  TIERKV_ASSIGN_OR_RETURN(const ModelShape now, inspect(shape.model, here));
+  if (calib::compare(shape.ropes, now.ropes) == calib::RopeFit::same) return {};
+  const auto words = [](const RopeSettings& rope) { return rope == RopeSettings() ? "the model's own RoPE" : rope.text(); };
+  return error(StatusCode::invalid_argument, "the context's params have another RoPE (", words(here),
+               ") than the model was looked at with (", words(shape.rope),
+               "): ", calib::describe_difference(shape.ropes, now.ropes), "; give inspect() the params that the context gets");
 }
 
 // A copy that needs no memory when there is none.
@@ -237,6 +250,7 @@ Result<std::unique_ptr<Host>> Host::attach(llama_context_params& params, const M
                                            const HostOptions& options) try {
   if (shape.model == nullptr) return error(StatusCode::invalid_argument, "there is no model: inspect() tells its shape");
   TIERKV_RETURN_IF_ERROR(check_cache(cache.config(), shape));
+  TIERKV_RETURN_IF_ERROR(check_rope(params, shape));
   if (const CalibrationPtr calibration = cache.calibration()) {
     TIERKV_RETURN_IF_ERROR(check_fit(*calibration, shape.identity()));
   }

@@ -6,7 +6,8 @@
 // neither.
 //
 // RoPE is what the last such node before a layer's attention says (rope.h). The fingerprint is of the shape and of every
-// one-dimensional f32 weight that a node reads: quantizing a model leaves them alone, and training it does not.
+// one-dimensional f32 weight that a node reads: quantizing a model leaves them alone, and training it does not. Settings that
+// stretch RoPE are tried as a context would have them; the model is then looked at without them too, to see by how much.
 #include <ggml-backend.h>
 #include <llama.h>
 
@@ -23,6 +24,7 @@
 #include "base/f16.h"
 #include "base/guarded.h"
 #include "base/status_macros.h"
+#include "calib/rope_fit.h"
 #include "llama/node.h"
 #include "llama/rope.h"
 #include "tierkv/llama.h"
@@ -184,8 +186,9 @@ struct Batch {
   }
 };
 
-Status run_probe(llama_model* model, uint32_t window, Probe& probe) {
+Status run_probe(llama_model* model, uint32_t window, const RopeSettings& rope, Probe& probe) {
   llama_context_params params = llama_context_default_params();
+  rope.apply(params);
   params.n_ctx = 256;
   params.n_batch = params.n_ubatch = 32;
   params.n_seq_max = 2;
@@ -287,13 +290,49 @@ CalibrationInfo ModelShape::identity() const {
   id.num_heads = heads;
   id.num_kv_heads = kv_heads;
   id.head_dim = head_dim;
+  id.ropes = ropes;
   return id;
 }
 
-Result<ModelShape> inspect(llama_model* model) try {
+namespace {
+
+// What the model was made for. The file is asked: libllama's own number changes when a context with YaRN is made.
+uint32_t trained_context(const ModelShape& shape, bool short_rope_factors) {
+  const auto number = [&](const char* key, uint32_t otherwise) {
+    const std::string text = meta(shape.model, shape.architecture + key);
+    return text.empty() ? otherwise : static_cast<uint32_t>(std::strtoul(text.c_str(), nullptr, 10));
+  };
+  const auto known = static_cast<uint32_t>(std::max(0, llama_model_n_ctx_train(shape.model)));
+  const uint32_t context = number(".context_length", known);
+  // LongRoPE: libllama picks the factors by the context's size, which the host keeps small: the short ones, for short contexts.
+  return short_rope_factors ? std::min(context, number(".rope.scaling.original_context_length", context)) : context;
+}
+
+double slowest(const calib::Rope& rope) {
+  double angle = 0.0;
+  for (const calib::RopePair& pair : rope) {
+    const double turn = std::fabs(pair.angle);
+    if (turn > 0.0 && (angle == 0.0 || turn < angle)) angle = turn;
+  }
+  return angle;
+}
+
+// How many times further positions go before the slowest channels of a layer that sees everything have turned as far.
+double stretch(const ModelShape& own, const ModelShape& shape) {
+  double least = 0.0;
+  for (uint32_t l = 0; l < shape.layers && l < own.layers; ++l) {
+    const double before = slowest(own.ropes[l]), now = slowest(shape.ropes[l]);
+    if (shape.window[l] != 0 || before == 0.0 || now == 0.0) continue;
+    if (least == 0.0 || before / now < least) least = before / now;
+  }
+  return least == 0.0 ? 1.0 : least;
+}
+
+Result<ModelShape> look(llama_model* model, const RopeSettings& rope) {
   if (model == nullptr) return error(StatusCode::invalid_argument, "there is no model: llama_model_load_from_file() failed");
   ModelShape shape;
   shape.model = model;
+  shape.rope = rope;
   shape.architecture = meta(model, "general.architecture");
   TIERKV_RETURN_IF_ERROR(check_metadata(shape));
   shape.name = (meta(model, "general.name") + " (" + shape.architecture).substr(0, 200) + ", " +
@@ -301,7 +340,7 @@ Result<ModelShape> inspect(llama_model* model) try {
 
   const auto window = static_cast<uint32_t>(std::max(0, llama_model_n_swa(model)));
   Probe probe;
-  if (Status status = run_probe(model, window, probe); !status.ok()) {
+  if (Status status = run_probe(model, window, rope, probe); !status.ok()) {
     if (status.code() == StatusCode::unsupported) return refuse(shape, status.message().c_str());
     return status;
   }
@@ -325,13 +364,26 @@ Result<ModelShape> inspect(llama_model* model) try {
   shape.layers = static_cast<uint32_t>(shape.cache_layers.size());
   shape.ropes = find_rotations(probe, shape.head_dim);
   shape.fingerprint = fingerprint_of(probe, shape);
-  shape.context = static_cast<uint32_t>(std::max(0, llama_model_n_ctx_train(model)));
-  if (probe.short_rope_factors) {
-    // LongRoPE: libllama picks the factors by the context's size, which the host keeps small: the short ones, for short contexts.
-    const std::string original = meta(model, shape.architecture + ".rope.scaling.original_context_length");
-    if (!original.empty())
-      shape.context = std::min(shape.context, static_cast<uint32_t>(std::strtoul(original.c_str(), nullptr, 10)));
-  }
+  shape.context = trained_context(shape, probe.short_rope_factors);
+  return shape;
+}
+
+}  // namespace
+
+Result<ModelShape> inspect(llama_model* model) { return inspect(model, RopeSettings()); }
+Result<ModelShape> inspect(llama_model* model, const llama_context_params& params) {
+  return inspect(model, RopeSettings::of(params));
+}
+
+Result<ModelShape> inspect(llama_model* model, const RopeSettings& rope) try {
+  TIERKV_ASSIGN_OR_RETURN(ModelShape shape, look(model, rope));
+  if (rope == RopeSettings()) return shape;
+  TIERKV_ASSIGN_OR_RETURN(const ModelShape own, look(model, RopeSettings()));
+  shape.own_ropes = calib::compare(own.ropes, shape.ropes) == calib::RopeFit::same;
+  // Its keys are then not those of the model as it is: turned by other angles, or longer, which angles do not show.
+  if (!shape.own_ropes || rope.yarn_attn_factor >= 0.0f) shape.name += " with " + rope.text();
+  if (shape.own_ropes) return shape;
+  shape.context = static_cast<uint32_t>(std::min(std::llround(own.context * stretch(own, shape)), 1ll << 30));
   return shape;
 }
 TIERKV_NO_MEMORY("look at the model")

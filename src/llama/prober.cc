@@ -51,6 +51,7 @@ Status Prober::open() {
   params.n_seq_max = 1;
   params.n_threads = params.n_threads_batch = static_cast<int32_t>(threads);
   params.no_perf = true;
+  shape_.rope.apply(params);
   params.abort_callback = is_stopped;
   params.abort_callback_data = this;
   HostOptions host;

@@ -41,7 +41,9 @@ class ServeConfigTest(Command):
                  "queue": 5, "conversations": 6, "kv-budget": "7MiB", "prompt-piece": 8, "timeout": 9.5, "drain": 10,
                  "max-body": 1111, "store": "/tmp/prefixes", "store-size": "3MiB", "no-store": True,
                  "slot-save-path": "/tmp", "cors": ["https://a.example", "https://b.example"], "model": "m.gguf", "threads": 1,
-                 "kv": "hot=64,warm=448", "quiet": True}
+                 "kv": "hot=64,warm=448", "quiet": True, "rope-scaling": "yarn", "rope-scale": 4, "rope-freq-base": 500000,
+                 "rope-freq-scale": 0.25, "yarn-orig-ctx": 2048, "yarn-ext-factor": 0.5, "yarn-attn-factor": 1.5,
+                 "yarn-beta-slow": 2, "yarn-beta-fast": 16}
         values, _, text = self.settings()
         missing = {line.lstrip("# ").split(" =", 1)[0] for line in text.splitlines()[1:]} - set(given) - {"api-key"}
         self.assertEqual(missing, set(), "a new option needs a line here")

@@ -80,7 +80,7 @@ json restore_slot(Service& service, uint32_t slot, const std::string& file) {
     throw ApiError(400, file + " is not a session, or it is damaged", "filename");
   }
   if (saved.fingerprint != service.engine().fingerprint()) {
-    throw ApiError(400, file + " is a session of another model", "filename");
+    throw ApiError(400, file + " is a session of another model, or of this one with another RoPE", "filename");
   }
   service.scheduler().on_thread([&] {
     Shelf& shelf = service.scheduler().shelf();

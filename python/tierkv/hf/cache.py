@@ -74,6 +74,27 @@ def configure_for(
     return config
 
 
+def fitting(tables: Calibration, model: Any, shape: ModelShape, fingerprint: int = 0) -> Calibration:
+    """The tables as they serve the model: where its RoPE turns the same channels at another pace, a copy that does so too.
+
+    Tables of another shape are refused, and so are those of keys in another order: torch has the two channels of a pair half a
+    head apart, and most GGUF files side by side. A fingerprint of 0 is not looked at."""
+    info = CalibrationInfo()
+    info.model, info.fingerprint = shape.name, fingerprint
+    info.num_layers, info.num_heads = shape.num_layers, shape.num_heads
+    info.num_kv_heads, info.head_dim = shape.num_kv_heads, shape.head_dim
+    tables.check_fit(info)
+    ropes = ropes_of(model, shape)
+    if ropes is None:
+        return tables
+    info.ropes = ropes
+    try:
+        tables.check_fit(info)
+    except InvalidArgument:
+        return tables.with_ropes(ropes)
+    return tables
+
+
 class TieredCache(HostCache):  # type: ignore[misc, unused-ignore]
     """A tiered cache for one model, to pass as `past_key_values`.
 
@@ -87,7 +108,7 @@ class TieredCache(HostCache):  # type: ignore[misc, unused-ignore]
     `learn`: where `auto` archives would be better with tables and there are none, the model is learned in passing
     (docs/use/calibration.md), and the tables are left in the cache folder for the next time. A path: there instead. False, or
     `calibrate=off` in the spec: nothing is looked for and nothing learned. `calibration` is a :class:`tierkv.Calibration` or a
-    path.
+    path; one that was made for keys in another order (of a GGUF file, say) is refused.
 
     Rows of a batch are sequences of their own, and padding is not stored. `copy.deepcopy` gives a cache that shares the tokens
     until one of the two changes them: read a prompt once, go on from it many times.
@@ -103,7 +124,13 @@ class TieredCache(HostCache):  # type: ignore[misc, unused-ignore]
         **fields: Any,
     ) -> None:
         self.shape = shape_of_model(model)
-        self.tiered = Cache(configure_for(spec, self.shape, model.dtype, fields), calibration=calibration)
+        config = configure_for(spec, self.shape, model.dtype, fields)
+        if calibration is None and config.calibrate != "off" and config.calibration_file():
+            calibration = config.calibration_file()
+        if calibration is not None:
+            tables = calibration if isinstance(calibration, Calibration) else load_calibration(calibration)
+            calibration = fitting(tables, model, self.shape)
+        self.tiered = Cache(config, calibration=calibration)
         if learn is not False and calibration is None:
             self._find_or_learn(model, None if learn is True else pathlib.Path(learn))
         if model.config._attn_implementation != NAME:
@@ -123,23 +150,17 @@ class TieredCache(HostCache):  # type: ignore[misc, unused-ignore]
             return
         number = fingerprint_of(model, self.shape)
         path = path or calibration_path(number)
-        if path.exists() and self._use(path, number):
+        if path.exists() and self._use(model, path, number):
             return
         ropes = ropes_of(model, self.shape)
         if ropes is not None:
             grams = grams_of(model, self.shape)
             self.tiered.learn(ropes, name=self.shape.name, fingerprint=number, grams=grams, path=path)
 
-    def _use(self, path: pathlib.Path, number: int) -> bool:
+    def _use(self, model: Any, path: pathlib.Path, number: int) -> bool:
         """Takes the tables of an earlier time; one that is damaged or another model's is passed over."""
-        info = CalibrationInfo()
-        info.model, info.fingerprint = self.shape.name, number
-        info.num_layers, info.num_heads = self.shape.num_layers, self.shape.num_heads
-        info.num_kv_heads, info.head_dim = self.shape.num_kv_heads, self.shape.head_dim
         try:
-            tables = load_calibration(path)
-            tables.check_fit(info)
-            self.tiered.set_calibration(tables)
+            self.tiered.set_calibration(fitting(load_calibration(path), model, self.shape, number))
         except Error:
             return False
         return True
