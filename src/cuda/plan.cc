@@ -424,7 +424,8 @@ class Planner {
     std::vector<Piece> best, before;
     uint64_t least = UINT64_MAX;
     uint32_t general = 0;
-    for (const uint64_t percent : {300, 200, 150, 130, 120, 115, 110, 106, 103, 100, 95, 90, 80, 70, 60, 50, 33, 25}) {
+    for (const uint64_t percent :
+         {300, 250, 200, 180, 165, 150, 142, 135, 130, 125, 120, 115, 110, 106, 103, 100, 95, 90, 80, 70, 60, 50, 33, 25}) {
       std::vector<Piece> pieces = pieces_of(mean * percent / 100);
       if (pieces == before) continue;
       before = pieces;
