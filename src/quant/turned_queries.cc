@@ -27,30 +27,36 @@ void fill_step(const calib::Turner& turner, uint32_t head_dim, int64_t by, float
   }
 }
 
+// From where the queries are, a block further.
+void step_on(const calib::Turner& turner, const BlockShape& shape, const Kernels& kernels, Turned& t) {
+  const uint32_t d = shape.head_dim;
+  const size_t size = static_cast<size_t>(t.count) * d;
+  float* step = at_least_aligned(t.step, 2 * static_cast<size_t>(d));
+  if (t.steps == 0) fill_step(turner, d, -static_cast<int64_t>(shape.tokens), step);
+  float* rows = at_least_aligned(t.rows, 2 * size);
+  kernels.turn_rows(rows + t.steps % 2 * size, t.count, d, turner.apart(), step, rows + (t.steps + 1) % 2 * size);
+  ++t.steps;
+  t.first += shape.tokens;
+}
+
 }  // namespace
 
 const float* turn_to_block(const calib::Turner& turner, const BlockShape& shape, const float* queries, uint32_t count,
                            uint32_t first_position, Workspace& ws) {
-  const uint32_t d = shape.head_dim;
-  const size_t size = static_cast<size_t>(count) * d;
+  const size_t size = static_cast<size_t>(count) * shape.head_dim;
   Turned& t = ws.turned;
   const Kernels* kernels = active_kernels();
+  // Queries are turned afresh at every kMostSteps-th block of the sequence, and on from there, wherever attention begins: so what
+  // comes out does not depend on how blocks are shared out, or on which of them come first.
+  const uint32_t steps = kernels && in_vectors(turner) ? first_position / shape.tokens % kMostSteps : 0;
   const bool same = ws.queries_id != 0 && t.id == ws.queries_id && t.of == &turner && t.queries == queries && t.count == count;
-  if (!kernels || !same || t.steps == kMostSteps || first_position - t.first != shape.tokens || !in_vectors(turner)) {
-    t = {ws.queries_id, &turner, queries, count, first_position, /*steps=*/0, std::move(t.rows), std::move(t.step)};
-    float* rows = at_least_aligned(t.rows, 2 * size);
-    turner.turn(queries, count, -static_cast<int64_t>(first_position), rows);
-    return rows;
+  if (!same || steps == 0 || first_position - t.first != shape.tokens) {
+    const uint32_t anchor = first_position - steps * shape.tokens;
+    t = {ws.queries_id, &turner, queries, count, anchor, /*steps=*/0, std::move(t.rows), std::move(t.step)};
+    turner.turn(queries, count, -static_cast<int64_t>(anchor), at_least_aligned(t.rows, 2 * size));
   }
-  float* step = at_least_aligned(t.step, 2 * static_cast<size_t>(d));
-  if (t.steps == 0) fill_step(turner, d, -static_cast<int64_t>(shape.tokens), step);
-  float* rows = at_least_aligned(t.rows, 2 * size);
-  const float* from = rows + t.steps % 2 * size;
-  ++t.steps;
-  t.first = first_position;
-  rows += t.steps % 2 * size;
-  kernels->turn_rows(from, count, d, turner.apart(), step, rows);
-  return rows;
+  while (t.steps < steps) step_on(turner, shape, *kernels, t);
+  return at_least_aligned(t.rows, 2 * size) + t.steps % 2 * size;
 }
 
 }  // namespace tierkv::quant

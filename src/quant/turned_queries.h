@@ -3,7 +3,8 @@
 // Attention goes from a block to the next, and the next begins as many positions later as a block has tokens: one rotation that is
 // the same all the way. So queries are turned on from where they are, in vectors, instead of afresh with sines composed for every
 // block.
-// Error:    rounding of a few turns in 32-bit floats; after kMostSteps of them queries are turned afresh.
+// Error:    rounding of a few turns in 32-bit floats; every kMostSteps-th block of a sequence queries are turned afresh.
+// Bits:     the same for a block whoever asks: they depend on its position, not on the blocks before it.
 #pragma once
 
 #include "calib/rope.h"
