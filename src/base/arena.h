@@ -10,7 +10,7 @@
 //           pages where the system has them.
 // Pools:    archive blocks, which stay, lie in regions apart from what comes and goes (tails, warm blocks, lists): in the holes of
 //           warm blocks, which are all of one size, they left gaps that fit nothing, 5 % of a cache of 8K tokens. Near the limit
-//           each pool serves the other.
+//           each pool serves the other; books, which stay, go as far to the front there as they can.
 // Books:    trees of what is free, in nodes that allocate() reserves: with n pieces handed out there are at most n free ones more
 //           than regions, so that everything that frees can be written down in nodes that are there. Nothing that frees needs
 //           memory.

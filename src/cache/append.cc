@@ -87,9 +87,55 @@ static uint32_t most_unseen(const CacheConfig& c) {
   return static_cast<uint32_t>(std::min<uint64_t>(kMostUnseen, c.byte_budget / 8 / token));
 }
 
+// The layer's as it is now.
+static LayerPlan plan_of(const AdaptiveKVCache::Impl& impl, const plan::Plans& plans, const Sequence& seq, uint32_t layer) {
+  const LayerState& state = seq.layer(layer);
+  LayerPlan plan = plans.layer(layer, state.length);
+  if (impl.places[layer] && plan.warm != 0 && plan.warm != kAll) {
+    // A long piece of a prompt comes before its queries. Rows are not archived by it that no query could look at yet.
+    plan.warm += std::min(most_unseen(impl.config), state.unobserved - std::min(state.unobserved, plan.hot));
+  }
+  return plan;
+}
+
+static bool spills(const AdaptiveKVCache::Impl& impl) { return impl.spill.kind != config::SpillMode::Kind::off; }
+
+// Where blocks can be spilled, tails that could not settle for want of memory do so before they would grow: the room that spilling
+// makes is for blocks, and tails of eight times the bytes would take it all. False: blocks must be spilled.
+static bool settle_full_tails(AdaptiveKVCache::Impl& impl, Appending& a) {
+  const uint32_t bound = a.plan.tail_bound();
+  if (!spills(impl) || bound == 0) return true;
+  const LayerPlan plan = plan_of(impl, *a.plans, a.seq, a.layer);
+  for (HeadStream& s : a.seq.heads(a.layer)) {
+    if (s.tail.rows() >= bound && !tiers::settle(impl.env, s, plan, kBacklog)) return false;
+  }
+  return true;
+}
+
+// Rows that are in but had no room to settle do so after blocks were spilled, so that every row is where it would be with all of
+// them in memory. Where that cannot be they stay in the better tier. REQUIRES: no lock is held.
+static void settle_by_spilling(AdaptiveKVCache::Impl& impl, SeqId seq, uint32_t layer) {
+  for (uint32_t attempt = 0; attempt < cache::kMostAttempts; ++attempt) {
+    {
+      const auto found = impl.find(seq);
+      if (!found.ok()) return;
+      Sequence& sequence = **found;
+      std::lock_guard lock(sequence.mutex);
+      if (!sequence.packed.empty()) return;
+      const auto plans = impl.planner->now();
+      const LayerPlan plan = plan_of(impl, *plans, sequence, layer);
+      bool settled = true;
+      for (HeadStream& s : sequence.heads(layer)) settled &= tiers::settle(impl.env, s, plan, kBacklog);
+      if (settled) return;
+    }
+    if (!impl.make_room_by_spilling(seq, impl.largest_block)) return;
+  }
+}
+
 static Status append_step(AdaptiveKVCache::Impl& impl, Appending& a, uint32_t first, uint32_t count) {
   LayerState& state = a.seq.layer(a.layer);
   if (a.evicting && !impl.make_room(a.seq, a.layer, count)) return no_room(*impl.arena, a.layer);
+  if (!settle_full_tails(impl, a)) return no_room(*impl.arena, a.layer);
   const uint32_t most_tokens = a.evicting ? impl.layer_limit(a.layer) : 0;
   while (!reserve_tails(a, *impl.arena, count, most_tokens)) {
     // Nothing is given up while something waits for tables: with_pressure() ends that first.
@@ -100,11 +146,7 @@ static Status append_step(AdaptiveKVCache::Impl& impl, Appending& a, uint32_t fi
   state.unobserved += count;
   // From here on the tokens are in. Whatever cannot settle for want of memory stays in a better tier and is tried again.
   bool settled = true;
-  LayerPlan plan = a.plans->layer(a.layer, state.length);
-  if (impl.places[a.layer] && plan.warm != 0 && plan.warm != kAll) {
-    // A long piece of a prompt comes before its queries. Rows are not archived by it that no query could look at yet.
-    plan.warm += std::min(most_unseen(impl.config), state.unobserved - std::min(state.unobserved, plan.hot));
-  }
+  LayerPlan plan = plan_of(impl, *a.plans, a.seq, a.layer);
   impl.choose_archive(a.seq, a.layer, plan);
   const uint32_t most = kBacklog + kCatchUp * count / impl.config.archive_block;
   for (HeadStream& s : a.seq.heads(a.layer)) settled &= tiers::settle(impl.env, s, plan, most);
@@ -205,7 +247,7 @@ Status AdaptiveKVCache::append(SeqId seq, uint32_t layer, const RowsView& keys, 
   TIERKV_RETURN_IF_ERROR(cache::check_finite(keys, "keys", impl_->env.hot_bf16));
   TIERKV_RETURN_IF_ERROR(cache::check_finite(values, "values", impl_->env.hot_bf16));
   impl_->keep_room_to_archive(keys.tokens);
-  return cache::with_pressure(*impl_, seq, [&](uint64_t& needed) -> Status {
+  const Status status = cache::with_pressure(*impl_, seq, [&](uint64_t& needed) -> Status {
     TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
     std::lock_guard lock(sequence->mutex);
     TIERKV_RETURN_IF_ERROR(impl_->check_awake(seq, *sequence));
@@ -214,6 +256,8 @@ Status AdaptiveKVCache::append(SeqId seq, uint32_t layer, const RowsView& keys, 
     if (impl_->learning.active()) impl_->learning.add_rows(seq, layer, position, keys, values);
     return {};
   });
+  if (status.ok() && spills(*impl_)) settle_by_spilling(*impl_, seq, layer);
+  return status;
 }
 TIERKV_NO_MEMORY("append rows")
 
