@@ -93,7 +93,7 @@ void* Arena::allocate(size_t bytes, MemoryTag tag, Use use) noexcept {
   void* p = take(need, pool);
   if (!p && grow(need, pool, use)) p = take(need, pool);
   // Books stay for as long as their sequence. Among archive blocks, which come and go here where they are spilled, each would keep
-  // its neighbours' room from becoming one: with the best fit 10 of 24 MiB were free and no piece had 32 KiB.
+  // its neighbours' room from becoming one: with the best fit 10 of 24 MiB were free and no tail of 32 KiB found a place.
   if (!p && tag == MemoryTag::bookkeeping) {
     const auto& others = free_by_size_[1 - pool];
     if (const auto it = earliest_fit(others, need); it != others.end()) p = cut(*it);

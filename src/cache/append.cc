@@ -105,7 +105,8 @@ static bool spills(const AdaptiveKVCache::Impl& impl) { return impl.spill.kind !
 static bool settle_full_tails(AdaptiveKVCache::Impl& impl, Appending& a) {
   const uint32_t bound = a.plan.tail_bound();
   if (!spills(impl) || bound == 0) return true;
-  const LayerPlan plan = plan_of(impl, *a.plans, a.seq, a.layer);
+  LayerPlan plan = plan_of(impl, *a.plans, a.seq, a.layer);
+  impl.choose_archive(a.seq, a.layer, plan);
   for (HeadStream& s : a.seq.heads(a.layer)) {
     if (s.tail.rows() >= bound && !tiers::settle(impl.env, s, plan, kBacklog)) return false;
   }
@@ -123,7 +124,8 @@ static void settle_by_spilling(AdaptiveKVCache::Impl& impl, SeqId seq, uint32_t 
       std::lock_guard lock(sequence.mutex);
       if (!sequence.packed.empty()) return;
       const auto plans = impl.planner->now();
-      const LayerPlan plan = plan_of(impl, *plans, sequence, layer);
+      LayerPlan plan = plan_of(impl, *plans, sequence, layer);
+      impl.choose_archive(sequence, layer, plan);
       bool settled = true;
       for (HeadStream& s : sequence.heads(layer)) settled &= tiers::settle(impl.env, s, plan, kBacklog);
       if (settled) return;
@@ -256,7 +258,13 @@ Status AdaptiveKVCache::append(SeqId seq, uint32_t layer, const RowsView& keys, 
     if (impl_->learning.active()) impl_->learning.add_rows(seq, layer, position, keys, values);
     return {};
   });
-  if (status.ok() && spills(*impl_)) settle_by_spilling(*impl_, seq, layer);
+  // The rows are in: what has no memory to settle them is no error of this call.
+  if (status.ok() && spills(*impl_)) {
+    (void)with_memory([&] {
+      settle_by_spilling(*impl_, seq, layer);
+      return true;
+    });
+  }
   return status;
 }
 TIERKV_NO_MEMORY("append rows")
