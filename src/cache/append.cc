@@ -100,17 +100,27 @@ static LayerPlan plan_of(const AdaptiveKVCache::Impl& impl, const plan::Plans& p
 
 static bool spills(const AdaptiveKVCache::Impl& impl) { return impl.spill.kind != config::SpillMode::Kind::off; }
 
+// With the archive that its rows ask for.
+static bool settle_heads(AdaptiveKVCache::Impl& impl, const plan::Plans& plans, Sequence& seq, uint32_t layer, uint32_t most) {
+  LayerPlan plan = plan_of(impl, plans, seq, layer);
+  impl.choose_archive(seq, layer, plan);
+  bool settled = true;
+  for (HeadStream& s : seq.heads(layer)) settled &= tiers::settle(impl.env, s, plan, most);
+  return settled;
+}
+
 // Where blocks can be spilled, tails that could not settle for want of memory do so before they would grow: the room that spilling
 // makes is for blocks, and tails of eight times the bytes would take it all. False: blocks must be spilled.
 static bool settle_full_tails(AdaptiveKVCache::Impl& impl, Appending& a) {
   const uint32_t bound = a.plan.tail_bound();
   if (!spills(impl) || bound == 0) return true;
+  const auto full = [&](const HeadStream& s) { return s.tail.rows() >= bound; };
+  const std::span<HeadStream> heads = a.seq.heads(a.layer);
+  if (std::none_of(heads.begin(), heads.end(), full)) return true;
   LayerPlan plan = plan_of(impl, *a.plans, a.seq, a.layer);
   impl.choose_archive(a.seq, a.layer, plan);
-  for (HeadStream& s : a.seq.heads(a.layer)) {
-    if (s.tail.rows() >= bound && !tiers::settle(impl.env, s, plan, kBacklog)) return false;
-  }
-  return true;
+  return std::all_of(heads.begin(), heads.end(),
+                     [&](HeadStream& s) { return !full(s) || tiers::settle(impl.env, s, plan, kBacklog); });
 }
 
 // Rows that are in but had no room to settle do so after blocks were spilled, so that every row is where it would be with all of
@@ -123,12 +133,7 @@ static void settle_by_spilling(AdaptiveKVCache::Impl& impl, SeqId seq, uint32_t 
       Sequence& sequence = **found;
       std::lock_guard lock(sequence.mutex);
       if (!sequence.packed.empty()) return;
-      const auto plans = impl.planner->now();
-      LayerPlan plan = plan_of(impl, *plans, sequence, layer);
-      impl.choose_archive(sequence, layer, plan);
-      bool settled = true;
-      for (HeadStream& s : sequence.heads(layer)) settled &= tiers::settle(impl.env, s, plan, kBacklog);
-      if (settled) return;
+      if (settle_heads(impl, *impl.planner->now(), sequence, layer, kBacklog)) return;
     }
     if (!impl.make_room_by_spilling(seq, impl.largest_block)) return;
   }
@@ -147,12 +152,9 @@ static Status append_step(AdaptiveKVCache::Impl& impl, Appending& a, uint32_t fi
   state.length += count;
   state.unobserved += count;
   // From here on the tokens are in. Whatever cannot settle for want of memory stays in a better tier and is tried again.
-  bool settled = true;
-  LayerPlan plan = plan_of(impl, *a.plans, a.seq, a.layer);
-  impl.choose_archive(a.seq, a.layer, plan);
   const uint32_t most = kBacklog + kCatchUp * count / impl.config.archive_block;
-  for (HeadStream& s : a.seq.heads(a.layer)) settled &= tiers::settle(impl.env, s, plan, most);
-  if (!settled && impl.policy && !plan.waiting) (void)impl.relieve(a.seq);
+  const bool settled = settle_heads(impl, *a.plans, a.seq, a.layer, most);
+  if (!settled && impl.policy && !a.plans->layer(a.layer, state.length).waiting) (void)impl.relieve(a.seq);
   return {};
 }
 
