@@ -89,8 +89,7 @@ class Planner {
     }
     std::array<uint64_t, 8> by_path{};
     for (size_t c = 0; c < input_.codecs.size(); ++c) {
-      paths_[c] = fast_path(input_.codecs[c], input_.group);
-      if (is_klt(paths_[c]) && !input_.codecs[c].key_fragments) paths_[c] = Path::general;
+      paths_[c] = ready_path(input_.codecs[c], input_.group);
       by_path[static_cast<size_t>(paths_[c])] += bytes[c] * (input_.codecs[c].key.bytes + input_.codecs[c].value.bytes);
     }
     by_path[0] = 0;
@@ -533,6 +532,11 @@ Path fast_path(const CodecDesc& codec, uint32_t group) {
   if (key.bits == 4 && value.bits == 4) return Path::packed44;
   if (key.bits == 4 && value.bits == 2) return Path::packed42;
   return Path::general;
+}
+
+Path ready_path(const CodecDesc& codec, uint32_t group) {
+  const Path path = fast_path(codec, group);
+  return is_klt(path) && !codec.key_fragments ? Path::general : path;
 }
 
 Plan make_plan(const PlanInput& input) { return Planner(input).make(); }

@@ -114,6 +114,8 @@ bool readable(const quant::Codec& key, const quant::Codec& value, CodecDesc& out
 
 // The fast path that whole blocks of a codec could take; general where there is none.
 Path fast_path(const CodecDesc& codec, uint32_t group);
+// The same where the codec's tables are on the device already; general where not.
+Path ready_path(const CodecDesc& codec, uint32_t group);
 
 // Whether views of a codec can be staged, and the frame of their values.
 std::optional<Frame> staged_frame(const CodecDesc& codec);

@@ -5,18 +5,11 @@
 namespace tierkv::cuda {
 namespace {
 
-bool is_klt(Path path) { return path == Path::klt || path == Path::klt_better; }
-
-Path path_of(const CodecDesc& codec, uint32_t group) {
-  const Path path = fast_path(codec, group);
-  return is_klt(path) && !codec.key_fragments ? Path::general : path;
-}
-
 // Views of one kind are a run: general ones, staged ones by their frame, whole blocks of a codec that has a fast path.
 constexpr uint32_t kGeneralKind = 0, kStagedKind = 1, kFastKind = 3;
 
 uint32_t kind_of(const attn::BlockView& view, const CodecDesc& desc, uint32_t codec, uint32_t group) {
-  if (view.rows == kTileRows && path_of(desc, group) != Path::general) return kFastKind + codec;
+  if (view.rows == kTileRows && ready_path(desc, group) != Path::general) return kFastKind + codec;
   const std::optional<Frame> frame = staged_frame(desc);
   return frame ? kStagedKind + static_cast<uint32_t>(*frame) : kGeneralKind;
 }
@@ -146,7 +139,7 @@ Status Standing::list(Area& area) {
       run.bytes += times * (block_bytes(desc) * view.end / desc.key.tokens);
     };
     if (kind >= kFastKind) {  // one like the other
-      run.path = path_of(tables_.on_host()[run.codec], area.group);
+      run.path = ready_path(tables_.on_host()[run.codec], area.group);
       add(run.descs[0], count);
     } else {
       run.path = kind == kGeneralKind ? Path::general : Path::staged;

@@ -37,6 +37,14 @@ void expect_codes(const quant::SideLayout& side, uint32_t codes, const float (&w
   }
 }
 
+testing::SceneShape one_block_of(const std::string& name) {
+  testing::SceneShape shape;
+  shape.kv_heads = 1, shape.group = 1, shape.hot = 0;
+  shape.codecs = {name};
+  shape.lengths = {128};
+  return shape;
+}
+
 // Codes of 16 positions from 16·step on, as bytes.
 std::vector<uint32_t> sixteen_of(const quant::SideLayout& side, const uint8_t* bytes, uint32_t lane, uint32_t step) {
   uint32_t codes[4] = {};
@@ -53,11 +61,7 @@ std::vector<uint32_t> sixteen_of(const quant::SideLayout& side, const uint8_t* b
 TEST(TileMap, SixteenAtATimeAreThoseOfTheBlock) {
   for (const std::string& name : testing::readable_codecs()) {
     SCOPED_TRACE(name);
-    testing::SceneShape shape;
-    shape.kv_heads = 1, shape.group = 1, shape.hot = 0;
-    shape.codecs = {name};
-    shape.lengths = {128};
-    const testing::Scene scene(shape, 5);
+    const testing::Scene scene(one_block_of(name), 5);
     ASSERT_TRUE(scene.status().ok()) << scene.status().message();
     const attn::BlockView& view = scene.views(0)[0];
     CodecDesc codec;
@@ -83,11 +87,7 @@ TEST(TileMap, SixteenAtATimeAreThoseOfTheBlock) {
 TEST(TileMap, CodesAreThoseOfTheBlock) {
   for (const std::string& name : testing::readable_codecs()) {
     SCOPED_TRACE(name);
-    testing::SceneShape shape;
-    shape.kv_heads = 1, shape.group = 1, shape.hot = 0;
-    shape.codecs = {name};
-    shape.lengths = {128};
-    const testing::Scene scene(shape, 5);
+    const testing::Scene scene(one_block_of(name), 5);
     ASSERT_TRUE(scene.status().ok()) << scene.status().message();
     const attn::BlockView& view = scene.views(0)[0];
     CodecDesc codec;
