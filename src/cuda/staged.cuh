@@ -175,11 +175,7 @@ TIERKV_DEVICE float code_unit(const quant::SideLayout& side) {
 // Four codes, a byte each, as halves: codes 0 and 2, 1 and 3.
 TIERKV_DEVICE uint2 code_pairs(uint32_t codes) { return {codes & 0x00FF00FFu, codes >> 8 & 0x00FF00FFu}; }
 TIERKV_DEVICE uint2 level_pairs(const __half* levels, uint32_t codes) {
-  const auto pair = [&](uint32_t a, uint32_t b) {
-    const __half2 both = __halves2half2(levels[a & 15u], levels[b & 15u]);
-    return *reinterpret_cast<const uint32_t*>(&both);
-  };
-  return {pair(codes, codes >> 16), pair(codes >> 8, codes >> 24)};
+  return {level_pair(levels, codes, codes >> 16), level_pair(levels, codes >> 8, codes >> 24)};
 }
 
 // Where one lane's 16 codes come from and go to: of keys 16 channels of its token, of values 16 tokens of its channel.
@@ -348,32 +344,6 @@ TIERKV_DEVICE void staged_scores(const StagedShared<T>& all, const __half* keys,
   }
 }
 
-// Scores become weights against the running maximum, in powers of two.
-template <int T>
-TIERKV_DEVICE void staged_weights(const Launch& launch, bool low, bool high, StagedState<T>& state, float (&s)[4]) {
-  constexpr float kPatienceHere = 4.0f;  // weights may grow to 2^4 before sums are rescaled
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (launch.softcap > 0.0f) s[i] = launch.softcap * kLog2E * tanhf(s[i] / (launch.softcap * kLog2E));
-    if (!(i < 2 ? low : high)) s[i] = -INFINITY;
-  }
-  float x0 = fmaxf(s[0], s[2]), x1 = fmaxf(s[1], s[3]);
-  if (__any_sync(~0u, x0 > state.top0 + kPatienceHere || x1 > state.top1 + kPatienceHere)) {
-#pragma unroll
-    for (int d = 4; d < 32; d *= 2) x0 = fmaxf(x0, __shfl_xor_sync(~0u, x0, d)), x1 = fmaxf(x1, __shfl_xor_sync(~0u, x1, d));
-    x0 = fmaxf(x0, state.top0), x1 = fmaxf(x1, state.top1);
-    state.shrink(state.top0 == -INFINITY ? 0.0f : power2(state.top0 - x0),
-                 state.top1 == -INFINITY ? 0.0f : power2(state.top1 - x1));
-    state.top0 = x0, state.top1 = x1;
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    // A score that is not a number must not vanish: it has to reach the sum.
-    s[i] = (i < 2 ? low : high) ? power2(s[i] - (i % 2 ? state.top1 : state.top0)) : 0.0f;
-  }
-  state.sum0 += s[0] + s[2], state.sum1 += s[1] + s[3];
-}
-
 // Adds the weighted values in shared memory.
 template <int T, bool kPlain>
 TIERKV_DEVICE void staged_values(const __half* values, uint32_t dim, float unit, uint32_t low, uint32_t high,
@@ -413,7 +383,7 @@ TIERKV_DEVICE void staged_tile(const Launch& launch, const ViewDesc& view, uint3
   const float offset0 = __shfl_sync(~0u, terms.offset, g), offset1 = __shfl_sync(~0u, terms.offset, g + 8);
   s[0] = fmaf(s[0], scale0, fmaf(offset0, sum.x, base.x)), s[1] = fmaf(s[1], scale0, fmaf(offset0, sum.y, base.y));
   s[2] = fmaf(s[2], scale1, fmaf(offset1, sum.x, base.x)), s[3] = fmaf(s[3], scale1, fmaf(offset1, sum.y, base.y));
-  staged_weights<T>(launch, seen >> g & 1u, seen >> (g + 8) & 1u, state, s);
+  weigh_rows(launch, seen >> g & 1u, seen >> (g + 8) & 1u, state, s);
 
   const bool plain = value.kind == quant::LayoutKind::rows16;
   const float weigh0 = __shfl_sync(~0u, terms.scale, g + 16), weigh1 = __shfl_sync(~0u, terms.scale, g + 24);

@@ -13,8 +13,6 @@
 
 namespace tierkv::cuda {
 
-inline constexpr float kTilePatience = 4.0f;  // weights may grow to 2^4 before sums are rescaled
-
 // Of a warp: sums of weighted values, in one frame at a time, and of weights; the maximum of its columns.
 template <int T>
 struct TileState {
@@ -22,6 +20,12 @@ struct TileState {
   float sum0 = 0.0f, sum1 = 0.0f;
   float top0 = -INFINITY, top1 = -INFINITY;
   bool rotated = false, empty = true;
+
+  TIERKV_DEVICE void shrink(float a0, float a1) {
+    sum0 *= a0, sum1 *= a1;
+#pragma unroll
+    for (int j = 0; j < T; ++j) values[j][0] *= a0, values[j][1] *= a1, values[j][2] *= a0, values[j][3] *= a1;
+  }
 };
 
 // Which 16 rows, and which of them this lane's columns of scores and the query may see.
@@ -200,35 +204,6 @@ TIERKV_DEVICE void add_better_values(const CodecDesc& codec, const ViewDesc& vie
       state.values[j][2] = fmaf(x, high, state.values[j][2]), state.values[j][3] = fmaf(y, high, state.values[j][3]);
     }
   }
-}
-
-// Scores become weights against the running maximum, in powers of two.
-template <int T>
-TIERKV_DEVICE void weigh_rows(const Launch& launch, const TileRows& rows, TileState<T>& state, float (&s)[4]) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (launch.softcap > 0.0f) s[i] = launch.softcap * kLog2E * tanhf(s[i] / (launch.softcap * kLog2E));
-    if (!(i < 2 ? rows.low : rows.high)) s[i] = -INFINITY;
-  }
-  float x0 = fmaxf(s[0], s[2]), x1 = fmaxf(s[1], s[3]);
-  if (__any_sync(~0u, x0 > state.top0 + kTilePatience || x1 > state.top1 + kTilePatience)) {
-#pragma unroll
-    for (int d = 4; d < 32; d *= 2) x0 = fmaxf(x0, __shfl_xor_sync(~0u, x0, d)), x1 = fmaxf(x1, __shfl_xor_sync(~0u, x1, d));
-    x0 = fmaxf(x0, state.top0), x1 = fmaxf(x1, state.top1);
-    const float a0 = state.top0 == -INFINITY ? 0.0f : power2(state.top0 - x0);
-    const float a1 = state.top1 == -INFINITY ? 0.0f : power2(state.top1 - x1);
-    state.top0 = x0, state.top1 = x1, state.sum0 *= a0, state.sum1 *= a1;
-#pragma unroll
-    for (int j = 0; j < T; ++j) {
-      state.values[j][0] *= a0, state.values[j][1] *= a1, state.values[j][2] *= a0, state.values[j][3] *= a1;
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    // A score that is not a number must not vanish: it has to reach the sum.
-    s[i] = (i < 2 ? rows.low : rows.high) ? power2(s[i] - (i % 2 ? state.top1 : state.top0)) : 0.0f;
-  }
-  state.sum0 += s[0] + s[2], state.sum1 += s[1] + s[3];
 }
 
 // Adds the weighted values of 16 rows of 16-bit floats.
@@ -448,7 +423,7 @@ TIERKV_DEVICE void attend_tiles(const Launch& launch, const SegmentDesc& segment
         else score_codes<T>(codec.key, view, rows, own, s);
         if (codec.key_better) add_better_scores<T>(codec, view, rows, own, s);
         const bool rotated = codec.value.hadamard != 0;
-        weigh_rows<T>(launch, rows, state, s);
+        weigh_rows(launch, rows.low, rows.high, state, s);
         if (!state.empty && rotated != state.rotated) transform<T>(state.values, all.signs, launch.head_dim, rotated);
         state.rotated = rotated, state.empty = false;
         if (codec.value.kind == quant::LayoutKind::rows16) add_plain<T>(codec.value, view, rows, s, state);
