@@ -78,11 +78,14 @@ struct DeepConfig {
 
 // The cold store: what leaves the warm tier for the archive is copied into a file first, behind the caller. park() and deep
 // snapshots take the rows from there, and promote() brings blocks back. The file is the cache's scratch: nothing in it outlives
-// the cache. The keys are `cold`, `cold_codec`, `cold_budget` and `spill`.
+// the cache. The keys are `cold`, `cold_codec`, `cold_budget`, `promote` and `spill`.
 struct ColdConfig {
   std::string path = "off";    // "off", a file, or a folder in which a file without a name is made
   std::string codec = "int8";  // any codec without tables: fp16, int8, rot4, ...
   uint64_t budget = 0;         // bytes of the file at most; 0: no limit
+  // Blocks of each KV head that may lie in memory once more as their copies, while queries look at them: they come and go by
+  // themselves, few at a time (attention calls of at most 64 queries look now and then). 0: only promote() brings them back.
+  uint32_t promote = 0;
   // Whether archive blocks themselves go to the file when byte_budget is short, and what a decoding step then reads of them:
   //   "off"          they stay in memory,
   //   "exact"        all of them,

@@ -54,6 +54,7 @@ void bind_tiers(nb::module_& m) {
       .def_rw("path", &ColdConfig::path)
       .def_rw("codec", &ColdConfig::codec)
       .def_rw("budget", &ColdConfig::budget)
+      .def_rw("promote", &ColdConfig::promote)
       .def_rw("spill", &ColdConfig::spill)
       .def("off", &ColdConfig::off)
       .def(nb::self == nb::self, nb::sig("def __eq__(self, arg: object, /) -> bool"));

@@ -60,6 +60,7 @@ class ColdConfig:
     path: str
     codec: str
     budget: int
+    promote: int
     spill: str
     def __init__(self) -> None: ...
     def off(self) -> bool: ...

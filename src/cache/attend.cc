@@ -9,6 +9,7 @@
 #include "base/status_macros.h"
 #include "cache/attend_spilled.h"
 #include "cache/impl.h"
+#include "cache/look_back.h"
 #include "cache/observe.h"
 #include "cache/rows.h"
 #include "cache/skip_blocks.h"
@@ -44,9 +45,11 @@ struct Held {
   std::span<StreamViews> views;     // of each KV head: the sequence's own where they are kept, or
   std::vector<StreamViews> own_views;
   std::vector<StreamObserver> observers;
-  std::vector<float> lse;  // of every query and head, where learning or spilled blocks want it
-  bool learns = false;     // learning does
-  bool spilled = false;    // some of its blocks are in the cold file
+  std::vector<BlockMass> blocks;  // what they received, where somebody wants to know
+  std::vector<float> lse;         // of every query and head, where learning or spilled blocks want it
+  bool learns = false;            // learning does
+  bool spilled = false;           // some of its blocks are in the cold file
+  bool looks_back = false;        // it says what archived blocks receive
 };
 
 Status query_positions(const AttentionItem& item, uint32_t length, std::vector<uint32_t>& out) {
@@ -100,7 +103,7 @@ class Attending {
   Status hold(std::span<AttentionItem> items) {
     held_.reserve(items.size());
     works_.reserve(items.size());
-    for (AttentionItem& item : items) held_.push_back({&item, {}, {}, {}, {}, {}, {}, {}, false, false});
+    for (AttentionItem& item : items) held_.push_back({&item, {}, {}, {}, {}, {}, {}, {}, {}, false, false, false});
     TIERKV_RETURN_IF_ERROR(sort_by_id());
     std::erase_if(held_, [&](const Held& held) {
       held.item->status = check_item(*held.item);
@@ -120,7 +123,11 @@ class Attending {
   }
 
   void work() {
-    for (Held& held : held_) held.learns = wants_lse(held);
+    for (Held& held : held_) {
+      held.learns = wants_lse(held);
+      held.looks_back = options_.observe && options_.causal && !held.spilled &&
+                        cache::looks_back(impl_, *held.sequence, layer_, held.item->queries.tokens);
+    }
     skip();
     for (Held& held : held_) observe(held);
     place_sums();
@@ -187,15 +194,16 @@ class Attending {
   // receive until then), or the caller.
   void observe(Held& held) {
     MassReport* mass = held.item->mass;
-    if (!learn_ && !place_ && !mass) return;
+    if (!learn_ && !place_ && !mass && !held.looks_back) return;
     const LayerState& state = held.sequence->layer(layer_);
     if (mass) {
       mass->blocks.clear();
       mass->tokens.assign(mass->want_tokens ? static_cast<size_t>(config_.num_kv_heads) * state.length : 0, 0.0f);
-      // So that nothing can fail once the policy has learned.
+    }
+    if (mass || held.looks_back) {  // so that nothing can fail once the policy has learned
       size_t blocks = 0;
       for (const StreamViews& head : held.views) blocks += head.views.size();
-      mass->blocks.reserve(blocks);
+      held.blocks.reserve(blocks);
     }
     cache::ObserveSettings settings;
     settings.signals = learn_ || place_ ? impl_.env.signals : 0;
@@ -204,7 +212,8 @@ class Attending {
     settings.observation = config_.eviction.observation;
     settings.window_queries = state.window_queries;
     settings.group = config_.query_heads() / config_.num_kv_heads;
-    settings.recent_only = !learn_ && !mass;
+    settings.recent_only = !learn_ && !mass && !held.looks_back;
+    settings.blocks = held.looks_back;
     held.observers.reserve(config_.num_kv_heads);
     for (uint32_t h = 0; h < config_.num_kv_heads; ++h) {
       held.observers.emplace_back(settings, held.sequence->heads(layer_)[h], held.views[h], held.positions, mass, state.length);
@@ -219,7 +228,7 @@ class Attending {
     };
     std::vector<Task> tasks;
     for (Held& held : held_) {
-      if (held.item->mass || held.learns || !cache::may_skip(impl_, skip_query(held))) continue;
+      if (held.item->mass || held.learns || held.looks_back || !cache::may_skip(impl_, skip_query(held))) continue;
       for (uint32_t h = 0; h < config_.num_kv_heads; ++h) tasks.push_back({&held, h});
     }
     if (tasks.empty()) return;
@@ -333,12 +342,7 @@ class Attending {
     if (!held.item->status.ok()) return;
     LayerState& state = held.sequence->layer(layer_);
     fold(held);
-    if (MassReport* mass = held.item->mass) {
-      for (StreamObserver& observer : held.observers) {
-        const std::vector<BlockMass> blocks = observer.take_blocks();
-        mass->blocks.insert(mass->blocks.end(), blocks.begin(), blocks.end());
-      }
-    }
+    if (held.item->mass || held.looks_back) tell_blocks(held);
     if (learn_) state.window_queries = (state.window_queries + held.item->queries.tokens) % config_.eviction.observation;
     if (options_.observe) state.unobserved = 0;
     if (impl_.query_power.wants(layer_) && held.item->queries.place == MemoryPlace::host) {
@@ -348,6 +352,19 @@ class Attending {
       impl_.learning.add_queries(held.item->seq, layer_, held.positions[0], held.item->queries, held.item->out, work.lse,
                                  params_.scale, params_.softcap, executor());
     }
+  }
+
+  // To the caller who asked for a report, and to whoever brings blocks back.
+  void tell_blocks(Held& held) {
+    for (StreamObserver& observer : held.observers) {
+      const std::vector<BlockMass> blocks = observer.take_blocks();
+      held.blocks.insert(held.blocks.end(), blocks.begin(), blocks.end());
+    }
+    if (held.looks_back) {
+      const uint32_t group = config_.query_heads() / config_.num_kv_heads;
+      cache::look_back(impl_, *held.sequence, layer_, held.blocks, held.item->queries.tokens * group);
+    }
+    if (held.item->mass) held.item->mass->blocks.swap(held.blocks);
   }
 
   AdaptiveKVCache::Impl& impl_;

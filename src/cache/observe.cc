@@ -42,7 +42,7 @@ StreamObserver::StreamObserver(const ObserveSettings& settings, const HeadStream
   if (keeps(policy::kLowCount)) plan_low_counts(stream);
   habit_ = std::ldexp(1.0f, -static_cast<int>(std::min(closings_, 100u)));
   faded_ = std::pow(policy::kFading, static_cast<float>(positions_.size()));
-  if (report_) {
+  if (report_ || settings_.blocks) {
     for (size_t v = 0; v < views.views.size(); ++v) {
       const attn::BlockView& view = views.views[v];
       blocks_.push_back({stream.head, views.tiers[v], view.ctx.first_position, view.rows, 0.0});
@@ -80,7 +80,7 @@ void StreamObserver::plan_lanes() {
   // How many windows ended before query q came: the one it is in.
   const auto window_of = [&](size_t q) { return q == 0 ? 0u : closed[q - 1]; };
   const auto all = [](size_t) { return 1.0f; };
-  if (report_) report_lane_ = lane(weights(all));
+  if (report_ || settings_.blocks) report_lane_ = lane(weights(all));
   if (keeps(policy::kMassTotal)) lane_of_[policy::kMassTotal] = lane(weights(all));
   if (keeps(policy::kMassLast))
     lane_of_[policy::kMassLast] = lane(weights([&](size_t q) { return q + 1 == queries ? 1.0f : 0.0f; }));
@@ -122,7 +122,7 @@ attn::HeadMass StreamObserver::wanted() {
 void StreamObserver::fold() {
   size_t at = 0;
   for (size_t v = from_; v < views_.views.size(); at += views_.views[v++].rows) {
-    if (report_) report_view(v, sums_ + static_cast<size_t>(report_lane_) * rows_ + at);
+    if (report_lane_ != kNoLane) report_view(v, sums_ + static_cast<size_t>(report_lane_) * rows_ + at);
     if (settings_.signals && views_.stats[v]) fold_view(views_.stats[v], sums_ + at, views_.views[v].rows);
   }
 }
@@ -132,7 +132,7 @@ void StreamObserver::report_view(size_t v, const float* sums) {
   for (uint32_t t = 0; t < view.rows; ++t) {
     blocks_[v].mass += sums[t];
     const uint32_t position = view.position(t);
-    if (report_->want_tokens && position != kDeadPosition) report_->tokens[report_base_ + position] += sums[t];
+    if (report_ && report_->want_tokens && position != kDeadPosition) report_->tokens[report_base_ + position] += sums[t];
   }
 }
 

@@ -27,7 +27,8 @@ struct ObserveSettings {
   uint32_t observation = 32;         // queries in a window
   uint32_t window_queries = 0;       // already in the current one
   uint32_t group = 1;                // query heads per KV head
-  bool recent_only = false;          // of tokens that are not archived yet. REQUIRES: no report
+  bool recent_only = false;          // of tokens that are not archived yet. REQUIRES: no report, and no blocks
+  bool blocks = false;               // take_blocks() is wanted, whether there is a report or not
 };
 
 class StreamObserver {
@@ -44,6 +45,7 @@ class StreamObserver {
   // The sums are there. Needs no memory.
   void fold();
 
+  // What each view received, archived ones too. REQUIRES: a report, or ObserveSettings::blocks.
   std::vector<BlockMass> take_blocks() { return std::move(blocks_); }
 
  private:

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "cache/impl.h"
+#include "cache/look_back.h"
 
 namespace tierkv::cache {
 
@@ -26,7 +27,8 @@ auto with_pressure(AdaptiveKVCache::Impl& impl, SeqId seq, Call&& call) {
     uint64_t needed = 0;
     auto result = call(needed);
     if (code_of(result) != StatusCode::resource_exhausted || needed == 0 || attempt == kMostAttempts) return result;
-    if (impl.end_waiting()) continue;  // what waits for tables takes twice the room of an archive
+    if (impl.end_waiting()) continue;        // what waits for tables takes twice the room of an archive
+    if (drop_promoted(impl, seq)) continue;  // what is only better goes first
     if (impl.make_room_by_spilling(seq, needed)) continue;
     if (!impl.make_others_room(seq, needed, attempt)) return result;
   }

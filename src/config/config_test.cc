@@ -38,6 +38,7 @@ byte_budget = "2GiB"
 cold = "/var/tmp"
 cold_codec = "fp16"
 cold_budget = "1GiB"
+promote = 6
 window_slack = 16
 calibrate = "smol.tkc"
 calibration = "smol.tkc"
@@ -82,7 +83,7 @@ CacheConfig whole() {
   c.quality_target = 0.9, c.threads = 3;
   c.eviction = {"snapkv", 16, 8, 24, 5, 1000, 10.0};
   c.deep.ratio = 32.0;
-  c.cold = {"/var/tmp", "fp16", 1ull << 30, "off"};
+  c.cold = {"/var/tmp", "fp16", 1ull << 30, 6, "off"};
   LayerOverride first;
   first.first = 0, first.last = 1;
   first.hot = kAll, first.warm = 128, first.warm_codec = "fp16", first.archive_codec = "kivi2-g32", first.sinks = 0,

@@ -148,6 +148,9 @@ std::span<const Field<CacheConfig>> config_fields() {
           "`promote()`; `off`: none are made"),
       row<C, &C::cold, &Z::codec>("", "cold_codec", "", codec(), "codec of these copies, one that needs no tables"),
       row<C, &C::cold, &Z::budget>("", "cold_budget", "", bytes(), "bytes of that file at most; 0: no limit"),
+      row<C, &C::cold, &Z::promote>("", "promote", "", count(0, 4096),
+                                    "archived blocks of each KV head that may lie in memory once more as their copies of the cold "
+                                    "file, while queries look at them; 0: only `promote()` brings blocks back"),
       row<C, &C::cold, &Z::spill>(
           "", "spill", "", text(64),
           "archive blocks go to the cold file when `byte_budget` is short, and decoding reads them from there: "

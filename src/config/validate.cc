@@ -37,6 +37,7 @@ class Checker {
     check_budget();
     check_cold();
     check_spill();
+    check_promote();
     check_skip();
     if (!c_.calibration.empty() && c_.calibrate == "off") {
       add({"calibrate", "calibration"}, text("'calibrate' is off and 'calibration' names a file: one of them is enough"));
@@ -214,6 +215,14 @@ class Checker {
     }
     if (c_.eviction.policy != "none") {
       add({"spill", "eviction.policy"}, text("'spill' and 'eviction.policy' exclude each other: tokens move, or go"));
+    }
+  }
+
+  void check_promote() {
+    if (c_.cold.promote == 0) return;
+    if (c_.cold.off()) return add({"promote", "cold"}, text("'promote' needs a file: set 'cold' to one, or to a folder"));
+    if (!c_.cold.spill.empty() && c_.cold.spill != "off") {
+      add({"promote", "spill"}, text("'promote' and 'spill' exclude each other: one takes memory, the other has none to give"));
     }
   }
 

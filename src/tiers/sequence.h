@@ -6,6 +6,7 @@
 #include <mutex>
 #include <vector>
 
+#include "tiers/heat.h"
 #include "tiers/stream.h"
 
 namespace tierkv::tiers {
@@ -37,6 +38,11 @@ class Sequence {
   // Throws bad_alloc.
   std::span<StreamViews> kept_views(uint32_t layer);
   void forget_views() noexcept { kept_.clear(); }
+  // Throws bad_alloc.
+  LayerHeat& heat(uint32_t layer) {
+    if (heat_.empty()) heat_.resize(layers_);
+    return heat_[layer];
+  }
   // The smallest length over layers.
   uint32_t length() const;
   size_t record_bytes() const { return Arena::rounded(bytes_); }
@@ -58,6 +64,7 @@ class Sequence {
   void* memory_ = nullptr;
   LayerState* states_ = nullptr;
   std::vector<StreamViews> kept_;  // [layer][kv head]; empty: none are kept
+  std::vector<LayerHeat> heat_;    // empty: nobody looked
 };
 
 }  // namespace tierkv::tiers
