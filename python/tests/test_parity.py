@@ -13,7 +13,7 @@ HEADERS = ROOT / "include" / "tierkv"
 
 # C++ names whose twin has another name or form, and why.
 CACHE_TWINS = {"create": "__init__"}  # a constructor makes it
-CPP_ALONE = {"attend_with"}  # a device's: the package is built without CUDA
+CPP_ALONE = {"attend_with", "append_many"}  # a device's: the package is built without CUDA
 FUNCTION_TWINS = {
     "validate": "CacheConfig.validate",
     "wants_calibration": "CacheConfig.wants_calibration",

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/status_macros.h"
+
 namespace tierkv::attn {
 
 AttendWork mass_alone(const AttendWork& done, std::vector<HeadMass> wanted, const float* lse) {
@@ -14,6 +16,13 @@ AttendWork mass_alone(const AttendWork& done, std::vector<HeadMass> wanted, cons
   work.params = done.params;
   work.params.weigh_only = true;
   return work;
+}
+
+Result<std::shared_ptr<const void>> Backend::bring(std::span<RowsView>) const {
+  return error(StatusCode::unsupported, "this cache works in host memory");
+}
+Status Backend::put(const float*, size_t, float*, void*) const {
+  return error(StatusCode::unsupported, "this cache works in host memory");
 }
 
 }  // namespace tierkv::attn

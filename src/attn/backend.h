@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -55,10 +56,12 @@ struct AttendWork {
   std::vector<Settled> settled;                   // one per KV head, or none
   RowsView queries;
   const uint32_t* positions = nullptr;  // one per query
-  float* out = nullptr;                 // [queries][query heads][head_dim]; null: the mass alone is wanted (params.weigh_only)
-  float* lse = nullptr;                 // [queries][query heads]: the log of the sum of e^score (attention.h), or null
-  const float* sink_logits = nullptr;   // one per query head, or null
-  std::vector<HeadMass> mass;           // one per KV head, or none
+  // [queries][query heads][head_dim], in the queries' place; null: the mass alone is wanted (params.weigh_only). In a device's
+  // memory it is valid for work that comes after on the queries' stream, and what goes wrong there is said by a later call.
+  float* out = nullptr;
+  float* lse = nullptr;                // [queries][query heads]: the log of the sum of e^score (attention.h), or null
+  const float* sink_logits = nullptr;  // one per query head, or null
+  std::vector<HeadMass> mass;          // one per KV head, or none
   // [queries][query heads]: the views are a part of what the queries look at, and these the lse of all of it, which mass is taken
   // against. Null: they are all.
   const float* whole = nullptr;
@@ -80,6 +83,13 @@ class Backend {
 
   // unsupported: these rows are in memory that the backend cannot read. `what` names them.
   virtual Status accepts(const RowsView& rows, const char* what) const = 0;
+
+  // Rows in a device's memory, all ready after the same work, to host memory: waits for them. The views become those of copies,
+  // [tokens][heads][head_dim] of the same type, which are there for as long as what is returned. REQUIRES: accepted, and of one
+  // head_dim.
+  virtual Result<std::shared_ptr<const void>> bring(std::span<RowsView> rows) const;
+  // And back: `count` floats of host memory to `to`, in a device's, for work that comes after on the stream `ready`.
+  virtual Status put(const float* from, size_t count, float* to, void* ready) const;
 
   // Stops at the first that its codec refuses; outputs are undefined then.
   virtual Status encode(std::span<const EncodeWork> blocks) const = 0;

@@ -238,37 +238,97 @@ Status AdaptiveKVCache::Impl::append(Sequence& seq, uint32_t layer, const RowsVi
   return {};
 }
 
-Status AdaptiveKVCache::append(SeqId seq, uint32_t layer, const RowsView& keys, const RowsView& values) try {
-  const CacheConfig& c = impl_->config;
-  TIERKV_RETURN_IF_ERROR(impl_->check_layer(layer));
-  TIERKV_RETURN_IF_ERROR(cache::check_shape(keys, "keys", c.num_kv_heads, c.head_dim));
-  TIERKV_RETURN_IF_ERROR(cache::check_shape(values, "values", c.num_kv_heads, c.head_dim));
-  if (keys.tokens != values.tokens) {
-    return error(StatusCode::invalid_argument, "keys have ", keys.tokens, " tokens and values ", values.tokens);
-  }
-  TIERKV_RETURN_IF_ERROR(impl_->env.backend->accepts(keys, "keys"));
-  TIERKV_RETURN_IF_ERROR(impl_->env.backend->accepts(values, "values"));
-  TIERKV_RETURN_IF_ERROR(cache::check_finite(keys, "keys", impl_->env.hot_bf16));
-  TIERKV_RETURN_IF_ERROR(cache::check_finite(values, "values", impl_->env.hot_bf16));
-  impl_->keep_room_to_archive(keys.tokens);
-  const Status status = cache::with_pressure(*impl_, seq, [&](uint64_t& needed) -> Status {
-    TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
+// Rows in host memory whose shape was checked.
+static Status append_here(AdaptiveKVCache::Impl& impl, SeqId seq, uint32_t layer, const RowsView& keys, const RowsView& values) {
+  TIERKV_RETURN_IF_ERROR(cache::check_finite(keys, "keys", impl.env.hot_bf16));
+  TIERKV_RETURN_IF_ERROR(cache::check_finite(values, "values", impl.env.hot_bf16));
+  impl.keep_room_to_archive(keys.tokens);
+  const Status status = cache::with_pressure(impl, seq, [&](uint64_t& needed) -> Status {
+    TIERKV_ASSIGN_OR_RETURN(auto sequence, impl.find(seq));
     std::lock_guard lock(sequence->mutex);
-    TIERKV_RETURN_IF_ERROR(impl_->check_awake(seq, *sequence));
+    TIERKV_RETURN_IF_ERROR(impl.check_awake(seq, *sequence));
     const uint32_t position = sequence->layer(layer).length;
-    TIERKV_RETURN_IF_ERROR(impl_->append(*sequence, layer, keys, values, needed));
-    if (impl_->learning.active()) impl_->learning.add_rows(seq, layer, position, keys, values);
+    TIERKV_RETURN_IF_ERROR(impl.append(*sequence, layer, keys, values, needed));
+    if (impl.learning.active()) impl.learning.add_rows(seq, layer, position, keys, values);
     return {};
   });
   // The rows are in: what has no memory to settle them is no error of this call.
-  if (status.ok() && spills(*impl_)) {
+  if (status.ok() && spills(impl)) {
     (void)with_memory([&] {
-      settle_by_spilling(*impl_, seq, layer);
+      settle_by_spilling(impl, seq, layer);
       return true;
     });
   }
   return status;
 }
+
+static Status check_rows(const AdaptiveKVCache::Impl& impl, const AppendItem& item) {
+  const CacheConfig& c = impl.config;
+  TIERKV_RETURN_IF_ERROR(cache::check_shape(item.keys, "keys", c.num_kv_heads, c.head_dim));
+  TIERKV_RETURN_IF_ERROR(cache::check_shape(item.values, "values", c.num_kv_heads, c.head_dim));
+  if (item.keys.tokens != item.values.tokens) {
+    return error(StatusCode::invalid_argument, "keys have ", item.keys.tokens, " tokens and values ", item.values.tokens);
+  }
+  TIERKV_RETURN_IF_ERROR(impl.env.backend->accepts(item.keys, "keys"));
+  return impl.env.backend->accepts(item.values, "values");
+}
+
+// Those of a device's memory come down together.
+static Status append_all(AdaptiveKVCache::Impl& impl, uint32_t layer, std::span<AppendItem> items) {
+  std::vector<AppendItem*> fine;
+  for (AppendItem& item : items) {
+    item.status = check_rows(impl, item);
+    if (item.status.ok()) fine.push_back(&item);
+  }
+  if (fine.empty()) return {};
+  const RowsView& first = fine[0]->keys;
+  for (const AppendItem* item : fine) {
+    if (!cache::same_memory(item->keys, first) || !cache::same_memory(item->values, first))
+      return error(StatusCode::invalid_argument, "the rows of one call are in one memory, a device's after one stream");
+  }
+  std::vector<RowsView> here;
+  for (const AppendItem* item : fine) here.insert(here.end(), {item->keys, item->values});
+  std::shared_ptr<const void> brought;
+  if (first.place != MemoryPlace::host) {
+    TIERKV_ASSIGN_OR_RETURN(brought, impl.env.backend->bring(here));
+  }
+  for (size_t i = 0; i < fine.size(); ++i) {
+    AppendItem& item = *fine[i];
+    item.status = guarded("append rows", [&] { return append_here(impl, item.seq, layer, here[2 * i], here[2 * i + 1]); });
+  }
+  return {};
+}
+
+Status AdaptiveKVCache::append(SeqId seq, uint32_t layer, const RowsView& keys, const RowsView& values) try {
+  TIERKV_RETURN_IF_ERROR(impl_->check_layer(layer));
+  AppendItem item{seq, keys, values, {}};
+  TIERKV_RETURN_IF_ERROR(check_rows(*impl_, item));
+  if (keys.place == MemoryPlace::host && values.place == MemoryPlace::host) return append_here(*impl_, seq, layer, keys, values);
+  TIERKV_RETURN_IF_ERROR(append_all(*impl_, layer, {&item, 1}));
+  return item.status;
+}
 TIERKV_NO_MEMORY("append rows")
+
+static Status check_distinct(std::span<const AppendItem> items) {
+  std::vector<SeqId> ids;
+  for (const AppendItem& item : items) ids.push_back(item.seq);
+  std::sort(ids.begin(), ids.end());
+  const auto twice = std::adjacent_find(ids.begin(), ids.end());
+  if (twice == ids.end()) return {};
+  return error(StatusCode::invalid_argument, "sequence ", *twice, " is in the batch twice");
+}
+
+Status AdaptiveKVCache::append_many(uint32_t layer, std::span<AppendItem> items) {
+  const Status whole = guarded("append rows", [&]() -> Status {
+    TIERKV_RETURN_IF_ERROR(impl_->check_layer(layer));
+    TIERKV_RETURN_IF_ERROR(check_distinct(items));
+    return append_all(*impl_, layer, items);
+  });
+  if (!whole.ok()) {
+    for (AppendItem& item : items) item.status = whole;
+  }
+  for (const AppendItem& item : items) TIERKV_RETURN_IF_ERROR(item.status);
+  return {};
+}
 
 }  // namespace tierkv

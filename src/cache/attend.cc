@@ -47,6 +47,10 @@ struct Held {
   std::vector<float> lse;  // of every query and head, where learning or spilled blocks want it
   bool learns = false;     // learning does
   bool spilled = false;    // some of its blocks are in the cold file
+  // Where somebody here reads queries and results that the caller has in a device's memory: they come down and go up again.
+  RowsView queries;
+  std::shared_ptr<const void> brought;
+  std::vector<float> out;
 };
 
 Status query_positions(const AttentionItem& item, uint32_t length, std::vector<uint32_t>& out) {
@@ -100,8 +104,13 @@ class Attending {
   Status hold(std::span<AttentionItem> items) {
     held_.reserve(items.size());
     works_.reserve(items.size());
-    for (AttentionItem& item : items) held_.push_back({&item, {}, {}, {}, {}, {}, {}, {}, false, false});
+    for (AttentionItem& item : items) held_.emplace_back().item = &item;
     TIERKV_RETURN_IF_ERROR(sort_by_id());
+    for (const Held& held : held_) {
+      const RowsView& one = held.item->queries;
+      if (!cache::same_memory(one, held_.front().item->queries))
+        return error(StatusCode::invalid_argument, "the queries of one call are in one memory, a device's after one stream");
+    }
     std::erase_if(held_, [&](const Held& held) {
       held.item->status = check_item(*held.item);
       return !held.item->status.ok() || held.item->queries.tokens == 0;
@@ -121,6 +130,10 @@ class Attending {
 
   void work() {
     for (Held& held : held_) held.learns = wants_lse(held);
+    std::erase_if(held_, [&](Held& held) {
+      held.item->status = come_down(held);
+      return !held.item->status.ok();
+    });
     skip();
     for (Held& held : held_) observe(held);
     place_sums();
@@ -132,7 +145,7 @@ class Attending {
   Status check_item(const AttentionItem& item) const {
     TIERKV_RETURN_IF_ERROR(cache::check_shape(item.queries, "queries", config_.query_heads(), config_.head_dim));
     TIERKV_RETURN_IF_ERROR(impl_.env.backend->accepts(item.queries, "queries"));
-    TIERKV_RETURN_IF_ERROR(cache::check_queries(item.queries, params_.scale));
+    if (item.queries.place == MemoryPlace::host) TIERKV_RETURN_IF_ERROR(cache::check_queries(item.queries, params_.scale));
     if (item.queries.tokens != 0 && !item.out) return error(StatusCode::invalid_argument, "attention needs a place for its output");
     return {};
   }
@@ -230,7 +243,7 @@ class Attending {
   }
 
   cache::SkipQuery skip_query(const Held& held) const {
-    return {held.item->queries, held.positions.data(), options_.sink_logits, params_};
+    return {held.queries, held.positions.data(), options_.sink_logits, params_};
   }
 
   void place_sums() {
@@ -273,6 +286,14 @@ class Attending {
     return params_.window ? std::min(most, params_.window) : most;
   }
 
+  Status come_down(Held& held) {
+    held.queries = held.item->queries;
+    if (held.queries.place == MemoryPlace::host || !(held.learns || held.spilled)) return {};
+    TIERKV_ASSIGN_OR_RETURN(held.brought, impl_.env.backend->bring({&held.queries, 1}));
+    held.out.resize(static_cast<size_t>(held.queries.tokens) * config_.query_heads() * config_.head_dim);
+    return cache::check_queries(held.queries, params_.scale);
+  }
+
   void attend() {
     for (Held& held : held_) {
       attn::AttendWork& work = works_.emplace_back();
@@ -283,9 +304,9 @@ class Attending {
         for (const StreamViews& head : held.views) work.settled.push_back({&head, head.version, head.settled, head.tail_version});
       }
       if (!held.spilled) work.mass = wanted_mass(held);
-      work.queries = held.item->queries;
+      work.queries = held.queries;
       work.positions = held.positions.data();
-      work.out = held.item->out;
+      work.out = held.brought ? held.out.data() : held.item->out;
       work.sink_logits = options_.sink_logits;
       work.params = params_;
       work.params.coarse = visible_rows(held) >= kCoarseRows;
@@ -341,13 +362,15 @@ class Attending {
     }
     if (learn_) state.window_queries = (state.window_queries + held.item->queries.tokens) % config_.eviction.observation;
     if (options_.observe) state.unobserved = 0;
-    if (impl_.query_power.wants(layer_) && held.item->queries.place == MemoryPlace::host) {
-      impl_.query_power.add(layer_, held.item->queries, params_.scale);
+    if (impl_.query_power.wants(layer_) && held.queries.place == MemoryPlace::host) {
+      impl_.query_power.add(layer_, held.queries, params_.scale);
     }
     if (held.learns) {
-      impl_.learning.add_queries(held.item->seq, layer_, held.positions[0], held.item->queries, held.item->out, work.lse,
-                                 params_.scale, params_.softcap, executor());
+      impl_.learning.add_queries(held.item->seq, layer_, held.positions[0], held.queries, work.out, work.lse, params_.scale,
+                                 params_.softcap, executor());
     }
+    if (!held.brought) return;
+    held.item->status = impl_.env.backend->put(held.out.data(), held.out.size(), held.item->out, held.item->queries.ready);
   }
 
   AdaptiveKVCache::Impl& impl_;

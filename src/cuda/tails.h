@@ -11,13 +11,13 @@
 #include <vector>
 
 #include "attn/backend.h"
-#include "cuda/machine.h"
+#include "cuda/slots.h"
 
 namespace tierkv::cuda {
 
 class Tails {
  public:
-  explicit Tails(Machine& machine) : machine_(machine), staging_(machine) {}
+  Tails(Machine& machine, Slots& slots) : machine_(machine), slots_(slots) {}
   ~Tails();
   Tails(const Tails&) = delete;
   Tails& operator=(const Tails&) = delete;
@@ -38,9 +38,9 @@ class Tails {
     const uint8_t* values(size_t head, uint32_t position) const { return keys(head, position) + side_bytes(); }
   };
 
-  // `staged`: bytes that the calls of place() to come may need altogether. REQUIRES: what was sent before has arrived.
+  // `staged`: bytes that the calls of place() to come need altogether.
   Status begin_call(size_t staged);
-  static size_t staged_bytes(const attn::AttendWork& work);
+  size_t staged_bytes(const attn::AttendWork& work) const;
   // The strip that has the rows of all views of the work behind its settled ones; null: this work cannot have one. Its new rows are
   // on their way then.
   Result<const Strip*> place(const attn::AttendWork& work);
@@ -51,6 +51,8 @@ class Tails {
  private:
   // Rows of a work's heads: position `first` to `end` - 1. False: they do not fit a strip.
   static bool rows_of(const attn::AttendWork& work, uint32_t& first, uint32_t& end, size_t& row_bytes);
+  // The strip has these rows as far as it goes, and room for all of them.
+  static bool fits(const attn::AttendWork& work, const Strip& strip, uint32_t first, uint32_t end, size_t row_bytes);
   Status send_rows(const attn::AttendWork& work, const Strip& strip, uint32_t from, uint32_t end);
   void drop_idle();
   void release(Strip& strip);
@@ -58,7 +60,8 @@ class Tails {
   static constexpr uint64_t kIdleCalls = 8192;
 
   Machine& machine_;
-  Staging staging_;
+  Slots& slots_;
+  std::shared_ptr<Slot> staging_;  // of the call under way; null: it sends nothing
   size_t staged_ = 0;
   std::unordered_map<const void*, std::unique_ptr<Strip>> strips_;  // by owner of the first head's views
   uint64_t call_ = 0, bytes_ = 0, rows_sent_ = 0;
