@@ -58,11 +58,13 @@ set_property(SOURCE ${PROJECT_SOURCE_DIR}/src/cuda/unavailable.cc APPEND PROPERT
 target_link_libraries(tierkv PRIVATE $<BUILD_INTERFACE:${TIERKV_CUDART}> $<BUILD_INTERFACE:dl> $<BUILD_INTERFACE:rt>)
 
 # What bench/cuda/bench.py loads beside torch.
-add_library(tierkv_bench_cuda SHARED bench/cuda/cases.cc)
-target_include_directories(tierkv_bench_cuda PRIVATE src ${TIERKV_CUDA_INCLUDE})
-target_link_libraries(tierkv_bench_cuda PRIVATE tierkv tierkv_options)
-add_executable(tierkv_steps_cuda bench/cuda/steps.cc)
-target_link_libraries(tierkv_steps_cuda PRIVATE tierkv tierkv_options)
+if(PROJECT_IS_TOP_LEVEL)
+  add_library(tierkv_bench_cuda SHARED bench/cuda/cases.cc)
+  target_include_directories(tierkv_bench_cuda PRIVATE src ${TIERKV_CUDA_INCLUDE})
+  target_link_libraries(tierkv_bench_cuda PRIVATE tierkv tierkv_options)
+  add_executable(tierkv_steps_cuda bench/cuda/steps.cc)
+  target_link_libraries(tierkv_steps_cuda PRIVATE tierkv tierkv_options)
+endif()
 
 # Needs a device: `make test-cuda`, not ctest.
 if(TIERKV_BUILD_TESTS)
