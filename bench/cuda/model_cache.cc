@@ -98,10 +98,16 @@ int tierkv_model_step(void* of, uint32_t layer, int type, uint64_t keys, uint64_
   std::vector<AppendItem> appended;
   std::vector<AttentionItem> asked;
   for (size_t s = 0; s < model.ids.size(); ++s) {
-    appended.push_back({model.ids[s], view_of(keys + s * row, type, c.num_kv_heads, c.head_dim, stream),
-                        view_of(values + s * row, type, c.num_kv_heads, c.head_dim, stream), {}});
-    asked.push_back({model.ids[s], view_of(queries + s * query * size, type, c.query_heads(), c.head_dim, stream),
-                     reinterpret_cast<float*>(out) + s * query, -1, nullptr, {}});
+    appended.push_back({model.ids[s],
+                        view_of(keys + s * row, type, c.num_kv_heads, c.head_dim, stream),
+                        view_of(values + s * row, type, c.num_kv_heads, c.head_dim, stream),
+                        {}});
+    asked.push_back({model.ids[s],
+                     view_of(queries + s * query * size, type, c.query_heads(), c.head_dim, stream),
+                     reinterpret_cast<float*>(out) + s * query,
+                     -1,
+                     nullptr,
+                     {}});
   }
   AttentionOptions options;
   options.observe = false;

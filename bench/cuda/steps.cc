@@ -1,6 +1,6 @@
 // Times whole calls of a cache on a device, from rows and queries in host memory to results there: what a decode step costs a
-// layer, the processor's part, the bus and the launch together. Then the same with rows, queries and results in the device's memory:
-// what the calls take of the caller's time, and what a step takes when the next one is asked for before it is done.
+// layer, the processor's part, the bus and the launch together. Then the same with rows, queries and results in the device's
+// memory: what the calls take of the caller's time, and what a step takes when the next one is asked for before it is done.
 //
 //   tierkv_steps_cuda [SPEC] [TOKENS] [SEQUENCES] [STEPS]
 //
@@ -117,10 +117,10 @@ void in_device_memory(AdaptiveKVCache& cache, const cuda::Device& device, const 
     std::mt19937 rng(seed);
     std::normal_distribution<float> normal;
     for (float& x : values) x = normal(rng);
-    float* there = nullptr;
+    void* there = nullptr;
     check(cudaMalloc(&there, values.size() * sizeof(float)));
     check(cudaMemcpy(there, values.data(), values.size() * sizeof(float), cudaMemcpyHostToDevice));
-    return there;
+    return static_cast<float*>(there);
   };
   const float *const keys = tensor(kKvHeads, 5), *const values = tensor(kKvHeads, 6), *const queries = tensor(kHeads, 7);
   float* const out = tensor(kHeads, 8);

@@ -416,8 +416,9 @@ static Status append_all(AdaptiveKVCache::Impl& impl, uint32_t layer, std::span<
   if (there && !fine.empty()) brought = impl.env.backend->bring(here);
   for (size_t i = 0; i < fine.size(); ++i) {
     AppendItem& item = *fine[i];
-    item.status = brought.ok() ? guarded("append rows", [&] { return append_here(impl, item.seq, layer, here[2 * i], here[2 * i + 1]); })
-                               : brought.status();
+    item.status = brought.ok()
+                      ? guarded("append rows", [&] { return append_here(impl, item.seq, layer, here[2 * i], here[2 * i + 1]); })
+                      : brought.status();
   }
   return {};
 }

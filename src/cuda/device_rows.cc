@@ -165,7 +165,9 @@ Result<std::shared_ptr<const attn::Arrival>> DeviceAttention::take(std::span<att
 }
 
 Result<std::shared_ptr<const attn::Arrival>> DeviceAttention::take_rows(std::span<attn::TakeWork> works) const {
-  const auto floats = [](const attn::TakeWork& work) { return size_t{2} * work.keys.tokens * work.keys.heads * work.keys.head_dim; };
+  const auto floats = [](const attn::TakeWork& work) {
+    return size_t{2} * work.keys.tokens * work.keys.heads * work.keys.head_dim;
+  };
   std::vector<Tails::Strip*> strips(works.size());
   size_t bytes = 0, at = 0;
   for (size_t i = 0; i < works.size(); ++i) {

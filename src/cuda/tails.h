@@ -3,8 +3,9 @@
 //
 // A strip is of one sequence and layer: [KV head][keys, values][room rows][head_dim], the row of position p in slot p - base. When
 // its end is reached, or a version is another, all rows are sent again, from its begin on. Rows that are in the device's memory
-// already are moved there (extend()), and where the end is reached then those before them move to the begin. A strip serves works whose heads have
-// the same rows, one position after the other, which is what they have without eviction; others are sent with every call.
+// already are moved there (extend()), and where the end is reached then those before them move to the begin. A strip serves works
+// whose heads have the same rows, one position after the other, which is what they have without eviction; others are sent with
+// every call.
 #pragma once
 
 #include <memory>

@@ -243,7 +243,8 @@ TEST(CudaDevice, BlocksThatNothingStandsOnMakeRoom) {
 // Rows, queries and results on the device, in the order of a stream (tests/device_rows_test.cc does the same on a twin).
 TEST(CudaDevice, RowsAndResultsInTheDevicesMemory) {
   for (const bool own : {true, false}) {
-    for (const char* spec : {"hot=32,warm=0,archive=kivi2,sinks=4", "balanced", "fp16", "hot=16,warm=64,archive=rot4,hot_type=bf16"}) {
+    for (const char* spec :
+         {"hot=32,warm=0,archive=kivi2,sinks=4", "balanced", "fp16", "hot=16,warm=64,archive=rot4,hot_type=bf16"}) {
       SCOPED_TRACE(spec);
       const auto device = backend();
       ASSERT_TRUE(device);

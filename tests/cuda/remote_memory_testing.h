@@ -14,7 +14,8 @@ class CudaMemory final : public RemoteMemory {
  public:
   // `own`: a stream of its own; false: the default one.
   explicit CudaMemory(bool own = true) {
-    if (own) EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
+    if (!own) return;
+    EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
   }
   ~CudaMemory() override {
     forget();
