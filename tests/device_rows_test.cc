@@ -126,6 +126,95 @@ TEST(DeviceRows, AnAttentionCallDoesNotWait) {
   for (size_t i = 0; i < out.size(); ++i) ASSERT_EQ(out[i], here[i]) << i;
 }
 
+// Decoding: rows go to the device's strips, and the processor gets them when it has time. What was kept of them is the same.
+TEST(DeviceRows, StepsOfDecodingDoNotWait) {
+  const Twin twin(true);
+  TwinMemory memory(*twin.device);
+  Small small(twin), other(twin);
+  other.cache->attend_with(nullptr);
+  constexpr uint32_t kMany = 3, kSteps = 150;
+  const size_t size = size_t{kHeads} * kDim, row = size_t{kKvHeads} * kDim;
+  std::vector<SeqId> ids;
+  const std::vector<float> prompt = Small::rows(40, kKvHeads), queries = Small::rows(kMany, kHeads);
+  for (uint32_t i = 0; i < kMany; ++i) {
+    ids.push_back(*small.cache->add_sequence());
+    ASSERT_EQ(*other.cache->add_sequence(), ids.back());
+    for (uint32_t layer = 0; layer < 2; ++layer) {
+      for (auto* cache : {small.cache.get(), other.cache.get()}) {
+        const RowsView view = RowsView::f32(prompt.data(), 30 + i, kKvHeads, kDim);
+        ASSERT_TRUE(cache->append(ids[i], layer, view, view).ok());
+      }
+    }
+  }
+  std::vector<float> out(kMany * size), here(out.size());
+  uint64_t waits = 0;
+  for (uint32_t step = 0; step < kSteps; ++step) {
+    for (uint32_t layer = 0; layer < 2; ++layer) {
+      std::vector<float> rows = Small::rows(kMany, kKvHeads, 1.0f + 0.01f * static_cast<float>(step));
+      const auto* there = static_cast<const float*>(memory.send(rows.data(), rows.size() * sizeof(float)));
+      std::vector<AppendItem> items;
+      std::vector<AttentionItem> asked;
+      for (uint32_t i = 0; i < kMany; ++i) {
+        const RowsView view = RowsView::f32(rows.data() + i * row, 1, kKvHeads, kDim);
+        ASSERT_TRUE(other.cache->append(ids[i], layer, view, view).ok());
+        const RowsView query = RowsView::f32(queries.data() + i * size, 1, kHeads, kDim);
+        ASSERT_TRUE(other.cache->attention(ids[i], layer, query, here.data() + i * size).ok());
+        const RowsView mine = Small::there(RowsView::f32(there + i * row, 1, kKvHeads, kDim));
+        items.push_back({ids[i], mine, mine, {}});
+        asked.push_back({ids[i], Small::there(query), out.data() + i * size});
+      }
+      const Status appended = small.cache->append_many(layer, items), attended = small.cache->attention(layer, asked);
+      ASSERT_TRUE(appended.ok() && attended.ok()) << appended.message() << attended.message();
+    }
+    EXPECT_EQ(*small.cache->length(ids[0]), 30 + step + 1);
+    if (step == 0) waits = twin.machine->waits;  // the first has no strips yet
+  }
+  EXPECT_EQ(twin.machine->waits, waits);
+  EXPECT_EQ(twin.device->counts().rows_taken, 2u * kMany * (kSteps - 1));
+  for (const SeqId id : ids) {
+    const auto mine = small.cache->freeze(id), theirs = other.cache->freeze(id);
+    ASSERT_TRUE(mine.ok() && theirs.ok());
+    EXPECT_TRUE(*mine == *theirs);
+  }
+  ASSERT_TRUE(twin.device->check().ok());
+  for (size_t c = 0; c < out.size(); ++c) ASSERT_NEAR(out[c], here[c], 5e-3);
+}
+
+TEST(DeviceRows, RowsThatAreNotFiniteAreRefusedWhenTheyLand) {
+  const Twin twin(true);
+  Small small(twin);
+  const std::vector<float> prompt = Small::rows(40, kKvHeads), queries = Small::rows(1, kHeads);
+  std::vector<float> rows = Small::rows(1, kKvHeads), out(queries.size());
+  const SeqId seq = *small.cache->add_sequence();
+  const RowsView whole = RowsView::f32(prompt.data(), 40, kKvHeads, kDim);
+  const RowsView view = Small::there(RowsView::f32(rows.data(), 1, kKvHeads, kDim));
+  const RowsView query = Small::there(RowsView::f32(queries.data(), 1, kHeads, kDim));
+  for (uint32_t layer = 0; layer < 2; ++layer) ASSERT_TRUE(small.cache->append(seq, layer, whole, whole).ok());
+  for (const float bad : {NAN, INFINITY, 1e9f}) {
+    ASSERT_TRUE(small.cache->attention(seq, 0, query, out.data()).ok());
+    ASSERT_TRUE(small.cache->attention(seq, 1, query, out.data()).ok());
+    ASSERT_TRUE(small.cache->append(seq, 0, view, view).ok());
+    ASSERT_TRUE(twin.device->check().ok());
+    const uint64_t taken = twin.device->counts().rows_taken;
+    rows[5] = bad;
+    ASSERT_TRUE(small.cache->append(seq, 1, view, view).ok());
+    ASSERT_EQ(twin.device->counts().rows_taken, taken + 1);
+    ASSERT_TRUE(twin.machine->wait().ok());
+    rows[5] = 0.5f;
+    const Status refused = small.cache->append(seq, 1, view, view);
+    EXPECT_EQ(refused.code(), StatusCode::invalid_argument);
+    EXPECT_NE(refused.message().find("layer 1 at position 40"), std::string::npos) << refused.message();
+    EXPECT_EQ(small.cache->attention(seq, 0, query, out.data()).code(), StatusCode::invalid_argument);
+    EXPECT_EQ(small.cache->fork(seq).status().code(), StatusCode::invalid_argument);
+    EXPECT_EQ(small.cache->freeze(seq).status().code(), StatusCode::invalid_argument);
+    ASSERT_TRUE(small.cache->truncate(seq, 41).ok());
+    EXPECT_EQ(small.cache->freeze(seq).status().code(), StatusCode::invalid_argument);
+    ASSERT_TRUE(small.cache->truncate(seq, 40).ok());
+    EXPECT_TRUE(small.cache->freeze(seq).ok());
+    (void)twin.device->check();
+  }
+}
+
 TEST(DeviceRows, ResultsGoWhereverTheItemsWantThem) {
   const Twin twin(true);
   Small small(twin);

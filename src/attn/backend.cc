@@ -25,4 +25,6 @@ Status Backend::put(const float*, size_t, float*, void*) const {
   return error(StatusCode::unsupported, "this cache works in host memory");
 }
 
+Result<std::shared_ptr<const Arrival>> Backend::take(std::span<TakeWork>) const { return std::shared_ptr<const Arrival>(); }
+
 }  // namespace tierkv::attn

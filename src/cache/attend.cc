@@ -39,7 +39,7 @@ struct Sums : std::vector<float> {
 struct Held {
   AttentionItem* item = nullptr;
   std::shared_ptr<Sequence> sequence;
-  std::unique_lock<std::mutex> lock;
+  std::unique_lock<Sequence::Mutex> lock;
   std::vector<uint32_t> positions;  // of each query
   std::span<StreamViews> views;     // of each KV head: the sequence's own where they are kept, or
   std::vector<StreamViews> own_views;
@@ -168,7 +168,9 @@ class Attending {
         continue;
       }
       held.sequence = std::move(found).value();
-      held.lock = std::unique_lock(held.sequence->mutex);
+      // A backend that has hot rows says when it has not.
+      const bool there = held.item->queries.place == MemoryPlace::device && keeps_views();
+      held.lock = there ? held.sequence->mutex.as_is() : std::unique_lock(held.sequence->mutex);
     }
   }
 
@@ -286,9 +288,16 @@ class Attending {
     return params_.window ? std::min(most, params_.window) : most;
   }
 
+  Status land(Held& held) const {
+    held.sequence->land();
+    return impl_.check_awake(held.item->seq, *held.sequence);
+  }
+
   Status come_down(Held& held) {
     held.queries = held.item->queries;
-    if (held.queries.place == MemoryPlace::host || !(held.learns || held.spilled)) return {};
+    if (!held.learns && !held.spilled) return {};
+    TIERKV_RETURN_IF_ERROR(land(held));
+    if (held.queries.place == MemoryPlace::host) return {};
     TIERKV_ASSIGN_OR_RETURN(held.brought, impl_.env.backend->bring({&held.queries, 1}));
     held.out.resize(static_cast<size_t>(held.queries.tokens) * config_.query_heads() * config_.head_dim);
     return cache::check_queries(held.queries, params_.scale);
@@ -309,6 +318,7 @@ class Attending {
       work.out = held.brought ? held.out.data() : held.item->out;
       work.sink_logits = options_.sink_logits;
       work.params = params_;
+      if (held.sequence->expects(layer_)) work.land = [this, &held] { return land(held); };
       work.params.coarse = visible_rows(held) >= kCoarseRows;
       if (held.spilled) held.lse.resize(static_cast<size_t>(held.item->queries.tokens) * config_.query_heads());
       if (held.learns || held.spilled) work.lse = held.lse.data();

@@ -53,6 +53,7 @@ class CudaMachine final : public Machine {
     return go_on(wanted);
   }
   Status leave() override {
+    if (left_) return {};
     TIERKV_RETURN_IF_ERROR(status_of(cudaEventRecord(last_.event, stream_), "putting an event"));
     left_ = true;
     return {};
@@ -64,7 +65,7 @@ class CudaMachine final : public Machine {
     return std::unique_ptr<Mark>(std::move(mark));
   }
   Status put(Mark& mark) override {
-    return status_of(cudaEventRecord(static_cast<CudaMark&>(mark).event, stream_), "putting an event");
+    return status_of(cudaEventRecord(static_cast<CudaMark&>(mark).event, now()), "putting an event");
   }
 
   Result<uint8_t*> take_memory(size_t bytes) override {
@@ -87,34 +88,40 @@ class CudaMachine final : public Machine {
   void release_staging(uint8_t* memory) noexcept override { cudaFreeHost(memory); }
 
   Status send(uint8_t* to, const void* from, size_t bytes) override {
-    return status_of(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_), "copying to the device");
+    return status_of(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, now()), "copying to the device");
   }
   Status send_pieces(uint8_t* to, size_t to_stride, const void* from, size_t from_stride, size_t bytes, size_t count) override {
-    return status_of(cudaMemcpy2DAsync(to, to_stride, from, from_stride, bytes, count, cudaMemcpyHostToDevice, stream_),
+    return status_of(cudaMemcpy2DAsync(to, to_stride, from, from_stride, bytes, count, cudaMemcpyHostToDevice, now()),
                      "copying hot rows");
   }
-  Status clear(uint8_t* at, size_t bytes) override { return status_of(cudaMemsetAsync(at, 0, bytes, stream_), "clearing memory"); }
+  Status clear(uint8_t* at, size_t bytes) override { return status_of(cudaMemsetAsync(at, 0, bytes, now()), "clearing memory"); }
   Status attend(const Launch& launch, const Plan& plan) override {
-    return status_of(static_cast<cudaError_t>(launch_attend(launch, plan.firsts, plan.fast, stream_)), "the launch");
+    return status_of(static_cast<cudaError_t>(launch_attend(launch, plan.firsts, plan.fast, now())), "the launch");
   }
   Status fetch(void* to, const uint8_t* from, size_t bytes) override {
-    return status_of(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_), "reading results");
+    return status_of(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, now()), "reading results");
   }
   Status move_rows(std::span<const RowMove> moves, uint32_t head_dim) override {
-    return status_of(static_cast<cudaError_t>(launch_moves(moves, head_dim, stream_)), "moving rows");
+    return status_of(static_cast<cudaError_t>(launch_moves(moves, head_dim, now())), "moving rows");
   }
-  Status wait() override { return status_of(cudaStreamSynchronize(stream_), "attention"); }
+  Status wait() override { return status_of(cudaStreamSynchronize(now()), "attention"); }
 
  private:
   Status go_on(cudaStream_t wanted) {
     if (wanted == stream_ && !left_) return {};
-    if (!left_) TIERKV_RETURN_IF_ERROR(leave());
+    TIERKV_RETURN_IF_ERROR(leave());
     stream_ = wanted, left_ = false;
     return status_of(cudaStreamWaitEvent(wanted, last_.event, 0), "waiting for a stream");
   }
 
+  // Where things are asked for: after leave() on the machine's own.
+  cudaStream_t now() {
+    if (left_) (void)go_on(own_);
+    return stream_;
+  }
+
   const DeviceFacts facts_;
-  cudaStream_t own_ = nullptr, stream_ = nullptr;  // the second: where things are asked for
+  cudaStream_t own_ = nullptr, stream_ = nullptr;
   CudaMark last_;
   bool left_ = false;
 };

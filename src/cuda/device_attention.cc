@@ -40,6 +40,12 @@ bool sees_all(const AttendWork& work, const Standing::Area& area) {
                                             [&](uint32_t position) { return position >= area.last_position; });
 }
 
+// Halves have less range than the processor's floats.
+void again_on_processor(AttendWork& work, const Executor& run) {
+  work.status = work.land ? work.land() : Status();
+  if (work.status.ok()) cpu().attend({&work, 1}, run);
+}
+
 bool overflowed(const AttendWork& work) { return work.status.code() == StatusCode::out_of_range; }
 
 }  // namespace
@@ -75,7 +81,10 @@ void DeviceAttention::attend(std::span<AttendWork> works, const Executor& run) c
   }
   Works batch;
   for (AttendWork& work : works) {
-    if (!serves(work)) {
+    const bool served = serves(work);
+    work.status = land_if_read(work, served);
+    if (!work.status.ok()) continue;
+    if (!served) {
       on_processor(work, run);
       continue;
     }
@@ -110,7 +119,7 @@ void DeviceAttention::attend_batch(Works& batch, const Executor& run) const {
   if (!status.ok()) (void)machine_->wait();  // what is on its way comes from memory that the next call writes over
   for (AttendWork* work : batch) {
     if (!status.ok()) work->status = status;
-    else if (overflowed(*work)) cpu().attend({work, 1}, run);  // halves have less range than the processor's floats
+    else if (overflowed(*work)) again_on_processor(*work, run);
   }
   batch.clear();
 }

@@ -32,6 +32,7 @@ class DeviceAttention final : public DeviceBackend {
   void attend(std::span<attn::AttendWork> works, const Executor& run) const override;
   Result<std::shared_ptr<const void>> bring(std::span<RowsView> rows) const override;
   Status put(const float* from, size_t count, float* to, void* ready) const override;
+  Result<std::shared_ptr<const attn::Arrival>> take(std::span<attn::TakeWork> works) const override;
   Usage usage() const override;
   Status check() const override;
 
@@ -40,6 +41,7 @@ class DeviceAttention final : public DeviceBackend {
     uint64_t areas_made = 0;     // descriptors of settled views that were made
     uint64_t rows_sent = 0;      // hot rows of a head that strips got
     uint64_t loose_rows = 0;     // hot rows of a head that were sent with their call
+    uint64_t rows_taken = 0;     // hot rows of a sequence that came from the device's own memory
     uint64_t parcel_bytes = 0;   // of the last call
     uint64_t listed_views = 0;   // of the last call, that were not settled
     uint64_t planned_again = 0;  // because a parcel needed more room
@@ -76,6 +78,8 @@ class DeviceAttention final : public DeviceBackend {
   // What calls that did not wait have to say, those that are done, or after waiting for all. Each is said once.
   Status look_back(bool all) const;
   void on_processor(attn::AttendWork& work, const Executor& run) const;
+  Status land_if_read(const attn::AttendWork& work, bool served) const;
+  Result<std::shared_ptr<const attn::Arrival>> take_rows(std::span<attn::TakeWork> works) const;
   Result<std::shared_ptr<Slot>> brought(std::span<RowsView> rows) const;
   Status send_results(const float* from, size_t count, float* to) const;
   void attend_batch(Works& batch, const Executor& run) const;

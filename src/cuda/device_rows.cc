@@ -1,5 +1,6 @@
 // device_rows.cc — the part of DeviceAttention that is about the caller's own memory on the device: results that stay there, rows
 // that come down, and what is only known later.
+#include <atomic>
 #include <cstring>
 
 #include "attn/cpu_backend.h"
@@ -104,6 +105,95 @@ void DeviceAttention::on_processor(AttendWork& work, const Executor& run) const 
   const Status ended = slots_.end_call();
   work.queries = queries, work.out = out;
   work.status = status.ok() ? ended : std::move(status);
+}
+
+// Rows that are on their way to host memory have arrived before anybody reads them there: the processor, who adds up what rows
+// receive, or who sends them to a strip that does not have them.
+Status DeviceAttention::land_if_read(const AttendWork& work, bool served) const {
+  if (!work.land || (served && work.mass.empty() && tails_.has(work))) return {};
+  return work.land();
+}
+
+namespace {
+
+class SlotArrival final : public attn::Arrival {
+ public:
+  explicit SlotArrival(std::shared_ptr<Slot> slot) : slot_(std::move(slot)) {}
+  bool arrived() const override {
+    if (!done_.load(std::memory_order_acquire) && slot_->reached()) done_.store(true, std::memory_order_release);
+    return done_.load(std::memory_order_acquire);
+  }
+  Status wait() const override { return slot_->put ? slot_->mark->wait() : Status(); }
+
+ private:
+  const std::shared_ptr<Slot> slot_;
+  mutable std::atomic<bool> done_{false};  // asking once is enough for all sequences
+};
+
+// To a strip, and to [KV head][keys, values][tokens][head_dim].
+void move_taken(const attn::TakeWork& work, const Tails::Strip& strip, uint16_t* arriving, std::vector<RowMove>& out) {
+  const int64_t dim = work.keys.head_dim, tokens = work.keys.tokens;
+  const DType type = work.bf16 ? DType::bf16 : DType::f16;
+  for (const bool values : {false, true}) {
+    const RowsView& from = values ? work.values : work.keys;
+    const uint8_t* const there = values ? strip.values(0, work.position) : strip.keys(0, work.position);
+    RowMove move = move_dense(from, const_cast<uint8_t*>(there), type);
+    move.to_token = dim, move.to_head = 2 * static_cast<int64_t>(strip.room) * dim;
+    out.push_back(move);
+    move.to = arriving + (values ? tokens * dim : 0);
+    move.to_head = 2 * tokens * dim;
+    out.push_back(move);
+  }
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const attn::Arrival>> DeviceAttention::take(std::span<attn::TakeWork> works) const {
+  std::lock_guard lock(mutex_);
+  auto taken = guarded("take rows", [&]() -> Result<std::shared_ptr<const attn::Arrival>> {
+    if (works.empty()) return std::shared_ptr<const attn::Arrival>();
+    TIERKV_RETURN_IF_ERROR(machine_->enter());
+    TIERKV_RETURN_IF_ERROR(look_back(false));
+    TIERKV_RETURN_IF_ERROR(machine_->follow(stream_of(works[0].keys)));
+    return take_rows(works);
+  });
+  const Status ended = slots_.end_call();
+  (void)machine_->leave();
+  if (taken.ok() && ended.ok()) return taken;
+  for (const attn::TakeWork& work : works) tails_.forget(work.owner);  // nobody knows what is there
+  return taken.ok() ? Result<std::shared_ptr<const attn::Arrival>>(ended) : taken;
+}
+
+Result<std::shared_ptr<const attn::Arrival>> DeviceAttention::take_rows(std::span<attn::TakeWork> works) const {
+  const auto floats = [](const attn::TakeWork& work) {
+    return size_t{2} * work.keys.tokens * work.keys.heads * work.keys.head_dim;
+  };
+  std::vector<Tails::Strip*> strips(works.size());
+  size_t bytes = 0, at = 0;
+  for (size_t i = 0; i < works.size(); ++i) {
+    TIERKV_ASSIGN_OR_RETURN(strips[i], tails_.extend(works[i]));
+    if (strips[i]) bytes += floats(works[i]) * sizeof(uint16_t);
+  }
+  if (bytes == 0) return std::shared_ptr<const attn::Arrival>();
+  TIERKV_ASSIGN_OR_RETURN(std::shared_ptr<Slot> slot, slots_.take(bytes));
+  moves_.clear();
+  for (size_t i = 0; i < works.size(); ++i) {
+    if (!strips[i]) continue;
+    auto* const arriving = reinterpret_cast<uint16_t*>(slot->data()) + at;
+    move_taken(works[i], *strips[i], arriving, moves_);
+    works[i].rows = arriving;
+    at += floats(works[i]);
+  }
+  auto arrival = std::make_shared<const SlotArrival>(slot);
+  const Status moved = machine_->move_rows(moves_, works[0].keys.head_dim);
+  for (size_t i = 0; i < works.size(); ++i) {
+    if (!strips[i] || !moved.ok()) continue;
+    Tails::filled(*strips[i], works[i].position + works[i].keys.tokens);
+    works[i].taken = true;
+    counts_.rows_taken += works[i].keys.tokens;
+  }
+  TIERKV_RETURN_IF_ERROR(moved);
+  return std::shared_ptr<const attn::Arrival>(std::move(arrival));
 }
 
 // REQUIRES: their stream is followed.

@@ -55,7 +55,7 @@ class Machine {
 
   // From here on everything is asked for on this stream, behind what was asked for before.
   virtual Status follow(const StreamName& stream) = 0;
-  // Nothing more comes until somebody follows one again. The caller may do with his what he likes.
+  // Back to its own, behind what was asked for. The caller may do with his stream what he likes.
   virtual Status leave() = 0;
 
   // Memory of the device, all zeros, aligned to 256 bytes.

@@ -5,22 +5,23 @@
 namespace tierkv::cuda {
 
 Result<std::shared_ptr<Slot>> Slots::find() {
-  // Others give theirs back at any time; the first few are those that are most likely done.
+  // The first are those that are most likely done. What somebody holds, for as long as he likes, goes behind the others.
   constexpr size_t kLook = 4;
-  const size_t look = all_.size() < kMost ? std::min(kLook, all_.size()) : all_.size();
-  for (const bool wait : {false, true}) {
-    for (size_t i = 0; i < look; ++i) {
-      std::shared_ptr<Slot> slot = all_[i];
-      if (slot.use_count() != 2) continue;  // this and the list's
-      std::atomic_thread_fence(std::memory_order_acquire);
-      if (!slot->reached()) {
-        if (!wait) continue;
+  for (size_t i = 0, look = std::min(kLook, all_.size()); i < look; ++i) {
+    std::shared_ptr<Slot> slot = std::move(all_.front());
+    all_.pop_front();
+    const bool held = slot.use_count() != 1;
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (!held) {
+      if (slot->reached()) return slot;
+      if (all_.size() >= kMost) {
         TIERKV_RETURN_IF_ERROR(slot->mark->wait());
+        return slot;
       }
-      all_.erase(all_.begin() + static_cast<ptrdiff_t>(i));
-      return slot;
+      all_.push_front(std::move(slot));
+      break;  // the others came later
     }
-    if (all_.size() < kMost) break;
+    all_.push_back(std::move(slot));
   }
   auto slot = std::make_shared<Slot>(machine_);
   TIERKV_ASSIGN_OR_RETURN(slot->mark, machine_->make_mark());

@@ -15,6 +15,9 @@ namespace tierkv::cuda {
 
 struct Slot {
   explicit Slot(std::shared_ptr<Machine> owner) : machine(std::move(owner)), memory(*machine) {}
+  ~Slot() {
+    if (put) (void)mark->wait();
+  }
   const std::shared_ptr<Machine> machine;  // it frees the memory
   Staging memory;
   std::unique_ptr<Mark> mark;
