@@ -18,6 +18,7 @@ import gc
 import json
 import pathlib
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -121,6 +122,20 @@ def generate(model: Any, cache: Any, batch: int, tokens: int, context: int) -> f
     return batch * tokens / (time.perf_counter() - start)
 
 
+class Clock:
+    """A function that keeps count of its time: what the processor spends in the cache, layer by layer."""
+
+    def __init__(self, function: Any) -> None:
+        self.function, self.times = function, []
+
+    def __call__(self, *arguments: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return self.function(*arguments)
+        finally:
+            self.times.append((time.perf_counter() - start) * 1e6)
+
+
 def bytes_of(cache: Any) -> int:
     """What the tensors of another cache take."""
     seen: dict[int, int] = {}
@@ -132,32 +147,44 @@ def bytes_of(cache: Any) -> int:
     return sum(seen.values())
 
 
-def measure(name: str, model: Any, batch: int, context: int, options: argparse.Namespace) -> dict[str, Any]:
-    one: dict[str, Any] = {"cache": name, "layers": options.layers, "context": context, "batch": batch}
-    fp16 = 2 * 2 * model.config.num_hidden_layers * model.config.num_key_value_heads * 128 * batch * context
-    start = time.perf_counter()
+def measure(name: str, model: Any, context: int, batches: list[int], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A cache filled once, for the largest batch; then smaller ones, of its first rows."""
+    config = model.config
+    start, batches = time.perf_counter(), sorted(batches, reverse=True)
     cache = make(name, model, options.tables)
     ours = isinstance(cache, TieredCache)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     if ours:
-        fill_ours(cache, batch, context)
+        fill_ours(cache, batches[0], context)
     else:
-        fill_other(cache, model, batch, context)
-    one["fill_seconds"] = time.perf_counter() - start
-    one["tokens_per_second"] = generate(model, cache, batch, options.tokens, context)
-    one["torch_peak_bytes"] = torch.cuda.max_memory_allocated() - before
-    if ours:
-        cache.device.check()
-        usage = cache.device_usage()
-        one.update(device_bytes=usage.peak_bytes, block_bytes=usage.block_bytes, on_processor=usage.on_processor)
-        one.update(blocks=usage.blocks, uploads=usage.uploads, launches=usage.launches)
-        one["host_bytes"] = cache.memory_usage().resident_bytes()
-        one["archive"] = cache.tiered.archive_codec(0)
-    else:
-        one["device_bytes"] = bytes_of(cache)
-    one["of_fp16"] = fp16 / one["device_bytes"]
-    return one
+        fill_other(cache, model, batches[0], context)
+    filled = time.perf_counter() - start
+    for batch in batches:
+        one: dict[str, Any] = {"cache": name, "layers": options.layers, "context": context, "batch": batch, "fill_seconds": filled}
+        if batch != batches[0]:
+            cache.batch_select_indices(torch.arange(batch, device=model.device))
+            cache.crop(context - cache.get_seq_length())
+        if ours:
+            cache.step = Clock(cache.tiered._core.step)
+        one["tokens_per_second"] = generate(model, cache, batch, options.tokens, context)
+        one["torch_peak_bytes"] = torch.cuda.max_memory_allocated() - before
+        if ours:
+            cache.device.check()
+            usage = cache.device_usage()
+            one.update(block_bytes=usage.block_bytes, blocks=usage.blocks, uploads=usage.uploads, launches=usage.launches)
+            one.update(on_processor=usage.on_processor, device_bytes=usage.peak_bytes)
+            one["host_bytes"] = cache.memory_usage().resident_bytes()
+            one["archive"] = cache.tiered.archive_codec(0)
+            calls = sorted(cache.step.times[WARM_UP * options.layers :])
+            one["call_us"] = {"median": calls[len(calls) // 2], "mean": sum(calls) / len(calls), "most": calls[-1]}
+        else:
+            one["device_bytes"] = bytes_of(cache)
+        # Copies of blocks that nobody reads any more stay until their room is wanted: bytes of ours are the largest batch's.
+        width = config.num_key_value_heads * config.hidden_size // config.num_attention_heads
+        size = 2 * 2 * config.num_hidden_layers * width * (batches[0] if ours else batch)
+        one["of_fp16"] = size * (context + options.tokens + WARM_UP) / one["device_bytes"]
+        yield one
 
 
 def main() -> None:
@@ -175,31 +202,31 @@ def main() -> None:
     model = make_model(options.layers, "cuda")
     say(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, tierkv {tierkv.__version__}; {options.layers} layers, bf16; "
         f"the model took {time.perf_counter() - start:.1f} s")  # fmt: skip
+    batches = [int(text) for text in options.batch.split(",")]
     for context in [int(text) for text in options.ctx.split(",")]:
-        for batch in [int(text) for text in options.batch.split(",")]:
-            for name in settings(options.caches):
-                where = f"{name:32} {context:7} x {batch}"
-                if time.perf_counter() - start > options.seconds:
-                    say(f"{where}: no time left")
-                    continue
-                try:
-                    one = measure(name, model, batch, context, options)
-                except (torch.OutOfMemoryError, tierkv.ResourceExhausted) as error:
-                    say(f"{where}: does not fit: {str(error).splitlines()[0][:100]}")
-                    continue
-                except ImportError as error:
-                    say(f"{where}: left out, {error}")
-                    continue
-                finally:
-                    gc.collect()
-                    torch.cuda.empty_cache()
-                say(
-                    f"{where}: {one['tokens_per_second']:8.1f} tokens/s, {one['device_bytes'] / 2**30:7.2f} GiB on the device, "
-                    f"FP16 is {one['of_fp16']:.2f}x; filled in {one['fill_seconds']:.0f} s"
-                )
-                if options.json:
-                    with options.json.open("a") as out:
-                        out.write(json.dumps(one) + "\n")
+        for name in settings(options.caches):
+            where = f"{name:32} {context:7}"
+            if time.perf_counter() - start > options.seconds:
+                say(f"{where}: no time left")
+                continue
+            try:
+                for one in measure(name, model, context, batches, options):
+                    say(
+                        f"{where} x {one['batch']}: {one['tokens_per_second']:8.1f} tokens/s, {one['device_bytes'] / 2**30:7.2f} GiB on the "
+                        f"device, FP16 is {one['of_fp16']:.2f}x; filled in {one['fill_seconds']:.0f} s"
+                        + (f"; a call {one['call_us']['median']:.0f} us, mean {one['call_us']['mean']:.0f}" if "call_us" in one else "")
+                    )
+                    if options.json:
+                        with options.json.open("a") as out:
+                            out.write(json.dumps(one) + "\n")
+            except (torch.OutOfMemoryError, tierkv.ResourceExhausted) as error:
+                say(f"{where}: does not fit: {str(error).splitlines()[0][:100]}")
+            except ImportError as error:
+                say(f"{where}: left out, {error}")
+            except Exception as error:  # other people's caches fail in ways of their own; the table goes on
+                say(f"{where}: failed with {type(error).__name__}: {str(error).splitlines()[0][:200]}")
+            gc.collect()
+            torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":
