@@ -174,7 +174,7 @@ class AdaptiveKVCache {
   // The same for many sequences, one after the other: a step of a batch. Every item gets its own status, and one that is refused
   // does not disturb the others. Returns OK when all items are, otherwise the status of the first that is not. A wrong layer, a
   // sequence that is there twice, or rows that are not all in the same memory (a device's: after the same stream) refuse the whole
-  // call, and every item has that status. Rows in a device's memory are fetched together.
+  // call, and every item has that status. What happens to rows in a device's memory: tierkv/cuda.h.
   Status append_many(uint32_t layer, std::span<AppendItem> items);
   // out is [tokens][query heads][head_dim], f32, and finite when the call succeeds. Where the queries are in a device's memory it
   // is too, and it is valid for work that comes after on their stream; queries are not looked at then, and what is wrong with them

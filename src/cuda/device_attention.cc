@@ -73,7 +73,9 @@ void DeviceAttention::decode(std::span<const attn::DecodeWork> blocks) const { c
 
 void DeviceAttention::attend(std::span<AttendWork> works, const Executor& run) const {
   std::lock_guard lock(mutex_);
+  // First of all the stream: while it is captured nothing else may be asked of the device.
   Status entered = machine_->enter();
+  if (entered.ok() && !works.empty()) entered = machine_->follow(stream_of(works[0].queries));
   if (entered.ok()) entered = look_back(false);
   if (!entered.ok()) {
     for (AttendWork& work : works) work.status = entered;

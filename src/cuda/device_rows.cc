@@ -119,15 +119,17 @@ namespace {
 class SlotArrival final : public attn::Arrival {
  public:
   explicit SlotArrival(std::shared_ptr<Slot> slot) : slot_(std::move(slot)) {}
-  bool arrived() const override {
-    if (!done_.load(std::memory_order_acquire) && slot_->reached()) done_.store(true, std::memory_order_release);
-    return done_.load(std::memory_order_acquire);
+  bool arrived() const override { return done_.load(std::memory_order_acquire) || (slot_->reached() && wait().ok()); }
+  Status wait() const override {
+    if (done_.load(std::memory_order_acquire)) return {};
+    Status waited = slot_->put ? slot_->mark->wait() : Status();
+    if (waited.ok()) done_.store(true, std::memory_order_release);
+    return waited;
   }
-  Status wait() const override { return slot_->put ? slot_->mark->wait() : Status(); }
 
  private:
   const std::shared_ptr<Slot> slot_;
-  mutable std::atomic<bool> done_{false};  // asking once is enough for all sequences
+  mutable std::atomic<bool> done_{false};  // the device is asked once for all sequences
 };
 
 // To a strip, and to [KV head][keys, values][tokens][head_dim].
@@ -150,13 +152,16 @@ void move_taken(const attn::TakeWork& work, const Tails::Strip& strip, uint16_t*
 
 Result<std::shared_ptr<const attn::Arrival>> DeviceAttention::take(std::span<attn::TakeWork> works) const {
   std::lock_guard lock(mutex_);
+  bool followed = false;
   auto taken = guarded("take rows", [&]() -> Result<std::shared_ptr<const attn::Arrival>> {
     if (works.empty()) return std::shared_ptr<const attn::Arrival>();
     TIERKV_RETURN_IF_ERROR(machine_->enter());
-    TIERKV_RETURN_IF_ERROR(look_back(false));
     TIERKV_RETURN_IF_ERROR(machine_->follow(stream_of(works[0].keys)));
+    followed = true;
+    TIERKV_RETURN_IF_ERROR(look_back(false));
     return take_rows(works);
   });
+  if (!followed) return taken;  // nothing was asked for
   const Status ended = slots_.end_call();
   (void)machine_->leave();
   if (taken.ok() && ended.ok()) return taken;
@@ -220,8 +225,8 @@ Result<std::shared_ptr<const void>> DeviceAttention::bring(std::span<RowsView> r
   return guarded("bring rows from the device", [&]() -> Result<std::shared_ptr<const void>> {
     if (rows.empty()) return std::shared_ptr<const void>();
     TIERKV_RETURN_IF_ERROR(machine_->enter());
-    TIERKV_RETURN_IF_ERROR(look_back(false));
     TIERKV_RETURN_IF_ERROR(machine_->follow(stream_of(rows[0])));
+    TIERKV_RETURN_IF_ERROR(look_back(false));
     auto slot = brought(rows);
     const Status ended = slots_.end_call();
     (void)machine_->leave();

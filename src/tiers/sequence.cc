@@ -80,7 +80,7 @@ void Sequence::land(const Coming& coming) noexcept {
   const Status arrived = coming.arrival->wait();
   if (!arrived.ok()) spoil(arrived.code(), coming.layer, coming.first);
   const uint32_t dim = env_.head_dim;
-  const uint16_t infinite = env_.hot_bf16 ? 0x7F80 : 0x7C00;
+  const int16_t infinite = env_.hot_bf16 ? 0x7F80 : 0x7C00;
   const uint16_t* from = coming.rows;
   for (HeadStream& s : heads(coming.layer)) {
     for (const bool value : {false, true}) {
@@ -88,9 +88,9 @@ void Sequence::land(const Coming& coming) noexcept {
         const uint32_t position = coming.first + i, row = position - s.tail.first_position();
         if (position < s.tail.first_position() || row >= s.tail.rows()) continue;
         uint16_t* const to = value ? s.tail.coming_value(row) : s.tail.coming_key(row);
-        bool finite = arrived.ok();
-        for (uint32_t c = 0; finite && c < dim; ++c) finite = (from[c] & 0x7FFFu) < infinite;
-        if (finite) {
+        int16_t top = 0;  // signed: the baseline instruction set has a vector maximum for these alone
+        for (uint32_t c = 0; c < dim; ++c) top = std::max(top, static_cast<int16_t>(from[c] & 0x7FFFu));
+        if (arrived.ok() && top < infinite) {
           std::copy_n(from, dim, to);
         } else {
           std::fill_n(to, dim, uint16_t{0});
