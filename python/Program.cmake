@@ -4,7 +4,7 @@
 #   lib/                  the pinned libllama and what it needs of ggml; lib/ggml the kernels for each kind of processor
 #   share/tierkv/tools    what downloads models and texts
 #
-# TIERKV_PYTHON_PROGRAM is AUTO, ON or OFF. AUTO builds the program where everything for it is there or can be fetched, and otherwise
+# TIERKV_PYTHON_PROGRAM is AUTO, ON or OFF. AUTO builds the program where everything for it is there or can be fetched; otherwise it
 # says what is missing and makes a wheel without it. ON fails instead.
 set(TIERKV_PYTHON_PROGRAM AUTO CACHE STRING "Put the command tierkv and its libllama into the wheel: AUTO, ON or OFF")
 set_property(CACHE TIERKV_PYTHON_PROGRAM PROPERTY STRINGS AUTO ON OFF)

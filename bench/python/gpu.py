@@ -5,10 +5,10 @@
     python gpu.py --ctx 32768 --batch 1 --caches 'DynamicCache,balanced,[balanced,calibrate=off]'
 
 Weights are random, so texts mean nothing and speed and bytes do. The context is rows of noise that go straight into each cache: of
-ours through append(), each sequence its own blocks; of others as tensors. Then `generate` makes --tokens tokens behind it. Time is of
-all of them but the first few; everything that happens on the way is in it, coding of blocks on the processor too: 128 tokens are one
-turn of every tier of `balanced`. Bytes of ours are the most that the cache had on the device (copies of blocks, hot rows, scratch);
-of others, what their tensors take. Tables are made up beforehand with `--tables FILE`: any that fit the shape do for speed.
+ours through append(), each sequence its own blocks; of others as tensors. Then `generate` makes --tokens tokens behind it. Time is
+of all of them but the first few; everything that happens on the way is in it, coding of blocks on the processor too: 128 tokens are
+one turn of every tier of `balanced`. Bytes of ours are the most that the cache had on the device (copies of blocks, hot rows,
+scratch); of others, what their tensors take. `--tables FILE` is a calibration for ours: any that fits the shape will do for speed.
 """
 
 from __future__ import annotations
@@ -187,6 +187,16 @@ def measure(name: str, model: Any, context: int, batches: list[int], options: ar
         yield one
 
 
+def line_of(where: str, one: dict[str, Any]) -> str:
+    line = (
+        f"{where} x {one['batch']}: {one['tokens_per_second']:8.1f} tokens/s, {one['device_bytes'] / 2**30:7.2f} GiB on the device, "
+        f"FP16 is {one['of_fp16']:.2f}x; filled in {one['fill_seconds']:.0f} s"
+    )
+    if "call_us" in one:
+        line += f"; a call {one['call_us']['median']:.0f} us, mean {one['call_us']['mean']:.0f}"
+    return line
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="generate on a CUDA device, tierkv beside others")
     parser.add_argument("--ctx", default="32768", help="tokens of context, separated by commas")
@@ -211,11 +221,7 @@ def main() -> None:
                 continue
             try:
                 for one in measure(name, model, context, batches, options):
-                    say(
-                        f"{where} x {one['batch']}: {one['tokens_per_second']:8.1f} tokens/s, {one['device_bytes'] / 2**30:7.2f} GiB on the "
-                        f"device, FP16 is {one['of_fp16']:.2f}x; filled in {one['fill_seconds']:.0f} s"
-                        + (f"; a call {one['call_us']['median']:.0f} us, mean {one['call_us']['mean']:.0f}" if "call_us" in one else "")
-                    )
+                    say(line_of(where, one))
                     if options.json:
                         with options.json.open("a") as out:
                             out.write(json.dumps(one) + "\n")

@@ -165,7 +165,8 @@ def table_of(results: dict[str, dict[str, Any]]) -> str:
     for name, one in results.items():
         size, share, more = one["bytes"][-1][1], "", ""
         if plain is not None:
-            share = f"1/{plain['bytes'][-1][1] / 2 / size:.1f}" if size < plain["bytes"][-1][1] / 2 else f"{2 * size / plain['bytes'][-1][1]:.2f}x"
+            ratio = plain["bytes"][-1][1] / 2 / size
+            share = f"1/{ratio:.1f}" if ratio > 1 else f"{1 / ratio:.2f}x"
             more = f"{(one['perplexity'] / plain['perplexity'] - 1) * 100:+.2f} %" if one is not plain else ""
         claim = f" (says {one['says'] / 2**20:.1f})" if one["says"] is not None else ""
         lines.append(
@@ -227,7 +228,8 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, Any]]:
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--only", default="", help="caches whose names match this expression")
     parser.add_argument("--threads", type=int, help="threads of torch (its own choice)")
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("."), help="where compare.svg, compare.md and compare.json go; what is in a compare.json there is kept and not run again")
+    help_out = "where compare.svg, compare.md and compare.json go; what is in a compare.json there is kept"
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("."), help=help_out)
     options = parser.parse_args(arguments)
     if options.model and not options.text:
         parser.error("--model takes a --text too")

@@ -111,7 +111,8 @@ def test_a_prompt_is_attended_to_as_it_is():
 @pytest.fixture(params=["fp16", "hot=32,warm=64,archive=even4/mid2", "hot=16,warm=0,archive=rot2/mid2"])
 def pair(request):
     """A cache on the device and one on the processor, with the same settings."""
-    with tierkv.Cache(request.param, calibrate="off", **SHAPE) as one, tierkv.Cache(request.param, calibrate="off", **SHAPE) as other:
+    fields = {"calibrate": "off", **SHAPE}
+    with tierkv.Cache(request.param, **fields) as one, tierkv.Cache(request.param, **fields) as other:
         yield one, tierkv.cuda.attach(one), other
 
 

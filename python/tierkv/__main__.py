@@ -84,8 +84,8 @@ def _forward(arguments: Sequence[str]) -> int:
     program = os.environ.get("TIERKV_PROGRAM") or bundled() or shutil.which("tierkv")
     if program is None:
         print(
-            f"python -m tierkv: {arguments[0]!r} is a command of the program tierkv; {MISSING}, and TIERKV_PROGRAM says where it is. "
-            f"Without it there are {', '.join(OURS)}",
+            f"python -m tierkv: {arguments[0]!r} is a command of the program tierkv; {MISSING}, and TIERKV_PROGRAM says where it "
+            f"is. Without it there are {', '.join(OURS)}",
             file=sys.stderr,
         )
         return 2

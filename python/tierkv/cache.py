@@ -81,8 +81,9 @@ class Cache:
     ...     out = cache.attention(seq, layer, queries)  # [tokens, query heads, head_dim]
 
     `spec` and `fields` are as :func:`tierkv.configure` takes them. Rows are float32, float16 or bfloat16 arrays of NumPy, torch or
-    anything with DLPack, in host memory, or on the device that :func:`tierkv.cuda.attach` attached. They are read where they lie, with
-    any strides of tokens and heads; channels must lie side by side. `calibration` is a :class:`Calibration` or the path of one.
+    anything with DLPack, in host memory, or on the device that :func:`tierkv.cuda.attach` attached. They are read where they lie,
+    with any strides of tokens and heads; channels must lie side by side. `calibration` is a
+    :class:`Calibration` or the path of one.
     """
 
     def __init__(

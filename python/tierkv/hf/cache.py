@@ -117,8 +117,8 @@ class TieredCache(HostCache):  # type: ignore[misc, unused-ignore]
     `calibrate=off` in the spec: nothing is looked for and nothing learned. `calibration` is a :class:`tierkv.Calibration` or a
     path; one that was made for keys in another order (of a GGUF file, say) is refused.
 
-    A model on a CUDA device gets a cache that attends there (:mod:`tierkv.cuda`), in a build with CUDA. Tables are used there and not
-    learned: let a copy of the model on a processor learn them, once.
+    A model on a CUDA device gets a cache that attends there (:mod:`tierkv.cuda`), in a build with CUDA. Tables are used there and
+    not learned: let a copy of the model on a processor learn them, once.
 
     Rows of a batch are sequences of their own, and padding is not stored. `copy.deepcopy` gives a cache that shares the tokens
     until one of the two changes them: read a prompt once, go on from it many times.

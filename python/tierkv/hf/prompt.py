@@ -1,7 +1,7 @@
 """A prompt on a device that nothing came before: torch attends over its rows as they are.
 
-Attention through the cache would read what leaves the hot tier in its compressed form, as later tokens do. Over the rows themselves it
-is exact, and torch's kernel for it is the fastest there is. The rows are stored all the same.
+Attention through the cache would read what leaves the hot tier in its compressed form, as later tokens do. Over the rows themselves
+it is exact, and torch's kernel for it is the fastest there is. The rows are stored all the same.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ def prompt_attention(
     scale: float | None,
     window: int,
 ) -> torch.Tensor:
-    """[batch, heads, tokens, head_dim] in, [batch, tokens, heads, head_dim] out. Padding, before `starts` or not in `picks`, gets zeros."""
+    """[batch, heads, tokens, head_dim] in, [batch, tokens, heads, head_dim] out.
+
+    Padding, before `starts` or not in `picks`, gets zeros.
+    """
     if not starts and picks is None:
         return _attend(query, key, value, scale, window).transpose(1, 2)
     batch, heads, tokens, dim = query.shape
