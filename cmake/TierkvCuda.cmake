@@ -57,17 +57,23 @@ endforeach()
 set_property(SOURCE ${PROJECT_SOURCE_DIR}/src/cuda/unavailable.cc APPEND PROPERTY COMPILE_DEFINITIONS TIERKV_CUDA)
 target_link_libraries(tierkv PRIVATE $<BUILD_INTERFACE:${TIERKV_CUDART}> $<BUILD_INTERFACE:dl> $<BUILD_INTERFACE:rt>)
 
-# What bench/cuda/bench.py loads beside torch.
-add_library(tierkv_bench_cuda SHARED bench/cuda/cases.cc)
+# The rest is for this tree alone, not for those who build the library into something else.
+if(NOT PROJECT_IS_TOP_LEVEL)
+  return()
+endif()
+
+# What bench/cuda/bench.py and model_step.py load beside torch.
+add_library(tierkv_bench_cuda SHARED bench/cuda/cases.cc bench/cuda/model_cache.cc)
 target_include_directories(tierkv_bench_cuda PRIVATE src ${TIERKV_CUDA_INCLUDE})
 target_link_libraries(tierkv_bench_cuda PRIVATE tierkv tierkv_options)
 add_executable(tierkv_steps_cuda bench/cuda/steps.cc)
+target_include_directories(tierkv_steps_cuda PRIVATE ${TIERKV_CUDA_INCLUDE})
 target_link_libraries(tierkv_steps_cuda PRIVATE tierkv tierkv_options)
 
 # Needs a device: `make test-cuda`, not ctest.
 if(TIERKV_BUILD_TESTS)
   find_package(GTest REQUIRED)
   add_executable(cuda_device_test tests/cuda/device_test.cc)
-  target_include_directories(cuda_device_test PRIVATE src)
+  target_include_directories(cuda_device_test PRIVATE src tests ${TIERKV_CUDA_INCLUDE})
   target_link_libraries(cuda_device_test PRIVATE tierkv tierkv_options GTest::gtest_main)
 endif()

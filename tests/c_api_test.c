@@ -203,6 +203,29 @@ static void tokens_and_attention(void) {
   items[1].size = 8;
   REFUSED(tierkv_attention_batch(cache, 0, items, 2, NULL), TIERKV_INVALID_ARGUMENT, "size");
 
+  /* appended at once, and taken back */
+  tierkv_append_item appended[2];
+  const tierkv_rows more = tierkv_rows_dense(query, TIERKV_F32, 1, KV_HEADS, DIM);
+  for (int i = 0; i < 2; ++i) {
+    tierkv_append_item_init(&appended[i]);
+    appended[i].keys = appended[i].values = &more;
+  }
+  appended[0].seq = seq + 100;
+  appended[1].seq = seq;
+  REFUSED(tierkv_append_batch(cache, 0, appended, 2), TIERKV_NOT_FOUND, "sequence");
+  CHECK(appended[0].status == TIERKV_NOT_FOUND && appended[1].status == TIERKV_OK);
+  OK(tierkv_layer_length(cache, seq, 0, &length));
+  CHECK(length == TOKENS + 1);
+  OK(tierkv_truncate(cache, seq, TOKENS));
+  OK(tierkv_append_batch(cache, 0, NULL, 0));
+  REFUSED(tierkv_append_batch(cache, 0, NULL, 1), TIERKV_INVALID_ARGUMENT, "items");
+  appended[0].seq = seq;
+  REFUSED(tierkv_append_batch(cache, 0, appended, 2), TIERKV_INVALID_ARGUMENT, "twice");
+  appended[1].values = NULL;
+  REFUSED(tierkv_append_batch(cache, 0, appended, 2), TIERKV_INVALID_ARGUMENT, "values");
+  appended[1].size = 8;
+  REFUSED(tierkv_append_batch(cache, 0, appended, 2), TIERKV_INVALID_ARGUMENT, "size");
+
   uint32_t some[4];
   size_t count = 0;
   OK(tierkv_positions(cache, seq, 0, 1, some, 4, &count));

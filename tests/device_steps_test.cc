@@ -37,6 +37,7 @@ TEST_P(OnATwin, BehavesLikeTheReference) {
   std::shared_ptr<DeviceAttention> device = twin();
   testing::MachineSetup setup = GetParam();
   setup.backend = [&] { return device; };
+  if (setup.there) seed += 1;
   testing::Machine machine(setup, seed);
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   const uint64_t operations = 250;
@@ -45,6 +46,7 @@ TEST_P(OnATwin, BehavesLikeTheReference) {
 #endif
   ASSERT_TRUE(machine.run(operations)) << machine.report();
   EXPECT_GT(device->usage().launches, operations / 10);
+  if (setup.there) std::printf("rows taken: %llu\n", static_cast<unsigned long long>(device->counts().rows_taken));
 }
 
 std::vector<testing::MachineSetup> setups() {
@@ -75,6 +77,11 @@ std::vector<testing::MachineSetup> setups() {
     all.push_back({spill ? "spill" : "cold",
                    small + "hot=16,warm=48,warm_codec=fp16,archive=kivi4-g16,sinks=4,cold_codec=fp16" + more, 0.45, 400});
     all.back().cold = true;
+  }
+  for (size_t i = 0, count = all.size(); i < count; ++i) {  // and with rows in the device's memory
+    testing::MachineSetup there = all[i];
+    there.name += "_there", there.there = true;
+    all.push_back(there);
   }
   return all;
 }

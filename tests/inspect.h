@@ -60,6 +60,7 @@ inline void digest_stream(const AdaptiveKVCache::Impl& impl, const tiers::HeadSt
 }
 
 inline void digest_sequence(const AdaptiveKVCache::Impl& impl, const tiers::Sequence& sequence, Digest& d) {
+  const std::lock_guard landed(sequence.mutex);
   for (uint32_t l = 0; l < sequence.num_layers(); ++l) {
     const tiers::LayerState& state = sequence.layer(l);
     d.add(state.length);

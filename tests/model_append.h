@@ -33,7 +33,9 @@ inline void Machine::grow(SeqId id, uint32_t layer, uint32_t tokens) {
   const uint32_t before = ref.length;
   const auto old_live = ref.live;
   const uint64_t digest = may_run_out() ? digest_of(*cache_) : 0;
-  const Status status = cache_->append(id, layer, keys.view, values.view);
+  const bool here = setup_.there && one_in(6);
+  const Status status =
+      here ? cache_->append(id, layer, keys.view, values.view) : cache_->append(id, layer, placed(keys.view), placed(values.view));
   if (!status.ok()) {
     const bool full = config_.max_seq_len && !evicting() && before + tokens > config_.max_seq_len;
     if (!(full || may_run_out()) || status.code() != StatusCode::resource_exhausted) return fail(status.to_string());

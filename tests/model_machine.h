@@ -32,6 +32,7 @@ struct MachineSetup {
   bool cold_faults = false;                          // which is damaged now and then
   bool grows_long = false;                           // new sequences start past a split of attention (1,024 tokens)
   std::function<std::shared_ptr<const attn::Backend>()> backend = nullptr;  // who attends; none: the processor
+  bool there = false;  // most rows and queries are said to be in the device's memory, which is the processor's: a twin
 
   bool warm_is_exact() const { return settings.find("warm_codec=fp16") != std::string::npos; }
 };
@@ -88,6 +89,7 @@ class Machine {
                             const std::vector<float>& out, const AttentionOptions& options, const MassReport* mass);
   ReferenceHead rows_of(SeqId id, uint32_t layer, uint32_t head) const;
   const tiers::HeadStream& stream(SeqId id, uint32_t layer, uint32_t head) const;
+  RowsView placed(RowsView view);
   Rows make_rows(uint32_t tokens, uint32_t heads, DType type, float size);
 
   // chance

@@ -36,6 +36,11 @@ struct Machine::Rows {
   }
 };
 
+inline RowsView Machine::placed(RowsView view) {
+  if (setup_.there) view.place = MemoryPlace::device;
+  return view;
+}
+
 inline Machine::Rows Machine::make_rows(uint32_t tokens, uint32_t heads, DType type, float size) {
   const uint32_t d = config_.head_dim;
   Rows rows;

@@ -16,6 +16,8 @@ if command -v ccache >/dev/null; then
   export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache
   export CCACHE_DIR=${CCACHE_DIR:-$TIERKV_CACHE/ccache} CCACHE_BASEDIR=${CCACHE_BASEDIR:-$PWD} CCACHE_NOHASHDIR=1
 fi
+# By the names that CMake finds; Python's own would be others, and a compiler cache goes by names.
+export CC=${CC:-cc} CXX=${CXX:-c++}
 export CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-$(nproc)}
 export PATH=$base/common/bin:$PATH
 
@@ -24,6 +26,8 @@ mkdir -p "$out"
 python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir "$out/wheel" .
 python -m pip install --quiet --disable-pip-version-check --no-deps --no-index --target "$out/site" "$out"/wheel/tierkv-*.whl
 export PYTHONPATH=$out/site TIERKV_WHEEL_DIR=$out/wheel
+# Where libllama can be had, the program is in the wheel, and its tests must not be skipped.
+if python tools/fetch.py llama.cpp >/dev/null 2>&1; then export TIERKV_WHEEL_HAS_PROGRAM=1; fi
 # All of it beside the newest transformers; what depends on the generation again beside the last of the other.
 "$base/transformers5/bin/python" -m pytest -q -p no:cacheprovider "$@"
 "$base/transformers4/bin/python" -m pytest -q -p no:cacheprovider python/tests/test_hf_*.py "$@"

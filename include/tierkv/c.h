@@ -201,6 +201,20 @@ tierkv_status tierkv_append(tierkv_cache* cache, tierkv_seq seq, uint32_t layer,
 tierkv_status tierkv_append_f32(tierkv_cache* cache, tierkv_seq seq, uint32_t layer, const float* keys, const float* values,
                                 uint32_t tokens);
 
+/* One sequence's part in an append call over many. */
+typedef struct tierkv_append_item {
+  size_t size;               /* sizeof(tierkv_append_item) of the caller, in every element of an array */
+  tierkv_seq seq;            /* each sequence at most once */
+  const tierkv_rows* keys;   /* any number of tokens */
+  const tierkv_rows* values; /* as many */
+  tierkv_status status;      /* written by the call */
+} tierkv_append_item;
+
+void tierkv_append_item_init(tierkv_append_item* item);
+/* Appends to many sequences, one after the other: a step of a batch. An item that is refused says so in its status and does not
+ * disturb the others; the call returns TIERKV_OK when all items are, otherwise the status of the first that is not. */
+tierkv_status tierkv_append_batch(tierkv_cache* cache, uint32_t layer, tierkv_append_item* items, size_t count);
+
 typedef struct tierkv_attention_options {
   size_t size;              /* sizeof(tierkv_attention_options) of the caller */
   int causal;               /* 1: a query sees positions up to its own */

@@ -41,7 +41,7 @@ enum class MemoryPlace : uint8_t { host = 0, device = 1 };
 
 // Rows of the caller's: element (token t, head h, channel c) is data[t*token_stride + h*head_stride + c].
 // Strides are in elements; channels are contiguous. A cache reads host memory; other rows are refused with `unsupported`, by the
-// call that is given them, unless its backend can read them.
+// call that is given them, unless it was attached to the device whose they are (tierkv/cuda.h).
 struct RowsView {
   const void* data = nullptr;
   DType type = DType::f32;
@@ -51,7 +51,7 @@ struct RowsView {
   ptrdiff_t token_stride = 0;
   ptrdiff_t head_stride = 0;
   MemoryPlace place = MemoryPlace::host;
-  void* ready = nullptr;  // for a device: the work (its stream or event) after which the rows are valid; null: they are now
+  void* ready = nullptr;  // for a device: the stream (cudaStream_t) after whose work so far they are valid; null: the default one
 
   // The plain layout [tokens][heads][head_dim].
   static RowsView dense(const void* data, DType type, uint32_t tokens, uint32_t heads, uint32_t head_dim) {
@@ -80,10 +80,17 @@ struct AttentionOptions {
 struct AttentionItem {
   SeqId seq = 0;
   RowsView queries;
-  float* out = nullptr;         // [tokens][query heads][head_dim], f32
+  float* out = nullptr;         // [tokens][query heads][head_dim], f32, in the memory that the queries are in
   int64_t first_position = -1;  // as AttentionOptions::first_position
   MassReport* mass = nullptr;   // as AttentionOptions::mass
   Status status = {};           // written by the call
+};
+
+// One sequence's part in an append call over many.
+struct AppendItem {
+  SeqId seq = 0;
+  RowsView keys, values;
+  Status status = {};  // written by the call
 };
 
 // The hot rows of one KV head, zero-copy: 16-bit floats of CacheConfig::hot_type, row-major, oldest first.
@@ -164,17 +171,25 @@ class AdaptiveKVCache {
   // Appends the next tokens of one layer; positions go on from length(seq, layer). Refused, no token is in; what an eviction policy
   // had given up to make room is gone.
   Status append(SeqId seq, uint32_t layer, const RowsView& keys, const RowsView& values);
-  // out is [tokens][query heads][head_dim], f32, and finite when the call succeeds. invalid_argument: a query that is not finite or
-  // beyond 1e25 (times scale, where that is above 1), or scores or sums that overflow 32-bit floats all the same, as enormous bf16
-  // keys can make them; resource_exhausted: the system refused memory. After an overflow or want of memory `out` and a MassReport
-  // are undefined and nothing has changed: no token, row or position, nor what attention answers, nor the statistics of a policy
-  // that evicts, which learns from calls that succeed.
+  // The same for many sequences, one after the other: a step of a batch. Every item gets its own status, and one that is refused
+  // does not disturb the others. Returns OK when all items are, otherwise the status of the first that is not. A wrong layer, a
+  // sequence that is there twice, or rows that are not all in the same memory (a device's: after the same stream) refuse the whole
+  // call, and every item has that status. What happens to rows in a device's memory: tierkv/cuda.h.
+  Status append_many(uint32_t layer, std::span<AppendItem> items);
+  // out is [tokens][query heads][head_dim], f32, and finite when the call succeeds. Where the queries are in a device's memory it
+  // is too, and it is valid for work that comes after on their stream; queries are not looked at then, and what is wrong with them
+  // is said later (tierkv/cuda.h). invalid_argument: a query that is not finite or beyond 1e25 (times scale, where that is above
+  // 1), or scores or sums that overflow 32-bit floats all the same, as enormous bf16 keys can make them; resource_exhausted: the
+  // system refused memory. After an overflow or want of memory `out` and a MassReport are undefined and nothing has changed: no
+  // token, row or position, nor what attention answers, nor the statistics of a policy that evicts, which learns from calls that
+  // succeed.
   Status attention(SeqId seq, uint32_t layer, const RowsView& queries, float* out, const AttentionOptions& options = {});
   // The same for many sequences at once, each with any number of queries: all their work is shared out together, so that many short
   // sequences keep all threads busy. Every item gets its own status: one that fails (unknown, parked, not finite) does not disturb
   // the others, whose results are the same bits as from calls of their own. Returns OK when all items are, otherwise the status of
   // the first that is not. first_position and mass come from the items; the options must leave theirs alone. A wrong layer or
   // option, or a sequence that is there twice, refuses the whole call, and every item has that status.
+  // Queries are all in the same memory, a device's all after the same stream; invalid_argument otherwise.
   // Threads: the sequences are locked for the whole call, in the order of their ids, so two such calls cannot deadlock.
   Status attention(uint32_t layer, std::span<AttentionItem> items, const AttentionOptions& options = {});
   // Rows at positions, as the cache would use them; keys and values are [positions][kv heads][head_dim], either may be null.

@@ -4,10 +4,27 @@
 //   if (!device.ok()) std::puts(device.status().message().c_str());
 //
 // From then on attention() of up to kMostQueries queries a call is one launch over all sequences and all tiers. Sealed blocks are
-// copied to the device once and stay there, and so do hot rows; queries and results travel with every call. What the device does
-// not do, the processor does, with the same results: longer prompts, codecs without a device reader (kvquant), and calls that ask
-// what more than about a thousand rows of a head receive. What fewer receive it adds up beside the device's attention. Appending,
-// coding, eviction, snapshots and all errors are the cache's own.
+// copied to the device once and stay there, and so do hot rows. What the device does not do, the processor does, with the same
+// results: longer prompts, codecs without a device reader (kvquant), and calls that ask what more than about a thousand rows of a
+// head receive. What fewer receive it adds up beside the device's attention. Coding, eviction, snapshots and all errors are the
+// cache's own.
+//
+// Rows and queries may be in host memory, or in the device's (RowsView::place, ready):
+//   Queries:  results are in the device's memory too, for work that comes after on the queries' stream, which the call works on. It
+//             does not wait for the device, unless somebody wants to know what rows receive (AttentionOptions::observe, mass): then
+//             queries and sums come down. What the processor does comes down and goes up again: right, and slow.
+//   Rows:     up to kMostQueries tokens a sequence that go on to hot rows which the device has are moved there and do not wait;
+//   their
+//             contents come to host memory in time for whoever reads them there, and he waits. Others are copied to host memory and
+//             waited for, once a call, whatever the number of items: prompts, the first step of a sequence, layers with a window,
+//             caches that evict, spill, skip or learn a model. Rows that did not wait and are not finite are found when they land:
+//             from then on calls on the sequence are refused with invalid_argument, which says where, until truncate() takes that
+//             position back. What was on its way when the device failed is lost in the same way, with io_error.
+//   Later:    what can only be known when the device is done is said by the next call that works on it, which does nothing else
+//             then, or by Device::check(), once: out_of_range for queries that were not finite or scores beyond the range of 16-bit
+//             floats, whose results are zeros; io_error for a stream that failed.
+//   Graphs:   a call decides what to launch by the lengths of the moment, so it cannot be captured: failed_precondition while its
+//             stream is. What is between the calls can be.
 //
 // Build:   -DTIERKV_CUDA=ON. Without it every call here is `unsupported`.
 // Errors:  unsupported: no CUDA in this build, or a device older than compute capability 8.0. failed_precondition: no device, or a
@@ -33,6 +50,8 @@ struct Options {
 struct Usage {
   uint64_t block_bytes = 0;    // copies of sealed blocks
   uint64_t scratch_bytes = 0;  // descriptors, hot rows, queries, partial results, tables
+  uint64_t device_bytes = 0;   // all that is allocated there for this cache: the above, the rest of slabs, strips of hot rows
+  uint64_t peak_bytes = 0;     // the most that was at any time
   uint64_t blocks = 0;
   uint64_t uploads = 0;  // blocks copied so far
   uint64_t launches = 0;
@@ -43,6 +62,8 @@ class Device {
  public:
   virtual ~Device() = default;
   virtual Usage usage() const = 0;
+  // Waits until everything is done that calls asked for, and says what went wrong there since somebody was told.
+  virtual Status check() const = 0;
 };
 
 // Whether attach() could work here, and if not, why.

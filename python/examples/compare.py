@@ -133,8 +133,10 @@ def compare(
 ) -> dict[str, dict[str, Any]]:
     results: dict[str, dict[str, Any]] = {}
     out.mkdir(parents=True, exist_ok=True)
+    if (out / "compare.json").exists():
+        results = json.loads((out / "compare.json").read_text())  # of an earlier run with other caches: one table for all
     for name, make in caches(ids.shape[1], learn).items():
-        if not re.search(only, name):
+        if not re.search(only, name) or name in results:
             continue
         try:
             cache = make(model)
@@ -144,6 +146,7 @@ def compare(
         results[name] = run(model, ids, cache)
         print(line_of(name, results[name]), flush=True)
         (out / "compare.json").write_text(json.dumps(results))
+        (out / "compare.md").write_text(table_of(results))
     return results
 
 
@@ -153,6 +156,23 @@ def line_of(name: str, one: dict[str, Any]) -> str:
         f"{name:34} {one['bytes'][-1][1] / 2**20:8.2f} MiB  perplexity {one['perplexity']:9.3f}  "
         f"{one['processor_seconds']:6.1f} s of processor time{claim}"
     )
+
+
+def table_of(results: dict[str, dict[str, Any]]) -> str:
+    """The same as a table for a document."""
+    plain = results.get("DynamicCache")
+    lines = ["| cache | MiB | of DynamicCache in 16 bits | perplexity | | processor s |", "|---|---|---|---|---|---|"]
+    for name, one in results.items():
+        size, share, more = one["bytes"][-1][1], "", ""
+        if plain is not None:
+            ratio = plain["bytes"][-1][1] / 2 / size
+            share = f"1/{ratio:.1f}" if ratio > 1 else f"{1 / ratio:.2f}x"
+            more = f"{(one['perplexity'] / plain['perplexity'] - 1) * 100:+.2f} %" if one is not plain else ""
+        claim = f" (says {one['says'] / 2**20:.1f})" if one["says"] is not None else ""
+        lines.append(
+            f"| {name} | {size / 2**20:.1f}{claim} | {share} | {one['perplexity']:.3f} | {more} | {one['processor_seconds']:.0f} |"
+        )
+    return "\n".join(lines) + "\n"
 
 
 # %% [markdown]
@@ -208,7 +228,8 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, Any]]:
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--only", default="", help="caches whose names match this expression")
     parser.add_argument("--threads", type=int, help="threads of torch (its own choice)")
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("."), help="where compare.svg and compare.json go")
+    help_out = "where compare.svg, compare.md and compare.json go; what is in a compare.json there is kept"
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("."), help=help_out)
     options = parser.parse_args(arguments)
     if options.model and not options.text:
         parser.error("--model takes a --text too")

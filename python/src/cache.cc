@@ -13,7 +13,10 @@ void Handle::close() {
   Shared last = std::move(cache_);
   cache_.reset();
   handler_.reset();
-  without_gil([&] { last.reset(); });
+  without_gil([&] {
+    device_.reset();
+    last.reset();
+  });
 }
 
 void Handle::set_pressure_handler(nb::object handler) {
@@ -88,6 +91,7 @@ void bind_cache(nb::module_& m) {
   bind_tokens(cache);
   bind_statistics(cache);
   bind_snapshots(cache);
+  bind_device(m, cache);
 }
 
 }  // namespace tierkv::python

@@ -8,6 +8,7 @@
 
 #include "errors.h"
 #include "tierkv/cache.h"
+#include "tierkv/cuda.h"
 
 namespace tierkv::python {
 
@@ -31,6 +32,12 @@ class Handle {
   nb::handle pressure_handler() const { return handler_; }
   void forget_handler() { handler_.reset(); }
 
+  // The device that attention runs on, from attach() to detach(). No other call on the cache is under way in either.
+  void attach(const cuda::Options& options);
+  void detach();
+  int device() const { return device_ ? number_ : -1; }
+  const cuda::Device& attached() const;
+
   // Runs `work(cache)` without the GIL and raises what its Status says.
   template <class Work>
   void run(Work&& work) const {
@@ -53,10 +60,13 @@ class Handle {
  private:
   Shared cache_;
   nb::object handler_;
+  std::shared_ptr<const cuda::Device> device_;
+  int number_ = -1;
 };
 
 void bind_tokens(nb::class_<Handle>& cache);
 void bind_statistics(nb::class_<Handle>& cache);
 void bind_snapshots(nb::class_<Handle>& cache);
+void bind_device(nb::module_& m, nb::class_<Handle>& cache);
 
 }  // namespace tierkv::python

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 
 import pytest
@@ -13,7 +14,7 @@ HEADERS = ROOT / "include" / "tierkv"
 
 # C++ names whose twin has another name or form, and why.
 CACHE_TWINS = {"create": "__init__"}  # a constructor makes it
-CPP_ALONE = {"attend_with"}  # a device's: the package is built without CUDA
+CPP_ALONE = {"attend_with"}  # a device's own: tierkv.cuda.attach calls it
 FUNCTION_TWINS = {
     "validate": "CacheConfig.validate",
     "wants_calibration": "CacheConfig.wants_calibration",
@@ -108,6 +109,18 @@ def test_every_field_has_a_twin(header, struct):
     assert fields, f"no fields found in {struct}"
     for field in fields:
         assert hasattr(getattr(tierkv, struct), field), f"{struct}::{field} has no twin"
+
+
+def test_the_device_has_its_twin():
+    text = text_of("cuda.h")
+    fields = re.findall(r"uint64_t (\w+) = 0;", body_of(text, "struct", "Usage"))
+    assert len(fields) >= 8 and all(hasattr(tierkv.cuda.Usage, field) for field in fields), fields
+    options = re.findall(r"(\w+) = \d+;", body_of(text, "struct", "Options"))
+    assert {"device", "byte_limit"} <= set(options) <= set(inspect.signature(tierkv.cuda.attach).parameters)
+    methods = re.findall(r"virtual [\w:]+ (\w+)\(", body_of(text, "class", "Device"))
+    assert {"usage", "check"} <= set(methods) <= set(vars(tierkv.cuda.Device))
+    for name in re.findall(r"^\w[\w:<> ]* (\w+)\(", text, re.MULTILINE):
+        assert callable(getattr(tierkv.cuda, name))
 
 
 def test_options_of_attention_are_parameters():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -20,6 +21,11 @@ VOCABULARY = 211
 
 # Models this small gain nothing from a second thread, and lose a lot where others compute: threads of OpenMP wait by polling.
 torch.set_num_threads(1)
+
+# TIERKV_TEST_DEVICE=cuda runs the tests of tierkv.hf on a device, in a build with CUDA: python -m pytest python/tests/test_hf_*.py
+DEVICE = os.environ.get("TIERKV_TEST_DEVICE", "cpu")
+if DEVICE != "cpu":
+    torch.set_default_device(DEVICE)
 
 COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -51,14 +57,17 @@ KINDS: dict[str, tuple[type, dict[str, Any]]] = {
 def make(kind: str, seed: int = 0, **changes: Any) -> Any:
     config, more = KINDS[kind]
     torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(config(**{**COMMON, **more, **changes}), attn_implementation="sdpa")
+    # The same weights everywhere: made in host memory.
+    with torch.device("cpu"):
+        model = transformers.AutoModelForCausalLM.from_config(config(**{**COMMON, **more, **changes}), attn_implementation="sdpa")
+    model.to(DEVICE)
     model.generation_config.pad_token_id = 0
     return model.eval()
 
 
 def prompt(tokens: int, batch: int = 1, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(2, VOCABULARY, (batch, tokens), generator=generator)
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return torch.randint(2, VOCABULARY, (batch, tokens), generator=generator, device="cpu").to(DEVICE)
 
 
 def generate(model: Any, ids: torch.Tensor, tokens: int, cache: Any = None, **options: Any) -> Any:

@@ -8,7 +8,7 @@ For Hugging Face models: `tierkv.hf.TieredCache("balanced", model)`. `python -m 
 docs/use/python.md tells the rest.
 """
 
-from . import _core
+from . import _core, cuda
 from ._core import (
     BlockMass,
     Calibration,
@@ -26,7 +26,7 @@ from ._core import (
     SnapshotInfo,
     TierMemory,
 )
-from .cache import AttentionItem, Cache, HotRows, inspect_snapshot, load_calibration, parse_calibration
+from .cache import AppendItem, AttentionItem, Cache, HotRows, inspect_snapshot, load_calibration, parse_calibration
 from .config import (
     ALL,
     CacheConfig,
@@ -60,6 +60,7 @@ __version__ = _core.version()
 
 __all__ = [
     "ALL",
+    "AppendItem",
     "AttentionItem",
     "BlockMass",
     "Cache",
@@ -98,6 +99,7 @@ __all__ = [
     "Unsupported",
     "codecs",
     "configure",
+    "cuda",
     "inspect_snapshot",
     "load_calibration",
     "parse_calibration",

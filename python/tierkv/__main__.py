@@ -1,4 +1,4 @@
-"""A small command: what there is, and what a cache will take. Any other word goes to the program `tierkv`, where it is installed.
+"""A small command: what there is, and what a cache will take. Any other word goes to the program `tierkv`.
 
 python -m tierkv presets
 python -m tierkv plan --kv balanced --layers 30 --heads 9 --kv-heads 3 --head-dim 64 --tokens 8192
@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from . import Cache, CacheConfig, Error, __version__, codecs, configure, policies, presets
+from .program import MISSING, bundled, run
 from .tables import size_text
 
 
@@ -79,20 +80,16 @@ OURS = ("version", "presets", "codecs", "policies", "plan")
 
 
 def _forward(arguments: Sequence[str]) -> int:
-    """The program in our place: its signals, its exit status. It brings libllama along, so it is not in the wheel."""
-    program = os.environ.get("TIERKV_PROGRAM") or shutil.which("tierkv")
+    """The program in our place: the one that TIERKV_PROGRAM names, the wheel's own, or one on the PATH."""
+    program = os.environ.get("TIERKV_PROGRAM") or bundled() or shutil.which("tierkv")
     if program is None:
         print(
-            f"python -m tierkv: {arguments[0]!r} is a command of the program tierkv, which is not on the PATH; `make install` in a "
-            f"clone puts it there, and TIERKV_PROGRAM says where it is. Without it there are {', '.join(OURS)}",
+            f"python -m tierkv: {arguments[0]!r} is a command of the program tierkv; {MISSING}, and TIERKV_PROGRAM says where it "
+            f"is. Without it there are {', '.join(OURS)}",
             file=sys.stderr,
         )
         return 2
-    try:
-        os.execv(program, [program, *arguments])
-    except OSError as error:
-        print(f"python -m tierkv: {program} cannot be run: {error.strerror}", file=sys.stderr)
-        return 2
+    return run(program, arguments, "python -m tierkv")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -100,7 +97,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="python -m tierkv",
         description="A tiered, compressed KV cache for language models.",
-        epilog="Other commands (chat, ppl, serve, ...) go to the program tierkv, where it is installed.",
+        epilog="Other commands (chat, ppl, serve, ...) go to the program tierkv, which is in the wheel.",
     )
     top.add_argument("--version", action="version", version=f"tierkv {__version__}")
     commands = top.add_subparsers(dest="command", required=True)

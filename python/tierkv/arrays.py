@@ -8,7 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 Array = Any
-"""A NumPy array, a torch tensor in host memory, or anything else that has `__dlpack__` or the buffer protocol."""
+"""A NumPy array, a torch tensor, or anything else that has `__dlpack__` or the buffer protocol, in host memory; with a device
+attached (tierkv.cuda) also a torch tensor there, or anything that has `__dlpack__` or `__cuda_array_interface__`."""
 
 
 @runtime_checkable
@@ -31,8 +32,15 @@ def empty_like_rows(array: Array, shape: tuple[int, ...]) -> Array:
     """Room for float32 results, of the kind that `array` is."""
     if is_torch(array):
         torch = sys.modules["torch"]
-        return torch.empty(shape, dtype=torch.float32)
+        return torch.empty(shape, dtype=torch.float32, device=array.device)
     return np.empty(shape, dtype=np.float32)
+
+
+def stream_of(array: Array) -> int:
+    """torch's current stream on the device of a tensor; 0, the default one, for all else."""
+    if is_torch(array) and array.is_cuda:
+        return int(sys.modules["torch"].cuda.current_stream(array.device).cuda_stream)
+    return 0
 
 
 def shape_of(array: Array) -> tuple[int, ...]:
@@ -43,5 +51,5 @@ def shape_of(array: Array) -> tuple[int, ...]:
 def floats_or_none(array: Array | None) -> Array | None:
     """A float32 array of small parameters, copied where it has another type."""
     if array is None or is_torch(array):
-        return array if array is None else array.detach().float().contiguous()
+        return array if array is None else array.detach().float().cpu().contiguous()
     return np.ascontiguousarray(array, dtype=np.float32)

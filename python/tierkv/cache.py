@@ -30,7 +30,7 @@ from ._core import (
     PromotionReport,
     QualityMetrics,
 )
-from .arrays import Array, empty_like_rows, floats_or_none, shape_of
+from .arrays import Array, empty_like_rows, floats_or_none, shape_of, stream_of
 from .config import CacheConfig, configure
 from .errors import Error, InvalidArgument
 from .tables import TierTable
@@ -53,6 +53,17 @@ class AttentionItem:
     """Written by the call: why this item failed, or None."""
 
 
+@dataclass
+class AppendItem:
+    """One sequence's part in :meth:`Cache.append_many`."""
+
+    seq: int
+    keys: Array
+    values: Array
+    error: Error | None = None
+    """Written by the call: why this item was refused, or None."""
+
+
 class HotRows(NamedTuple):
     """A copy of the hot rows of one KV head, oldest first: float16, or float32 where `hot_type` is bf16."""
 
@@ -70,8 +81,9 @@ class Cache:
     ...     out = cache.attention(seq, layer, queries)  # [tokens, query heads, head_dim]
 
     `spec` and `fields` are as :func:`tierkv.configure` takes them. Rows are float32, float16 or bfloat16 arrays of NumPy, torch or
-    anything with DLPack, in host memory. They are read where they lie, with any strides of tokens and heads; channels must lie side
-    by side. `calibration` is a :class:`Calibration` or the path of one.
+    anything with DLPack, in host memory, or on the device that :func:`tierkv.cuda.attach` attached. They are read where they lie,
+    with any strides of tokens and heads; channels must lie side by side. `calibration` is a
+    :class:`Calibration` or the path of one.
     """
 
     def __init__(
@@ -151,7 +163,26 @@ class Cache:
 
     def append(self, seq: int, layer: int, keys: Array, values: Array) -> None:
         """Appends the next tokens of one layer, [tokens, kv heads, head_dim]; keys after RoPE."""
-        self._core.append(seq, layer, keys, values)
+        self._core.append(seq, layer, keys, values, stream_of(keys))
+
+    def append_many(self, layer: int, items: Sequence[AppendItem]) -> None:
+        """Appends to many sequences: a step of a batch. All rows are in the same memory; those of a device are fetched together.
+
+        An item that is refused does not disturb the others. Every item's `error` is written; when one was refused, the first is
+        raised.
+        """
+        errors = self._core.append_many(
+            layer,
+            [item.seq for item in items],
+            [item.keys for item in items],
+            [item.values for item in items],
+            stream_of(items[0].keys) if items else 0,
+        )
+        for item, error in zip(items, errors):
+            item.error = error
+        for error in errors:
+            if error is not None:
+                raise error
 
     def attention(
         self,
@@ -176,8 +207,9 @@ class Cache:
         if out is None:
             out = empty_like_rows(queries, shape_of(queries))
         self._core.attention(
-            seq, layer, queries, out, causal, scale, softcap, first_position, floats_or_none(sink_logits), observe, mass
-        )
+            seq, layer, queries, out, causal, scale, softcap, first_position, floats_or_none(sink_logits), observe, mass,
+            stream_of(queries),
+        )  # fmt: skip
         return out
 
     def attention_many(
@@ -210,6 +242,7 @@ class Cache:
             softcap,
             floats_or_none(sink_logits),
             observe,
+            stream_of(items[0].queries) if items else 0,
         )
         for item, error in zip(items, errors):
             item.error = error

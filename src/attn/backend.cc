@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/status_macros.h"
+
 namespace tierkv::attn {
 
 AttendWork mass_alone(const AttendWork& done, std::vector<HeadMass> wanted, const float* lse) {
@@ -15,5 +17,14 @@ AttendWork mass_alone(const AttendWork& done, std::vector<HeadMass> wanted, cons
   work.params.weigh_only = true;
   return work;
 }
+
+Result<std::shared_ptr<const void>> Backend::bring(std::span<RowsView>) const {
+  return error(StatusCode::unsupported, "this cache works in host memory");
+}
+Status Backend::put(const float*, size_t, float*, void*) const {
+  return error(StatusCode::unsupported, "this cache works in host memory");
+}
+
+Result<std::shared_ptr<const Arrival>> Backend::take(std::span<TakeWork>) const { return std::shared_ptr<const Arrival>(); }
 
 }  // namespace tierkv::attn

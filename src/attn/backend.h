@@ -11,6 +11,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -55,16 +57,42 @@ struct AttendWork {
   std::vector<Settled> settled;                   // one per KV head, or none
   RowsView queries;
   const uint32_t* positions = nullptr;  // one per query
-  float* out = nullptr;                 // [queries][query heads][head_dim]; null: the mass alone is wanted (params.weigh_only)
-  float* lse = nullptr;                 // [queries][query heads]: the log of the sum of e^score (attention.h), or null
-  const float* sink_logits = nullptr;   // one per query head, or null
-  std::vector<HeadMass> mass;           // one per KV head, or none
+  // [queries][query heads][head_dim], in the queries' place; null: the mass alone is wanted (params.weigh_only). In a device's
+  // memory it is valid for work that comes after on the queries' stream, and what goes wrong there is said by a later call.
+  float* out = nullptr;
+  float* lse = nullptr;                // [queries][query heads]: the log of the sum of e^score (attention.h), or null
+  const float* sink_logits = nullptr;  // one per query head, or null
+  std::vector<HeadMass> mass;          // one per KV head, or none
   // [queries][query heads]: the views are a part of what the queries look at, and these the lse of all of it, which mass is taken
   // against. Null: they are all.
   const float* whole = nullptr;
   AttendParams params;
+  // Where rows of the tail are still on their way (Arrival): to be called before the processor reads any; the backend has taken
+  // them. Empty: all are there.
+  std::function<Status()> land;
   // resource_exhausted: no memory for scratch. invalid_argument: scores or sums overflowed 32-bit floats.
   Status status;
+};
+
+// Rows that are on their way from a device's memory to host memory. Threads: any.
+class Arrival {
+ public:
+  virtual ~Arrival() = default;
+  virtual bool arrived() const = 0;
+  // io_error: the device failed, and they will not come.
+  virtual Status wait() const = 0;
+};
+
+// The newest rows of one sequence and layer, which are in a device's memory: behind those of the tail that the backend keeps there.
+struct TakeWork {
+  RowsView keys, values;
+  const void* owner = nullptr;          // as Settled's, of the first KV head
+  std::vector<uint64_t> tail_versions;  // of each KV head
+  uint32_t tail_first = 0;              // position of the tail's first row
+  uint32_t position = 0;                // of the first new one
+  bool bf16 = false;                    // what a tail's rows are; fp16 otherwise
+  bool taken = false;                   // written: false, it has not all of the tail's rows, or no room
+  const uint16_t* rows = nullptr;       // written: where they arrive, [KV head][keys, values][tokens][head_dim]
 };
 
 // What is left to do for a call whose attention was done without its mass: `wanted` of the same views, against the lse of the whole
@@ -80,6 +108,17 @@ class Backend {
 
   // unsupported: these rows are in memory that the backend cannot read. `what` names them.
   virtual Status accepts(const RowsView& rows, const char* what) const = 0;
+
+  // Rows in a device's memory, all ready after the same work, to host memory: waits for them. The views become those of copies,
+  // [tokens][heads][head_dim] of the same type, which are there for as long as what is returned. REQUIRES: accepted, and of one
+  // head_dim.
+  virtual Result<std::shared_ptr<const void>> bring(std::span<RowsView> rows) const;
+  // And back: `count` floats of host memory to `to`, in a device's, for work that comes after on the stream `ready`.
+  virtual Status put(const float* from, size_t count, float* to, void* ready) const;
+
+  // Takes rows without waiting for them: all that it can, and says which. What is returned is of all that were taken, and keeps
+  // their memory; null: none was. Refused, nothing was taken. REQUIRES: accepted, all ready after the same work.
+  virtual Result<std::shared_ptr<const Arrival>> take(std::span<TakeWork> works) const;
 
   // Stops at the first that its codec refuses; outputs are undefined then.
   virtual Status encode(std::span<const EncodeWork> blocks) const = 0;

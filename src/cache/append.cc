@@ -238,37 +238,221 @@ Status AdaptiveKVCache::Impl::append(Sequence& seq, uint32_t layer, const RowsVi
   return {};
 }
 
-Status AdaptiveKVCache::append(SeqId seq, uint32_t layer, const RowsView& keys, const RowsView& values) try {
-  const CacheConfig& c = impl_->config;
-  TIERKV_RETURN_IF_ERROR(impl_->check_layer(layer));
-  TIERKV_RETURN_IF_ERROR(cache::check_shape(keys, "keys", c.num_kv_heads, c.head_dim));
-  TIERKV_RETURN_IF_ERROR(cache::check_shape(values, "values", c.num_kv_heads, c.head_dim));
-  if (keys.tokens != values.tokens) {
-    return error(StatusCode::invalid_argument, "keys have ", keys.tokens, " tokens and values ", values.tokens);
-  }
-  TIERKV_RETURN_IF_ERROR(impl_->env.backend->accepts(keys, "keys"));
-  TIERKV_RETURN_IF_ERROR(impl_->env.backend->accepts(values, "values"));
-  TIERKV_RETURN_IF_ERROR(cache::check_finite(keys, "keys", impl_->env.hot_bf16));
-  TIERKV_RETURN_IF_ERROR(cache::check_finite(values, "values", impl_->env.hot_bf16));
-  impl_->keep_room_to_archive(keys.tokens);
-  const Status status = cache::with_pressure(*impl_, seq, [&](uint64_t& needed) -> Status {
-    TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
+// Rows in host memory whose shape was checked.
+static Status append_here(AdaptiveKVCache::Impl& impl, SeqId seq, uint32_t layer, const RowsView& keys, const RowsView& values) {
+  TIERKV_RETURN_IF_ERROR(cache::check_finite(keys, "keys", impl.env.hot_bf16));
+  TIERKV_RETURN_IF_ERROR(cache::check_finite(values, "values", impl.env.hot_bf16));
+  impl.keep_room_to_archive(keys.tokens);
+  const Status status = cache::with_pressure(impl, seq, [&](uint64_t& needed) -> Status {
+    TIERKV_ASSIGN_OR_RETURN(auto sequence, impl.find(seq));
     std::lock_guard lock(sequence->mutex);
-    TIERKV_RETURN_IF_ERROR(impl_->check_awake(seq, *sequence));
+    TIERKV_RETURN_IF_ERROR(impl.check_awake(seq, *sequence));
     const uint32_t position = sequence->layer(layer).length;
-    TIERKV_RETURN_IF_ERROR(impl_->append(*sequence, layer, keys, values, needed));
-    if (impl_->learning.active()) impl_->learning.add_rows(seq, layer, position, keys, values);
+    TIERKV_RETURN_IF_ERROR(impl.append(*sequence, layer, keys, values, needed));
+    if (impl.learning.active()) impl.learning.add_rows(seq, layer, position, keys, values);
     return {};
   });
   // The rows are in: what has no memory to settle them is no error of this call.
-  if (status.ok() && spills(*impl_)) {
+  if (status.ok() && spills(impl)) {
     (void)with_memory([&] {
-      settle_by_spilling(*impl_, seq, layer);
+      settle_by_spilling(impl, seq, layer);
       return true;
     });
   }
   return status;
 }
+
+static Status check_rows(const AdaptiveKVCache::Impl& impl, const AppendItem& item) {
+  const CacheConfig& c = impl.config;
+  TIERKV_RETURN_IF_ERROR(cache::check_shape(item.keys, "keys", c.num_kv_heads, c.head_dim));
+  TIERKV_RETURN_IF_ERROR(cache::check_shape(item.values, "values", c.num_kv_heads, c.head_dim));
+  if (item.keys.tokens != item.values.tokens) {
+    return error(StatusCode::invalid_argument, "keys have ", item.keys.tokens, " tokens and values ", item.values.tokens);
+  }
+  TIERKV_RETURN_IF_ERROR(impl.env.backend->accepts(item.keys, "keys"));
+  return impl.env.backend->accepts(item.values, "values");
+}
+
+namespace {
+
+// Tokens of a sequence that a device's rows may have to be taken without a wait: steps of decoding.
+constexpr uint32_t kMostTaken = 16;
+
+// One item whose rows stay on the device that has the rows before them.
+struct Taking {
+  AppendItem* item = nullptr;
+  std::shared_ptr<Sequence> sequence;
+  std::unique_lock<Sequence::Mutex> lock;
+  std::shared_ptr<const plan::Plans> plans;
+};
+
+}  // namespace
+
+// Whether rows of a layer may be in the tails before their contents are in host memory: nobody here looks at them as they come.
+static bool may_take(const AdaptiveKVCache::Impl& impl, uint32_t layer) {
+  return impl.env.backend->remembers() && !impl.env.store->keeps_summaries() && !impl.policy && !impl.learning.active() &&
+         !spills(impl) && impl.planner->shape(layer).window == 0;
+}
+
+// Rows without gaps, up to the newest token.
+static bool plain_tails(Sequence& seq, uint32_t layer) {
+  const std::span<const HeadStream> heads = seq.heads(layer);
+  return std::all_of(heads.begin(), heads.end(), [&](const HeadStream& s) {
+    tiers::Tail::Run runs[2];
+    s.tail.runs(runs);
+    return runs[0].rows != 0 && !runs[0].positions && runs[1].rows == 0 &&
+           runs[0].first_position == heads[0].tail.first_position() &&
+           runs[0].first_position + runs[0].rows == seq.layer(layer).length;
+  });
+}
+
+// Room for the rows, and what a backend has to know to take them. False: they have to be appended in the ordinary way, which says
+// what is wrong if something is.
+static bool prepare_taking(AdaptiveKVCache::Impl& impl, uint32_t layer, Taking& taking, attn::TakeWork& work) {
+  const AppendItem& item = *taking.item;
+  const uint32_t n = item.keys.tokens;
+  auto found = impl.find(item.seq);
+  if (n == 0 || n > kMostTaken || !found.ok()) return false;
+  taking.sequence = std::move(found).value();
+  Sequence& seq = *taking.sequence;
+  taking.lock = seq.mutex.as_is();
+  seq.land(layer, 0);
+  const LayerState& state = seq.layer(layer);
+  const uint64_t length = static_cast<uint64_t>(state.length) + n;
+  if (!impl.check_awake(item.seq, seq).ok() || length >= tiers::kDeadPosition || !plain_tails(seq, layer)) return false;
+  if (impl.config.max_seq_len && length > impl.config.max_seq_len) return false;
+  taking.plans = impl.planner->now();
+  Appending a{seq, layer, item.keys, item.values, taking.plans, taking.plans->layer(layer, state.length), false};
+  if (step_size(a, seq.heads(layer)[0].tail.rows(), n, 0) != n || !reserve_tails(a, *impl.arena, n, 0)) return false;
+  seq.reserve_coming();
+  work.keys = item.keys, work.values = item.values;
+  work.owner = seq.kept_views(layer).data();
+  for (const HeadStream& s : seq.heads(layer)) work.tail_versions.push_back(s.tail.version());
+  work.tail_first = seq.heads(layer)[0].tail.first_position(), work.position = state.length;
+  work.bf16 = impl.env.hot_bf16;
+  return true;
+}
+
+// The rows are in, by position.
+static void push_coming(uint32_t layer, Taking& taking, const attn::TakeWork& work,
+                        const std::shared_ptr<const attn::Arrival>& arrival) noexcept {
+  Sequence& seq = *taking.sequence;
+  LayerState& state = seq.layer(layer);
+  const uint32_t n = work.keys.tokens;
+  for (HeadStream& s : seq.heads(layer)) {
+    uint16_t *key, *value;
+    for (uint32_t i = 0; i < n; ++i) s.tail.push(work.position + i, key, value);
+  }
+  state.length += n;
+  state.unobserved += n;
+  seq.expect({layer, work.position, n, work.rows, arrival});
+}
+
+// What is due to settle was appended long ago, and lands before.
+static void settle_taken(AdaptiveKVCache::Impl& impl, uint32_t layer, Taking& taking, uint32_t n) {
+  Sequence& seq = *taking.sequence;
+  const uint32_t length = seq.layer(layer).length;
+  const LayerPlan plan = taking.plans->layer(layer, length);
+  if (plan.hot == kAll || seq.heads(layer)[0].tail.rows() < static_cast<uint64_t>(plan.hot) + plan.first_block()) return;
+  seq.land(layer, length - std::min(length, plan.hot));
+  (void)settle_heads(impl, *taking.plans, seq, layer, kBacklog + kCatchUp * n / impl.config.archive_block);
+}
+
+// Steps of decoding: their rows go from the caller's memory to where the device keeps a tail's, and nobody waits. Items whose rows
+// are in, or were refused, leave the list.
+static void append_there(AdaptiveKVCache::Impl& impl, uint32_t layer, std::vector<AppendItem*>& items) {
+  if (!may_take(impl, layer)) return;
+  std::vector<AppendItem*> sorted = items;
+  std::sort(sorted.begin(), sorted.end(), [](const AppendItem* a, const AppendItem* b) { return a->seq < b->seq; });
+  std::vector<Taking> takings;
+  std::vector<attn::TakeWork> works;
+  takings.reserve(items.size());
+  works.reserve(items.size());
+  for (const AppendItem* item : sorted) impl.keep_room_to_archive(item->keys.tokens);
+  for (AppendItem* item : sorted) {
+    takings.emplace_back().item = item;
+    if (prepare_taking(impl, layer, takings.back(), works.emplace_back())) continue;
+    takings.pop_back();
+    works.pop_back();
+  }
+  if (works.empty()) return;
+  std::vector<AppendItem*> done;
+  done.reserve(works.size());
+  const auto arrival = impl.env.backend->take(works);
+  for (size_t i = 0; i < works.size(); ++i) {
+    if (arrival.ok() && !works[i].taken) continue;
+    takings[i].item->status = arrival.ok() ? Status() : arrival.status();
+    if (arrival.ok()) push_coming(layer, takings[i], works[i], *arrival);
+    done.push_back(takings[i].item);
+  }
+  for (size_t i = 0; arrival.ok() && i < works.size(); ++i) {
+    if (!works[i].taken) continue;
+    (void)with_memory([&] {
+      settle_taken(impl, layer, takings[i], works[i].keys.tokens);
+      return true;
+    });
+  }
+  std::erase_if(items, [&](AppendItem* item) { return std::find(done.begin(), done.end(), item) != done.end(); });
+}
+
+// Those of a device's memory are taken there, or come down together.
+static Status append_all(AdaptiveKVCache::Impl& impl, uint32_t layer, std::span<AppendItem> items) {
+  std::vector<AppendItem*> fine;
+  for (AppendItem& item : items) {
+    item.status = check_rows(impl, item);
+    if (item.status.ok()) fine.push_back(&item);
+  }
+  if (fine.empty()) return {};
+  const RowsView& first = fine[0]->keys;
+  for (const AppendItem* item : fine) {
+    if (!cache::same_memory(item->keys, first) || !cache::same_memory(item->values, first))
+      return error(StatusCode::invalid_argument, "the rows of one call are in one memory, a device's after one stream");
+  }
+  const bool there = first.place != MemoryPlace::host;
+  if (there) append_there(impl, layer, fine);
+  std::vector<RowsView> here;
+  for (const AppendItem* item : fine) here.insert(here.end(), {item->keys, item->values});
+  Result<std::shared_ptr<const void>> brought = std::shared_ptr<const void>();
+  if (there && !fine.empty()) brought = impl.env.backend->bring(here);
+  for (size_t i = 0; i < fine.size(); ++i) {
+    AppendItem& item = *fine[i];
+    item.status = brought.ok()
+                      ? guarded("append rows", [&] { return append_here(impl, item.seq, layer, here[2 * i], here[2 * i + 1]); })
+                      : brought.status();
+  }
+  return {};
+}
+
+Status AdaptiveKVCache::append(SeqId seq, uint32_t layer, const RowsView& keys, const RowsView& values) try {
+  TIERKV_RETURN_IF_ERROR(impl_->check_layer(layer));
+  AppendItem item{seq, keys, values, {}};
+  TIERKV_RETURN_IF_ERROR(check_rows(*impl_, item));
+  if (keys.place == MemoryPlace::host && values.place == MemoryPlace::host) return append_here(*impl_, seq, layer, keys, values);
+  TIERKV_RETURN_IF_ERROR(append_all(*impl_, layer, {&item, 1}));
+  return item.status;
+}
 TIERKV_NO_MEMORY("append rows")
+
+static Status check_distinct(std::span<const AppendItem> items) {
+  std::vector<SeqId> ids;
+  for (const AppendItem& item : items) ids.push_back(item.seq);
+  std::sort(ids.begin(), ids.end());
+  const auto twice = std::adjacent_find(ids.begin(), ids.end());
+  if (twice == ids.end()) return {};
+  return error(StatusCode::invalid_argument, "sequence ", *twice, " is in the batch twice");
+}
+
+Status AdaptiveKVCache::append_many(uint32_t layer, std::span<AppendItem> items) {
+  const Status whole = guarded("append rows", [&]() -> Status {
+    TIERKV_RETURN_IF_ERROR(impl_->check_layer(layer));
+    TIERKV_RETURN_IF_ERROR(check_distinct(items));
+    return append_all(*impl_, layer, items);
+  });
+  if (!whole.ok()) {
+    for (AppendItem& item : items) item.status = whole;
+  }
+  for (const AppendItem& item : items) TIERKV_RETURN_IF_ERROR(item.status);
+  return {};
+}
 
 }  // namespace tierkv

@@ -40,7 +40,7 @@ struct Sums : std::vector<float> {
 struct Held {
   AttentionItem* item = nullptr;
   std::shared_ptr<Sequence> sequence;
-  std::unique_lock<std::mutex> lock;
+  std::unique_lock<Sequence::Mutex> lock;
   std::vector<uint32_t> positions;  // of each query
   std::span<StreamViews> views;     // of each KV head: the sequence's own where they are kept, or
   std::vector<StreamViews> own_views;
@@ -50,6 +50,10 @@ struct Held {
   bool learns = false;            // learning does
   bool spilled = false;           // some of its blocks are in the cold file
   bool looks_back = false;        // it says what archived blocks receive
+  // Where somebody here reads queries and results that the caller has in a device's memory: they come down and go up again.
+  RowsView queries;
+  std::shared_ptr<const void> brought;
+  std::vector<float> out;
 };
 
 Status query_positions(const AttentionItem& item, uint32_t length, std::vector<uint32_t>& out) {
@@ -103,8 +107,13 @@ class Attending {
   Status hold(std::span<AttentionItem> items) {
     held_.reserve(items.size());
     works_.reserve(items.size());
-    for (AttentionItem& item : items) held_.push_back({&item, {}, {}, {}, {}, {}, {}, {}, {}, false, false, false});
+    for (AttentionItem& item : items) held_.emplace_back().item = &item;
     TIERKV_RETURN_IF_ERROR(sort_by_id());
+    for (const Held& held : held_) {
+      const RowsView& one = held.item->queries;
+      if (!cache::same_memory(one, held_.front().item->queries))
+        return error(StatusCode::invalid_argument, "the queries of one call are in one memory, a device's after one stream");
+    }
     std::erase_if(held_, [&](const Held& held) {
       held.item->status = check_item(*held.item);
       return !held.item->status.ok() || held.item->queries.tokens == 0;
@@ -128,6 +137,10 @@ class Attending {
       held.looks_back = options_.observe && options_.causal && !held.spilled &&
                         cache::looks_back(impl_, *held.sequence, layer_, held.item->queries.tokens);
     }
+    std::erase_if(held_, [&](Held& held) {
+      held.item->status = come_down(held);
+      return !held.item->status.ok();
+    });
     skip();
     for (Held& held : held_) observe(held);
     place_sums();
@@ -139,7 +152,7 @@ class Attending {
   Status check_item(const AttentionItem& item) const {
     TIERKV_RETURN_IF_ERROR(cache::check_shape(item.queries, "queries", config_.query_heads(), config_.head_dim));
     TIERKV_RETURN_IF_ERROR(impl_.env.backend->accepts(item.queries, "queries"));
-    TIERKV_RETURN_IF_ERROR(cache::check_queries(item.queries, params_.scale));
+    if (item.queries.place == MemoryPlace::host) TIERKV_RETURN_IF_ERROR(cache::check_queries(item.queries, params_.scale));
     if (item.queries.tokens != 0 && !item.out) return error(StatusCode::invalid_argument, "attention needs a place for its output");
     return {};
   }
@@ -162,7 +175,9 @@ class Attending {
         continue;
       }
       held.sequence = std::move(found).value();
-      held.lock = std::unique_lock(held.sequence->mutex);
+      // A backend that has hot rows says when it has not.
+      const bool there = held.item->queries.place == MemoryPlace::device && keeps_views();
+      held.lock = there ? held.sequence->mutex.as_is() : std::unique_lock(held.sequence->mutex);
     }
   }
 
@@ -239,7 +254,7 @@ class Attending {
   }
 
   cache::SkipQuery skip_query(const Held& held) const {
-    return {held.item->queries, held.positions.data(), options_.sink_logits, params_};
+    return {held.queries, held.positions.data(), options_.sink_logits, params_};
   }
 
   void place_sums() {
@@ -282,6 +297,21 @@ class Attending {
     return params_.window ? std::min(most, params_.window) : most;
   }
 
+  Status land(Held& held) const {
+    held.sequence->land();
+    return impl_.check_awake(held.item->seq, *held.sequence);
+  }
+
+  Status come_down(Held& held) {
+    held.queries = held.item->queries;
+    if (!held.learns && !held.spilled) return {};
+    TIERKV_RETURN_IF_ERROR(land(held));
+    if (held.queries.place == MemoryPlace::host) return {};
+    TIERKV_ASSIGN_OR_RETURN(held.brought, impl_.env.backend->bring({&held.queries, 1}));
+    held.out.resize(static_cast<size_t>(held.queries.tokens) * config_.query_heads() * config_.head_dim);
+    return cache::check_queries(held.queries, params_.scale);
+  }
+
   void attend() {
     for (Held& held : held_) {
       attn::AttendWork& work = works_.emplace_back();
@@ -292,11 +322,12 @@ class Attending {
         for (const StreamViews& head : held.views) work.settled.push_back({&head, head.version, head.settled, head.tail_version});
       }
       if (!held.spilled) work.mass = wanted_mass(held);
-      work.queries = held.item->queries;
+      work.queries = held.queries;
       work.positions = held.positions.data();
-      work.out = held.item->out;
+      work.out = held.brought ? held.out.data() : held.item->out;
       work.sink_logits = options_.sink_logits;
       work.params = params_;
+      if (held.sequence->expects(layer_)) work.land = [this, &held] { return land(held); };
       work.params.coarse = visible_rows(held) >= kCoarseRows;
       if (held.spilled) held.lse.resize(static_cast<size_t>(held.item->queries.tokens) * config_.query_heads());
       if (held.learns || held.spilled) work.lse = held.lse.data();
@@ -345,13 +376,15 @@ class Attending {
     if (held.item->mass || held.looks_back) tell_blocks(held);
     if (learn_) state.window_queries = (state.window_queries + held.item->queries.tokens) % config_.eviction.observation;
     if (options_.observe) state.unobserved = 0;
-    if (impl_.query_power.wants(layer_) && held.item->queries.place == MemoryPlace::host) {
-      impl_.query_power.add(layer_, held.item->queries, params_.scale);
+    if (impl_.query_power.wants(layer_) && held.queries.place == MemoryPlace::host) {
+      impl_.query_power.add(layer_, held.queries, params_.scale);
     }
     if (held.learns) {
-      impl_.learning.add_queries(held.item->seq, layer_, held.positions[0], held.item->queries, held.item->out, work.lse,
-                                 params_.scale, params_.softcap, executor());
+      impl_.learning.add_queries(held.item->seq, layer_, held.positions[0], held.queries, work.out, work.lse, params_.scale,
+                                 params_.softcap, executor());
     }
+    if (!held.brought) return;
+    held.item->status = impl_.env.backend->put(held.out.data(), held.out.size(), held.item->out, held.item->queries.ready);
   }
 
   // To the caller who asked for a report, and to whoever brings blocks back.

@@ -124,7 +124,20 @@ std::shared_ptr<Sequence> AdaptiveKVCache::Impl::sequence_after(SeqId& last) con
   return it->second;
 }
 
+Status AdaptiveKVCache::Impl::check_whole(SeqId seq, const Sequence& sequence) const {
+  const tiers::Spoiled& spoiled = sequence.spoiled();
+  if (spoiled.code == StatusCode::ok) return {};
+  const char* what = spoiled.code == StatusCode::invalid_argument ? " is not finite" : " was lost when the device failed";
+  return error(spoiled.code, "sequence ", seq, ": the row that was appended to layer ", spoiled.layer, " at position ",
+               spoiled.position, what, "; truncate() the sequence to ", spoiled.position, " tokens or fewer, or remove it");
+}
+
 Status AdaptiveKVCache::Impl::check_awake(SeqId seq, const Sequence& sequence) const {
+  TIERKV_RETURN_IF_ERROR(check_whole(seq, sequence));
+  return check_unpacked(seq, sequence);
+}
+
+Status AdaptiveKVCache::Impl::check_unpacked(SeqId seq, const Sequence& sequence) const {
   if (sequence.packed.empty()) return {};
   return error(StatusCode::failed_precondition, "sequence ", seq, " is parked: positions ", sequence.packed.front()->first, "..",
                sequence.packed.back()->end - 1, " are in no tier until wake()");
@@ -152,10 +165,13 @@ bool AdaptiveKVCache::Impl::make_others_room(SeqId seq, uint64_t needed, uint32_
 }
 
 void AdaptiveKVCache::attend_with(std::shared_ptr<const attn::Backend> backend) {
+  std::lock_guard lock(impl_->map_mutex);
+  for (auto& [id, sequence] : impl_->sequences) {
+    std::lock_guard landed(sequence->mutex);  // what is on its way comes from the one that goes
+    sequence->forget_views();
+  }
   impl_->env.backend = backend ? backend.get() : &attn::cpu_backend();
   impl_->backend = std::move(backend);
-  std::lock_guard lock(impl_->map_mutex);
-  for (auto& [id, sequence] : impl_->sequences) sequence->forget_views();
 }
 
 Status AdaptiveKVCache::set_pressure_handler(PressureHandler handler) try {
@@ -187,6 +203,7 @@ Result<SeqId> AdaptiveKVCache::fork(SeqId seq) try {
     std::shared_ptr<Sequence> copy;
     {
       std::lock_guard lock(source->mutex);
+      TIERKV_RETURN_IF_ERROR(impl_->check_whole(seq, *source));
       copy = Sequence::fork(*source);
     }
     return impl_->adopt(std::move(copy));
@@ -219,7 +236,7 @@ std::vector<SeqId> AdaptiveKVCache::sequences() const {
 
 Result<uint32_t> AdaptiveKVCache::length(SeqId seq) const try {
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
-  std::lock_guard lock(sequence->mutex);
+  const auto lock = sequence->mutex.as_is();
   return sequence->length();
 }
 TIERKV_NO_MEMORY("look at a sequence")
@@ -227,7 +244,7 @@ TIERKV_NO_MEMORY("look at a sequence")
 Result<uint32_t> AdaptiveKVCache::length(SeqId seq, uint32_t layer) const try {
   TIERKV_RETURN_IF_ERROR(impl_->check_layer(layer));
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
-  std::lock_guard lock(sequence->mutex);
+  const auto lock = sequence->mutex.as_is();
   return sequence->layer(layer).length;
 }
 TIERKV_NO_MEMORY("look at a sequence")
@@ -325,7 +342,7 @@ TIERKV_NO_MEMORY("verify a sequence")
 Status AdaptiveKVCache::truncate(SeqId seq, uint32_t length) try {
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
   std::lock_guard lock(sequence->mutex);
-  TIERKV_RETURN_IF_ERROR(impl_->check_awake(seq, *sequence));
+  TIERKV_RETURN_IF_ERROR(impl_->check_unpacked(seq, *sequence));
   uint32_t longest = 0;
   for (uint32_t l = 0; l < sequence->num_layers(); ++l) longest = std::max(longest, sequence->layer(l).length);
   if (length > longest)
@@ -353,6 +370,7 @@ Status AdaptiveKVCache::truncate(SeqId seq, uint32_t length) try {
     sequence->layer(l).unobserved -= std::min(sequence->layer(l).unobserved, sequence->layer(l).length - length);
     sequence->layer(l).length = length;
   }
+  sequence->forget_spoiled(length);
   impl_->learning.forget(seq);  // other tokens may come to the same positions
   return {};
 }

@@ -82,8 +82,11 @@ struct AdaptiveKVCache::Impl {
   std::shared_ptr<tiers::Sequence> sequence_after(SeqId& last) const noexcept;
   Result<SeqId> adopt(std::shared_ptr<tiers::Sequence> sequence);
   Status check_layer(uint32_t layer) const;
-  // failed_precondition when it is parked. REQUIRES: its lock is held.
+  // failed_precondition when it is parked; what check_whole() says. REQUIRES, of all three: its lock is held.
   Status check_awake(SeqId seq, const tiers::Sequence& sequence) const;
+  Status check_unpacked(SeqId seq, const tiers::Sequence& sequence) const;
+  // invalid_argument, io_error: rows that came from a device's memory are not finite or were lost, which shows when they land.
+  Status check_whole(SeqId seq, const tiers::Sequence& sequence) const;
   // The bytes are those that were sealed, in memory or in the cold file; packed ones have none.
   bool intact(tiers::BlockHandle block) const;
   // Of every layer at its length. REQUIRES: the sequence's lock is held.

@@ -67,7 +67,7 @@ void add_stream(const tiers::StreamEnv& env, const HeadStream& s, Count count, M
 }
 
 void walk_sequence(const tiers::StreamEnv& env, const Sequence& sequence, Count count, MemoryStats& stats) {
-  std::lock_guard lock(sequence.mutex);
+  const auto lock = sequence.mutex.as_is();
   stats.bookkeeping_bytes += sequence.record_bytes();
   for (uint32_t l = 0; l < sequence.num_layers(); ++l) {
     for (const HeadStream& s : sequence.heads(l)) add_stream(env, s, count, stats);

@@ -39,6 +39,7 @@ Status AdaptiveKVCache::park(SeqId seq, const DeepOptions& options, DeepReport* 
   TIERKV_ASSIGN_OR_RETURN(const DeepCalibration calibration, snapshot::deep_calibration(impl_->codecs.calibration()));
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
   std::lock_guard lock(sequence->mutex);
+  TIERKV_RETURN_IF_ERROR(impl_->check_whole(seq, *sequence));
   const std::vector<LayerPlan> plans = impl_->plans_of(*sequence);
   TIERKV_RETURN_IF_ERROR(whole_tokens(seq, *sequence));
   DeepReport made;
@@ -65,7 +66,7 @@ Status AdaptiveKVCache::wake(SeqId seq) {
 
 Result<bool> AdaptiveKVCache::is_parked(SeqId seq) const try {
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
-  std::lock_guard lock(sequence->mutex);
+  const auto lock = sequence->mutex.as_is();
   return !sequence->packed.empty();
 }
 TIERKV_NO_MEMORY("look at a sequence")

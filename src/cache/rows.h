@@ -8,6 +8,11 @@ namespace tierkv::cache {
 // `what` is "keys", "values" or "queries" in messages.
 Status check_shape(const RowsView& rows, const char* what, uint32_t heads, uint32_t head_dim);
 
+// In one memory, a device's ready after the same work: what the rows of one call are.
+inline bool same_memory(const RowsView& a, const RowsView& b) {
+  return a.place == b.place && (a.place == MemoryPlace::host || a.ready == b.ready);
+}
+
 // Every element finite and within what the 16-bit type can hold (fp16: 65504).
 Status check_finite(const RowsView& rows, const char* what, bool bf16);
 

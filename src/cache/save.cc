@@ -132,6 +132,7 @@ Result<std::vector<std::byte>> AdaptiveKVCache::freeze(SeqId seq) const try {
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
   const snapshot::SnapshotShape shape = cache::snapshot_shape(*impl_);
   std::lock_guard lock(sequence->mutex);
+  TIERKV_RETURN_IF_ERROR(impl_->check_whole(seq, *sequence));
   impl_->follow_archive(*sequence);
   const std::vector<LayerPlan> plans = impl_->plans_of(*sequence);
   if (!sequence->packed.empty()) return write_parked(*impl_, *sequence, plans, shape);
@@ -144,6 +145,7 @@ Result<std::vector<std::byte>> AdaptiveKVCache::freeze(SeqId seq, const DeepOpti
   TIERKV_ASSIGN_OR_RETURN(auto sequence, impl_->find(seq));
   const snapshot::SnapshotShape shape = cache::snapshot_shape(*impl_);
   std::lock_guard lock(sequence->mutex);
+  TIERKV_RETURN_IF_ERROR(impl_->check_whole(seq, *sequence));
   impl_->follow_archive(*sequence);
   const std::vector<LayerPlan> plans = impl_->plans_of(*sequence);
   if (!sequence->packed.empty()) {

@@ -80,8 +80,27 @@ Status attend(AdaptiveKVCache& cache, SeqId seq, uint32_t layer, const RowsView&
 }
 
 // Element i of an array whose elements are as long as the caller knew them.
-tierkv_attention_item& item_at(tierkv_attention_item* items, size_t i) {
-  return *reinterpret_cast<tierkv_attention_item*>(reinterpret_cast<char*>(items) + i * items->size);
+template <class Item>
+Item& item_at(Item* items, size_t i) {
+  return *reinterpret_cast<Item*>(reinterpret_cast<char*>(items) + i * items->size);
+}
+
+Status append_batch(AdaptiveKVCache& cache, uint32_t layer, tierkv_append_item* items, size_t count) {
+  std::vector<AppendItem> batch(count);
+  for (size_t i = 0; i < count; ++i) {
+    const tierkv_append_item& item = item_at(items, i);
+    if (item.size != items->size || item.size < sizeof(tierkv_append_item)) {
+      return error(StatusCode::invalid_argument, "items[", i, "].size is ", item.size, "; call tierkv_append_item_init()");
+    }
+    if (!item.keys) return null_argument("keys");
+    if (!item.values) return null_argument("values");
+    TIERKV_ASSIGN_OR_RETURN(batch[i].keys, view_of(item.keys, "keys"));
+    TIERKV_ASSIGN_OR_RETURN(batch[i].values, view_of(item.values, "values"));
+    batch[i].seq = item.seq;
+  }
+  const Status status = cache.append_many(layer, batch);
+  for (size_t i = 0; i < count; ++i) item_at(items, i).status = static_cast<int>(batch[i].status.code());
+  return status;
 }
 
 Status attend_batch(AdaptiveKVCache& cache, uint32_t layer, tierkv_attention_item* items, size_t count,
@@ -162,6 +181,21 @@ tierkv_status tierkv_attention_f32(tierkv_cache* cache, tierkv_seq seq, uint32_t
     TIERKV_NOT_NULL(out);
     const auto& c = cache->value->config();
     return cache->value->attention(seq, layer, RowsView::f32(queries, tokens, c.query_heads(), c.head_dim), out);
+  });
+}
+
+void tierkv_append_item_init(tierkv_append_item* item) {
+  if (!item) return;
+  *item = tierkv_append_item{};
+  item->size = sizeof *item;
+}
+
+tierkv_status tierkv_append_batch(tierkv_cache* cache, uint32_t layer, tierkv_append_item* items, size_t count) {
+  return guarded([&]() -> Status {
+    TIERKV_NOT_NULL(cache);
+    if (count == 0) return {};
+    TIERKV_NOT_NULL(items);
+    return append_batch(*cache->value, layer, items, count);
   });
 }
 

@@ -9,22 +9,66 @@
 namespace tierkv::cuda {
 namespace {
 
+class CudaMark final : public Mark {
+ public:
+  ~CudaMark() override {
+    if (event) cudaEventDestroy(event);
+  }
+  Status make() { return status_of(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event"); }
+  bool reached() const override { return cudaEventQuery(event) != cudaErrorNotReady; }
+  Status wait() const override { return status_of(cudaEventSynchronize(event), "what was asked for"); }
+
+  cudaEvent_t event = nullptr;
+};
+
 class CudaMachine final : public Machine {
  public:
   explicit CudaMachine(const DeviceFacts& facts) : facts_(facts) {}
   ~CudaMachine() override {
-    if (stream_) cudaStreamDestroy(stream_);
+    if (own_) cudaStreamDestroy(own_);
   }
 
   Status start() {
     TIERKV_RETURN_IF_ERROR(status_of(static_cast<cudaError_t>(prepare_kernels(facts_.tensor_paths)), "loading the kernels"));
-    return status_of(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream");
+    TIERKV_RETURN_IF_ERROR(last_.make());
+    TIERKV_RETURN_IF_ERROR(status_of(cudaStreamCreateWithFlags(&own_, cudaStreamNonBlocking), "making a stream"));
+    stream_ = own_;
+    return {};
   }
 
   MachineFacts facts() const override { return {static_cast<uint32_t>(facts_.multiprocessors), facts_.tensor_paths}; }
   Status enter() override { return status_of(cudaSetDevice(facts_.ordinal), "choosing the device"); }
 
-  Result<uint8_t*> allocate(size_t bytes) override {
+  // What was asked for ends at an event, so that a stream that may be no more is never asked again.
+  Status follow(const StreamName& name) override {
+    if (!name.callers) return go_on(own_);
+    const cudaStream_t wanted = name.handle ? static_cast<cudaStream_t>(name.handle) : cudaStreamLegacy;
+    cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
+    TIERKV_RETURN_IF_ERROR(status_of(cudaStreamIsCapturing(wanted, &capturing), "asking the stream"));
+    if (capturing != cudaStreamCaptureStatusNone) {
+      return error(
+          StatusCode::failed_precondition,
+          "the stream is being captured, and a call of the cache decides anew every time; capture what is between the calls");
+    }
+    return go_on(wanted);
+  }
+  Status leave() override {
+    if (left_) return {};
+    TIERKV_RETURN_IF_ERROR(status_of(cudaEventRecord(last_.event, stream_), "putting an event"));
+    left_ = true;
+    return {};
+  }
+
+  Result<std::unique_ptr<Mark>> make_mark() override {
+    auto mark = std::make_unique<CudaMark>();
+    TIERKV_RETURN_IF_ERROR(mark->make());
+    return std::unique_ptr<Mark>(std::move(mark));
+  }
+  Status put(Mark& mark) override {
+    return status_of(cudaEventRecord(static_cast<CudaMark&>(mark).event, now()), "putting an event");
+  }
+
+  Result<uint8_t*> take_memory(size_t bytes) override {
     void* memory = nullptr;
     TIERKV_RETURN_IF_ERROR(status_of(cudaMalloc(&memory, bytes), "what a call needs"));
     auto* const made = static_cast<uint8_t*>(memory);
@@ -35,7 +79,7 @@ class CudaMachine final : public Machine {
     }
     return made;
   }
-  void release(uint8_t* memory) noexcept override { cudaFree(memory); }
+  void give_memory(uint8_t* memory) noexcept override { cudaFree(memory); }
   Result<uint8_t*> allocate_staging(size_t bytes) override {
     void* memory = nullptr;
     TIERKV_RETURN_IF_ERROR(status_of(cudaMallocHost(&memory, bytes), "what a call sends"));
@@ -44,24 +88,42 @@ class CudaMachine final : public Machine {
   void release_staging(uint8_t* memory) noexcept override { cudaFreeHost(memory); }
 
   Status send(uint8_t* to, const void* from, size_t bytes) override {
-    return status_of(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_), "copying to the device");
+    return status_of(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, now()), "copying to the device");
   }
   Status send_pieces(uint8_t* to, size_t to_stride, const void* from, size_t from_stride, size_t bytes, size_t count) override {
-    return status_of(cudaMemcpy2DAsync(to, to_stride, from, from_stride, bytes, count, cudaMemcpyHostToDevice, stream_),
+    return status_of(cudaMemcpy2DAsync(to, to_stride, from, from_stride, bytes, count, cudaMemcpyHostToDevice, now()),
                      "copying hot rows");
   }
-  Status clear(uint8_t* at, size_t bytes) override { return status_of(cudaMemsetAsync(at, 0, bytes, stream_), "clearing memory"); }
+  Status clear(uint8_t* at, size_t bytes) override { return status_of(cudaMemsetAsync(at, 0, bytes, now()), "clearing memory"); }
   Status attend(const Launch& launch, const Plan& plan) override {
-    return status_of(static_cast<cudaError_t>(launch_attend(launch, plan.firsts, plan.fast, stream_)), "the launch");
+    return status_of(static_cast<cudaError_t>(launch_attend(launch, plan.firsts, plan.fast, now())), "the launch");
   }
   Status fetch(void* to, const uint8_t* from, size_t bytes) override {
-    return status_of(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_), "reading results");
+    return status_of(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, now()), "reading results");
   }
-  Status wait() override { return status_of(cudaStreamSynchronize(stream_), "attention"); }
+  Status move_rows(std::span<const RowMove> moves, uint32_t head_dim) override {
+    return status_of(static_cast<cudaError_t>(launch_moves(moves, head_dim, now())), "moving rows");
+  }
+  Status wait() override { return status_of(cudaStreamSynchronize(now()), "attention"); }
 
  private:
+  Status go_on(cudaStream_t wanted) {
+    if (wanted == stream_ && !left_) return {};
+    TIERKV_RETURN_IF_ERROR(leave());
+    stream_ = wanted, left_ = false;
+    return status_of(cudaStreamWaitEvent(wanted, last_.event, 0), "waiting for a stream");
+  }
+
+  // Where things are asked for: after leave() on the machine's own.
+  cudaStream_t now() {
+    if (left_) (void)go_on(own_);
+    return stream_;
+  }
+
   const DeviceFacts facts_;
-  cudaStream_t stream_ = nullptr;
+  cudaStream_t own_ = nullptr, stream_ = nullptr;
+  CudaMark last_;
+  bool left_ = false;
 };
 
 }  // namespace

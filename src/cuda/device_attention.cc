@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
+#include <numeric>
 
 #include "attn/cpu_backend.h"
 #include "attn/rows.h"
@@ -21,7 +23,7 @@ const attn::Backend& cpu() { return attn::cpu_backend(); }
 bool same_shape(const AttendWork& a, const AttendWork& b) {
   return a.params.head_dim == b.params.head_dim && a.params.scale == b.params.scale && a.params.softcap == b.params.softcap &&
          a.params.causal == b.params.causal && a.params.window == b.params.window && a.sink_logits == b.sink_logits &&
-         a.heads.size() == b.heads.size() && a.queries.heads == b.queries.heads;
+         a.heads.size() == b.heads.size() && a.queries.heads == b.queries.heads && stream_of(a.queries) == stream_of(b.queries);
 }
 
 uint32_t group_of(const AttendWork& work) { return work.queries.heads / static_cast<uint32_t>(work.heads.size()); }
@@ -38,6 +40,12 @@ bool sees_all(const AttendWork& work, const Standing::Area& area) {
                                             [&](uint32_t position) { return position >= area.last_position; });
 }
 
+// Halves have less range than the processor's floats.
+void again_on_processor(AttendWork& work, const Executor& run) {
+  work.status = work.land ? work.land() : Status();
+  if (work.status.ok()) cpu().attend({&work, 1}, run);
+}
+
 bool overflowed(const AttendWork& work) { return work.status.code() == StatusCode::out_of_range; }
 
 }  // namespace
@@ -45,39 +53,48 @@ bool overflowed(const AttendWork& work) { return work.status.code() == StatusCod
 DeviceAttention::DeviceAttention(std::unique_ptr<Machine> machine, uint64_t byte_limit)
     : machine_(std::move(machine)),
       facts_(machine_->facts()),
+      slots_(machine_),
       tables_(*machine_),
       mirror_(*machine_, byte_limit),
       standing_(*machine_, mirror_, tables_),
-      tails_(*machine_),
+      tails_(*machine_, slots_),
       hot_(*machine_),
       results_(*machine_),
       partials_(*machine_),
       counters_(*machine_),
-      parcel_host_(*machine_),
-      hot_host_(*machine_),
+      query_rows_(*machine_),
       results_host_(*machine_) {}
 
-Status DeviceAttention::accepts(const RowsView& rows, const char* what) const { return cpu().accepts(rows, what); }
+Status DeviceAttention::accepts(const RowsView& rows, const char* what) const {
+  return rows.place == MemoryPlace::device ? Status() : cpu().accepts(rows, what);
+}
 Status DeviceAttention::encode(std::span<const attn::EncodeWork> blocks) const { return cpu().encode(blocks); }
 void DeviceAttention::decode(std::span<const attn::DecodeWork> blocks) const { cpu().decode(blocks); }
 
 void DeviceAttention::attend(std::span<AttendWork> works, const Executor& run) const {
   std::lock_guard lock(mutex_);
-  if (const Status entered = machine_->enter(); !entered.ok()) {
+  // First of all the stream: while it is captured nothing else may be asked of the device.
+  Status entered = machine_->enter();
+  if (entered.ok() && !works.empty()) entered = machine_->follow(stream_of(works[0].queries));
+  if (entered.ok()) entered = look_back(false);
+  if (!entered.ok()) {
     for (AttendWork& work : works) work.status = entered;
     return;
   }
   Works batch;
   for (AttendWork& work : works) {
-    if (!serves(work)) {
-      ++on_processor_;
-      cpu().attend({&work, 1}, run);
+    const bool served = serves(work);
+    work.status = land_if_read(work, served);
+    if (!work.status.ok()) continue;
+    if (!served) {
+      on_processor(work, run);
       continue;
     }
     if (!batch.empty() && !same_shape(*batch.front(), work)) attend_batch(batch, run);
     batch.push_back(&work);
   }
   attend_batch(batch, run);
+  (void)machine_->leave();
 }
 
 bool DeviceAttention::serves(const AttendWork& work) const {
@@ -95,11 +112,16 @@ bool DeviceAttention::serves(const AttendWork& work) const {
 
 void DeviceAttention::attend_batch(Works& batch, const Executor& run) const {
   if (batch.empty()) return;
-  const Status status = guarded("attend on the device", [&] { return on_device(batch, run); });
+  Status status = guarded("attend on the device", [&]() -> Status {
+    TIERKV_RETURN_IF_ERROR(machine_->follow(stream_of(batch.front()->queries)));
+    return on_device(batch, run);
+  });
+  const Status ended = slots_.end_call();
+  if (status.ok()) status = ended;
   if (!status.ok()) (void)machine_->wait();  // what is on its way comes from memory that the next call writes over
   for (AttendWork* work : batch) {
     if (!status.ok()) work->status = status;
-    else if (overflowed(*work)) cpu().attend({work, 1}, run);  // halves have less range than the processor's floats
+    else if (overflowed(*work)) again_on_processor(*work, run);
   }
   batch.clear();
 }
@@ -112,7 +134,8 @@ Status DeviceAttention::on_device(const Works& batch, const Executor& run) const
   TIERKV_RETURN_IF_ERROR(list_views(batch));
   TIERKV_RETURN_IF_ERROR(place_tails(batch));
   TIERKV_RETURN_IF_ERROR(place_loose_rows());
-  collect(batch);
+  place_rows(batch);
+  TIERKV_RETURN_IF_ERROR(collect(batch));
   const auto make = [&] {
     return make_plan({tables_.on_host(), tasks_, first.params, group, facts_.multiprocessors, facts_.tensor_paths, standing_.base(),
                       &sharings_});
@@ -131,11 +154,12 @@ Status DeviceAttention::on_device(const Works& batch, const Executor& run) const
   launch.ctas = static_cast<uint32_t>(plan.cta_begin.size() - 1), launch.general_ctas = plan.general_ctas;
   launch.staged_ctas = plan.staged_ctas, launch.first_staged = plan.first_staged;
   launch.chunk_rows = plan.chunk_rows;
-  TIERKV_RETURN_IF_ERROR(make_room(plan, queries_.size() / d, launch));
+  TIERKV_RETURN_IF_ERROR(make_room(plan, rows_.count, launch));
+  if (rows_.there) TIERKV_RETURN_IF_ERROR(machine_->move_rows(moves_, d));
   ++launches_;
   counts_.listed_views = plan.views.size();
   TIERKV_RETURN_IF_ERROR(machine_->attend(launch, plan));
-  return take_results(batch, queries_.size() / d, plan.tasks.size(), launch, run);
+  return rows_.there ? leave_results(batch, launch, run) : take_results(batch, plan.tasks.size(), launch, run);
 }
 
 Status DeviceAttention::list_views(const Works& batch) const {
@@ -178,7 +202,7 @@ Status DeviceAttention::list_head(const AttendWork& work, size_t head, Listed& o
 
 Status DeviceAttention::place_tails(const Works& batch) const {
   size_t staged = 0, at = 0;
-  for (const AttendWork* work : batch) staged += Tails::staged_bytes(*work);
+  for (const AttendWork* work : batch) staged += tails_.staged_bytes(*work);
   TIERKV_RETURN_IF_ERROR(tails_.begin_call(staged));
   for (const AttendWork* work : batch) {
     TIERKV_ASSIGN_OR_RETURN(const Tails::Strip* const strip, tails_.place(*work));
@@ -210,32 +234,63 @@ Status DeviceAttention::place_loose_rows() const {
   });
   if (bytes == 0) return {};
   TIERKV_RETURN_IF_ERROR(hot_.reserve(bytes));
-  TIERKV_RETURN_IF_ERROR(hot_host_.reserve(bytes));
+  TIERKV_ASSIGN_OR_RETURN(const std::shared_ptr<Slot> slot, slots_.take(bytes));
   each([&](const attn::BlockView& view, Placed& placed) {
     const CodecDesc& codec = tables_.on_host()[placed.codec];
     const auto add = [&](const quant::Codec& of, const quant::SideLayout& side, std::span<const std::byte> bytes_of) {
       const std::span<const std::byte> rows = device_form(of, side, bytes_of, form_);
-      std::memcpy(hot_host_.data() + at, rows.data(), rows.size());
+      std::memcpy(slot->data() + at, rows.data(), rows.size());
       return hot_.data() + std::exchange(at, at + line_rounded(rows.size()));
     };
     placed.keys = add(*view.key_codec, codec.key, view.keys);
     placed.values = add(*view.value_codec, codec.value, view.values);
     counts_.loose_rows += view.rows;
   });
-  return machine_->send(hot_.data(), hot_host_.data(), bytes);
+  return machine_->send(hot_.data(), slot->data(), bytes);
 }
 
-void DeviceAttention::collect(const Works& batch) const {
+// Where each work's rows of queries and results are. Outputs that lie one behind the other, in whatever order, are one piece, and
+// results go straight there.
+void DeviceAttention::place_rows(const Works& batch) const {
+  rows_ = {};
+  rows_.there = batch.front()->queries.place == MemoryPlace::device;
+  std::vector<size_t> order(batch.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto floats = [](const AttendWork& work) {
+    return size_t{work.queries.tokens} * work.queries.heads * work.params.head_dim;
+  };
+  if (rows_.there) {
+    std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return std::less<>()(batch[a]->out, batch[b]->out); });
+    bool one = reinterpret_cast<uintptr_t>(batch[order[0]]->out) % 16 == 0;
+    for (size_t i = 1; i < order.size(); ++i) {
+      one = one && batch[order[i]]->out == batch[order[i - 1]]->out + floats(*batch[order[i - 1]]);
+    }
+    if (one) rows_.out = batch[order[0]]->out;
+  }
+  rows_.first.resize(batch.size());
+  for (const size_t i : order) {
+    rows_.first[i] = rows_.count;
+    rows_.count += size_t{batch[i]->queries.tokens} * batch[i]->queries.heads;
+  }
+}
+
+Status DeviceAttention::collect(const Works& batch) const {
+  const uint32_t d = batch.front()->params.head_dim, group = group_of(*batch.front());
   tasks_.clear();
-  queries_.clear();
+  moves_.clear();
+  queries_.resize(rows_.there ? 0 : rows_.count * d);
+  if (rows_.there) TIERKV_RETURN_IF_ERROR(query_rows_.reserve(rows_.count * d * sizeof(float)));
   size_t list = 0;
-  for (const AttendWork* work : batch) {
-    const uint32_t d = work->params.head_dim, group = group_of(*work);
-    const size_t first = queries_.size() / d;
-    queries_.resize(queries_.size() + static_cast<size_t>(work->queries.tokens) * work->queries.heads * d);
-    float* to = queries_.data() + first * d;
-    for (uint32_t q = 0; q < work->queries.tokens; ++q) {
-      for (uint32_t h = 0; h < work->queries.heads; ++h, to += d) attn::widen_row(work->queries, q, h, to);
+  for (size_t w = 0; w < batch.size(); ++w) {
+    const AttendWork* const work = batch[w];
+    const size_t first = rows_.first[w];
+    if (rows_.there) {
+      moves_.push_back(move_dense(work->queries, reinterpret_cast<float*>(query_rows_.data()) + first * d, DType::f32));
+    } else {
+      float* to = queries_.data() + first * d;
+      for (uint32_t q = 0; q < work->queries.tokens; ++q) {
+        for (uint32_t h = 0; h < work->queries.heads; ++h, to += d) attn::widen_row(work->queries, q, h, to);
+      }
     }
     for (uint32_t h = 0; h < work->heads.size(); ++h, ++list) {
       const Listed& listed = listed_[list];
@@ -248,6 +303,7 @@ void DeviceAttention::collect(const Works& batch) const {
       }
     }
   }
+  return {};
 }
 
 // What travels in one copy, to the front of the device's list of views, and where in it.
@@ -277,9 +333,16 @@ Status DeviceAttention::send(const Plan& plan, const AttendWork& first, Launch& 
   TIERKV_RETURN_IF_ERROR(standing_.reserve_front(parcel.bytes));
   if (standing_.base() != base) return {};
   TIERKV_RETURN_IF_ERROR(standing_.send_areas());
-  TIERKV_RETURN_IF_ERROR(parcel_host_.reserve(parcel.bytes));
+  const size_t sent = parcel.bytes;
+  const size_t flags = rows_.there ? parcel.add(plan.tasks.size(), sizeof(uint32_t)) : 0;
+  TIERKV_ASSIGN_OR_RETURN(const std::shared_ptr<Slot> slot, slots_.take(parcel.bytes));
   for (const auto& [at, bytes] : parts) {
-    if (!bytes.empty()) std::memcpy(parcel_host_.data() + at, bytes.data(), bytes.size());
+    if (!bytes.empty()) std::memcpy(slot->data() + at, bytes.data(), bytes.size());
+  }
+  if (rows_.there) {  // the device writes them from afar, where there is something to say
+    launch.failed = reinterpret_cast<uint32_t*>(slot->data() + flags);
+    std::fill_n(launch.failed, plan.tasks.size(), 0u);
+    late_.push_back({slot, launch.failed, plan.tasks.size(), first.heads[0].empty() ? 0 : first.heads[0][0].ctx.layer});
   }
   uint8_t* const at = standing_.data();
   launch.views = reinterpret_cast<const ViewDesc*>(at);
@@ -288,9 +351,9 @@ Status DeviceAttention::send(const Plan& plan, const AttendWork& first, Launch& 
   launch.segments = reinterpret_cast<const SegmentDesc*>(at + segments);
   launch.tasks = reinterpret_cast<const TaskDesc*>(at + tasks);
   launch.cta_begin = reinterpret_cast<const uint32_t*>(at + ctas);
-  launch.queries = reinterpret_cast<const float*>(at + rows);
+  launch.queries = reinterpret_cast<const float*>(rows_.there ? query_rows_.data() : at + rows);
   if (first.sink_logits) launch.sink_logits = reinterpret_cast<const float*>(at + sinks);
-  return machine_->send(at, parcel_host_.data(), parcel.bytes);
+  return machine_->send(at, slot->data(), sent);
 }
 
 Status DeviceAttention::make_room(const Plan& plan, size_t rows, Launch& launch) const {
@@ -302,15 +365,15 @@ Status DeviceAttention::make_room(const Plan& plan, size_t rows, Launch& launch)
   launch.partial_top = launch.partial_out + states * d;
   launch.partial_sum = launch.partial_top + states;
   launch.arrived = reinterpret_cast<uint32_t*>(counters_.data());
-  launch.out = reinterpret_cast<float*>(results_.data());
-  launch.lse = launch.out + rows * d;
+  launch.out = rows_.out ? rows_.out : reinterpret_cast<float*>(results_.data());
+  launch.lse = reinterpret_cast<float*>(results_.data()) + rows * d;
+  if (rows_.there) return {};
   launch.failed = reinterpret_cast<uint32_t*>(launch.lse + rows);
   return machine_->clear(reinterpret_cast<uint8_t*>(launch.failed), plan.tasks.size() * sizeof(uint32_t));
 }
 
-Status DeviceAttention::take_results(const Works& batch, size_t rows, size_t tasks, const Launch& launch,
-                                     const Executor& run) const {
-  const size_t d = launch.head_dim, bytes = (rows * (d + 1) + tasks) * sizeof(float);
+Status DeviceAttention::take_results(const Works& batch, size_t tasks, const Launch& launch, const Executor& run) const {
+  const size_t d = launch.head_dim, rows = rows_.count, bytes = (rows * (d + 1) + tasks) * sizeof(float);
   TIERKV_RETURN_IF_ERROR(results_host_.reserve(bytes));
   TIERKV_RETURN_IF_ERROR(machine_->fetch(results_host_.data(), results_.data(), bytes));
   TIERKV_RETURN_IF_ERROR(machine_->wait());
@@ -329,23 +392,6 @@ Status DeviceAttention::take_results(const Works& batch, size_t rows, size_t tas
     out += count * d, lse += count, failed += work->heads.size() * work->queries.tokens;
   }
   return {};
-}
-
-Usage DeviceAttention::usage() const {
-  std::lock_guard lock(mutex_);
-  Usage out;
-  out.block_bytes = mirror_.places().bytes(), out.blocks = mirror_.places().blocks(), out.uploads = mirror_.uploads();
-  out.scratch_bytes =
-      standing_.bytes() + tails_.bytes() + hot_.size() + results_.size() + partials_.size() + counters_.size() + tables_.bytes();
-  out.launches = launches_, out.on_processor = on_processor_;
-  return out;
-}
-
-DeviceAttention::Counts DeviceAttention::counts() const {
-  std::lock_guard lock(mutex_);
-  Counts out = counts_;
-  out.areas_made = standing_.made(), out.rows_sent = tails_.rows_sent();
-  return out;
 }
 
 }  // namespace tierkv::cuda

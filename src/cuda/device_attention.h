@@ -3,13 +3,19 @@
 // A call is: blocks and hot rows that are not there yet to the device, descriptors of what is not settled and queries in one
 // parcel, one launch, results back, one wait. What is settled (attn/backend.h) costs no time again: its descriptors are there
 // (standing.h), hot rows are sent once (tails.h), and how work was shared out is remembered (plan.h).
+//
+// Queries that are in the device's memory stay there, and so do results: everything is asked for on the caller's stream, and the
+// call returns. Parcels lie in memory that stays until they are gone (slots.h), and so do the flags of rows that failed, which a
+// later call looks at (look_back()).
 #pragma once
 
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <vector>
 
 #include "cuda/backend.h"
+#include "cuda/slots.h"
 #include "cuda/standing.h"
 #include "cuda/tails.h"
 
@@ -24,13 +30,18 @@ class DeviceAttention final : public DeviceBackend {
   Status encode(std::span<const attn::EncodeWork> blocks) const override;
   void decode(std::span<const attn::DecodeWork> blocks) const override;
   void attend(std::span<attn::AttendWork> works, const Executor& run) const override;
+  Result<std::shared_ptr<const void>> bring(std::span<RowsView> rows) const override;
+  Status put(const float* from, size_t count, float* to, void* ready) const override;
+  Result<std::shared_ptr<const attn::Arrival>> take(std::span<attn::TakeWork> works) const override;
   Usage usage() const override;
+  Status check() const override;
 
   // What calls did, for tests and measurements.
   struct Counts {
     uint64_t areas_made = 0;     // descriptors of settled views that were made
     uint64_t rows_sent = 0;      // hot rows of a head that strips got
     uint64_t loose_rows = 0;     // hot rows of a head that were sent with their call
+    uint64_t rows_taken = 0;     // hot rows of a sequence that came from the device's own memory
     uint64_t parcel_bytes = 0;   // of the last call
     uint64_t listed_views = 0;   // of the last call, that were not settled
     uint64_t planned_again = 0;  // because a parcel needed more room
@@ -48,32 +59,61 @@ class DeviceAttention final : public DeviceBackend {
   };
   struct Parcel;
 
+  // Of a call that did not wait: what its tasks say of their rows, in staging memory.
+  struct Late {
+    std::shared_ptr<Slot> slot;
+    const uint32_t* failed = nullptr;
+    size_t tasks = 0;
+    uint32_t layer = 0;
+  };
+  // Where results go, of the call under way.
+  struct Rows {
+    bool there = false;         // queries and results are in the device's memory
+    std::vector<size_t> first;  // of each work
+    size_t count = 0;
+    float* out = nullptr;  // all results in one piece of the caller's; null: they go to results_ first
+  };
+
   bool serves(const attn::AttendWork& work) const;
+  // What calls that did not wait have to say, those that are done, or after waiting for all. Each is said once.
+  Status look_back(bool all) const;
+  void on_processor(attn::AttendWork& work, const Executor& run) const;
+  Status land_if_read(const attn::AttendWork& work, bool served) const;
+  Result<std::shared_ptr<const attn::Arrival>> take_rows(std::span<attn::TakeWork> works) const;
+  Result<std::shared_ptr<Slot>> brought(std::span<RowsView> rows) const;
+  Status send_results(const float* from, size_t count, float* to) const;
   void attend_batch(Works& batch, const Executor& run) const;
   Status on_device(const Works& batch, const Executor& run) const;
   Status list_views(const Works& batch) const;
   Status list_head(const attn::AttendWork& work, size_t head, Listed& out) const;
   Status place_tails(const Works& batch) const;
   Status place_loose_rows() const;
-  void collect(const Works& batch) const;
+  void place_rows(const Works& batch) const;
+  Status collect(const Works& batch) const;
   Status send(const Plan& plan, const attn::AttendWork& first, Launch& launch) const;
   Status make_room(const Plan& plan, size_t rows, Launch& launch) const;
-  Status take_results(const Works& batch, size_t rows, size_t tasks, const Launch& launch, const Executor& run) const;
+  Status take_results(const Works& batch, size_t tasks, const Launch& launch, const Executor& run) const;
+  Status leave_results(const Works& batch, const Launch& launch, const Executor& run) const;
+  Status tell_mass(const Works& batch, const Launch& launch, const Executor& run) const;
 
-  const std::unique_ptr<Machine> machine_;
+  const std::shared_ptr<Machine> machine_;
   const MachineFacts facts_;
   mutable std::mutex mutex_;  // guards all below: one call at a time
+  mutable Slots slots_;
   mutable CodecTables tables_;
   mutable Mirror mirror_;
   mutable Standing standing_;
   mutable Tails tails_;
   mutable Sharings sharings_;
-  mutable DeviceMemory hot_, results_, partials_, counters_;
-  mutable Staging parcel_host_, hot_host_, results_host_;
+  mutable DeviceMemory hot_, results_, partials_, counters_, query_rows_;
+  mutable Staging results_host_;
+  mutable std::deque<Late> late_;  // oldest first
   // Of the call under way.
   mutable std::vector<Listed> listed_;
   mutable std::vector<PlanTask> tasks_;
-  mutable std::vector<float> queries_;
+  mutable std::vector<float> queries_;  // that come from host memory
+  mutable std::vector<RowMove> moves_;
+  mutable Rows rows_;
   mutable std::vector<std::byte> form_;  // of the rows at hand
   mutable Counts counts_;
   mutable uint64_t launches_ = 0, on_processor_ = 0;

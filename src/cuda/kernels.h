@@ -1,7 +1,10 @@
 // kernels.h — the launch, as host code sees it. Kernels take raw pointers and a stream; nothing here allocates or waits.
 #pragma once
 
+#include <span>
+
 #include "cuda/desc.h"
+#include "cuda/row_moves.h"
 
 typedef struct CUstream_st* cudaStream_t;
 
@@ -14,5 +17,8 @@ int prepare_kernels(bool tensor_paths);
 // What follows in the stream sees both done. 0, or a cudaError_t.
 // REQUIRES: prepare_kernels(); failed and arrived are zeros.
 int launch_attend(const Launch& launch, const CtaFirsts& firsts, Path fast, cudaStream_t stream);
+
+// Rows of one length; one launch, or a few where they are many. 0, or a cudaError_t.
+int launch_moves(std::span<const RowMove> moves, uint32_t head_dim, cudaStream_t stream);
 
 }  // namespace tierkv::cuda

@@ -1,16 +1,22 @@
 // machine.h — what the backend asks of a device: memory, copies, one launch. All that decides is host code on top of it, and the
 // tests run that on a machine whose memory is the processor's and whose launch is the scalar twin (twin_testing.h).
 //
-// Order:   sends, clears and launches happen one after the other, as they were asked for.
-// Errors:  resource_exhausted: no memory. io_error: the device failed.
+// Order:   sends, clears, moves and launches happen one after the other, as they were asked for, on whatever stream.
+// Streams: what is asked for goes to the stream that was followed last, its own at the start.
+// Errors:  resource_exhausted: no memory. io_error: the device failed. failed_precondition: a caller's stream is being captured.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <span>
+#include <unordered_map>
 #include <utility>
 
 #include "base/status_macros.h"
 #include "cuda/plan.h"
+#include "cuda/row_moves.h"
 #include "tierkv/status.h"
 
 namespace tierkv::cuda {
@@ -18,6 +24,25 @@ namespace tierkv::cuda {
 struct MachineFacts {
   uint32_t multiprocessors = 1;
   bool tensor_paths = false;  // it has what the fast paths need
+};
+
+// The machine's own stream, or a caller's: a cudaStream_t, null for the legacy default one.
+struct StreamName {
+  bool callers = false;
+  void* handle = nullptr;
+  bool operator==(const StreamName&) const = default;
+};
+inline StreamName stream_of(const RowsView& rows) {
+  return rows.place == MemoryPlace::device ? StreamName{true, rows.ready} : StreamName{};
+}
+
+// A place in the order of what was asked for. Threads: any, once it was put.
+class Mark {
+ public:
+  virtual ~Mark() = default;
+  // Everything before it is done; true, too, where the device failed.
+  virtual bool reached() const = 0;
+  virtual Status wait() const = 0;
 };
 
 class Machine {
@@ -28,15 +53,35 @@ class Machine {
   // To be called first by every thread that comes.
   virtual Status enter() = 0;
 
+  // From here on everything is asked for on this stream, behind what was asked for before.
+  virtual Status follow(const StreamName& stream) = 0;
+  // Back to its own, behind what was asked for. The caller may do with his stream what he likes.
+  virtual Status leave() = 0;
+
   // Memory of the device, all zeros, aligned to 256 bytes.
-  virtual Result<uint8_t*> allocate(size_t bytes) = 0;
+  Result<uint8_t*> allocate(size_t bytes) {
+    TIERKV_ASSIGN_OR_RETURN(uint8_t* const memory, take_memory(bytes));
+    sizes_.emplace(memory, bytes);
+    bytes_ += bytes;
+    most_bytes_ = std::max(most_bytes_, bytes_);
+    return memory;
+  }
   // Everything that was asked for is done with it afterwards. Null is fine.
-  virtual void release(uint8_t* memory) noexcept = 0;
+  void release(uint8_t* memory) noexcept {
+    if (const auto found = sizes_.find(memory); found != sizes_.end()) {
+      bytes_ -= found->second;
+      sizes_.erase(found);
+    }
+    give_memory(memory);
+  }
+  // Of the device, that was allocated and not released: now, and at most.
+  uint64_t bytes() const { return bytes_; }
+  uint64_t most_bytes() const { return most_bytes_; }
   // The processor's, from which sending is fastest.
   virtual Result<uint8_t*> allocate_staging(size_t bytes) = 0;
   virtual void release_staging(uint8_t* memory) noexcept = 0;
 
-  // Bytes in staging memory must stay until wait(); others are free again when this returns.
+  // Bytes in staging memory must stay until wait(), or until a mark behind it is reached; others are free again when this returns.
   virtual Status send(uint8_t* to, const void* from, size_t bytes) = 0;
   // `count` pieces of `bytes` bytes that lie so far apart.
   virtual Status send_pieces(uint8_t* to, size_t to_stride, const void* from, size_t from_stride, size_t bytes, size_t count) = 0;
@@ -45,7 +90,21 @@ class Machine {
   virtual Status attend(const Launch& launch, const Plan& plan) = 0;
   // Into staging memory.
   virtual Status fetch(void* to, const uint8_t* from, size_t bytes) = 0;
+  // From the device's or staging memory to either.
+  virtual Status move_rows(std::span<const RowMove> moves, uint32_t head_dim) = 0;
   virtual Status wait() = 0;
+
+  virtual Result<std::unique_ptr<Mark>> make_mark() = 0;
+  // Behind all that was asked for so far. A mark may be put again once it was reached.
+  virtual Status put(Mark& mark) = 0;
+
+ protected:
+  virtual Result<uint8_t*> take_memory(size_t bytes) = 0;
+  virtual void give_memory(uint8_t* memory) noexcept = 0;
+
+ private:
+  std::unordered_map<const uint8_t*, size_t> sizes_;
+  uint64_t bytes_ = 0, most_bytes_ = 0;
 };
 
 // Memory that only grows; what was in it is gone when it does.

@@ -31,16 +31,31 @@ bool Tails::rows_of(const attn::AttendWork& work, uint32_t& first, uint32_t& end
   return true;
 }
 
-size_t Tails::staged_bytes(const attn::AttendWork& work) {
+bool Tails::fits(const attn::AttendWork& work, const Strip& strip, uint32_t first, uint32_t end, size_t row_bytes) {
+  const bool known = strip.row_bytes == row_bytes &&
+                     std::equal(work.settled.begin(), work.settled.end(), strip.versions.begin(), strip.versions.end(),
+                                [](const attn::Settled& s, uint64_t version) { return s.tail_version == version; });
+  return known && first >= strip.base && end - strip.base <= strip.room;
+}
+
+size_t Tails::staged_bytes(const attn::AttendWork& work) const {
   uint32_t first = 0, end = 0;
   size_t row_bytes = 0;
-  return rows_of(work, first, end, row_bytes) ? size_t{end - first} * row_bytes * 2 * work.heads.size() : 0;
+  if (!rows_of(work, first, end, row_bytes)) return 0;
+  const auto found = strips_.find(work.settled[0].owner);
+  if (found != strips_.end() && fits(work, *found->second, first, end, row_bytes)) {
+    first = std::min(end, std::max(first, found->second->end));
+  }
+  return size_t{end - first} * row_bytes * 2 * work.heads.size();
 }
 
 Status Tails::begin_call(size_t staged) {
   ++call_;
   staged_ = 0;
-  return staging_.reserve(staged);
+  staging_.reset();
+  if (staged == 0) return {};
+  TIERKV_ASSIGN_OR_RETURN(staging_, slots_.take(staged));
+  return {};
 }
 
 Result<const Tails::Strip*> Tails::place(const attn::AttendWork& work) {
@@ -51,11 +66,7 @@ Result<const Tails::Strip*> Tails::place(const attn::AttendWork& work) {
   if (!place) place = std::make_unique<Strip>();
   Strip& strip = *place;
   strip.used = call_;
-  const bool known = strip.row_bytes == row_bytes &&
-                     std::equal(work.settled.begin(), work.settled.end(), strip.versions.begin(), strip.versions.end(),
-                                [](const attn::Settled& s, uint64_t version) { return s.tail_version == version; });
-  const bool fits = known && first >= strip.base && end - strip.base <= strip.room;
-  if (!fits) {
+  if (!fits(work, strip, first, end, row_bytes)) {
     const uint32_t rows = end - first;
     if (rows > strip.room || strip.row_bytes != row_bytes || strip.versions.size() != work.settled.size()) {
       release(strip);
@@ -85,9 +96,56 @@ Result<const Tails::Strip*> Tails::place(const attn::AttendWork& work) {
   return &strip;
 }
 
+bool Tails::has(const attn::AttendWork& work) const {
+  uint32_t first = 0, end = 0;
+  size_t row_bytes = 0;
+  if (!rows_of(work, first, end, row_bytes)) return false;
+  const auto found = strips_.find(work.settled[0].owner);
+  return found != strips_.end() && fits(work, *found->second, first, end, row_bytes) && found->second->end >= end;
+}
+
+Result<Tails::Strip*> Tails::extend(const attn::TakeWork& work) {
+  const auto found = strips_.find(work.owner);
+  if (found == strips_.end()) return static_cast<Strip*>(nullptr);
+  Strip& strip = *found->second;
+  const uint32_t end = work.position + work.keys.tokens;
+  if (strip.row_bytes != work.keys.head_dim * sizeof(uint16_t) || strip.versions != work.tail_versions ||
+      strip.end != work.position || work.tail_first < strip.base || end - work.tail_first > strip.room) {
+    return static_cast<Strip*>(nullptr);
+  }
+  strip.used = call_;
+  if (end - strip.base > strip.room) {
+    const uint32_t live = strip.end - work.tail_first, free = work.tail_first - strip.base;
+    if (free < live / 4) return static_cast<Strip*>(nullptr);  // it gets more room when its rows are sent again
+    TIERKV_RETURN_IF_ERROR(slide(strip, work.tail_first));
+  }
+  return &strip;
+}
+
+// The rows from `first` on, in pieces that do not overlap.
+Status Tails::slide(Strip& strip, uint32_t first) {
+  const auto dim = static_cast<uint32_t>(strip.row_bytes / sizeof(uint16_t));
+  const uint32_t by = first - strip.base, live = strip.end - first;
+  for (uint32_t done = 0; done < live; done += by) {
+    RowMove move;
+    move.to = strip.memory + size_t{done} * strip.row_bytes;
+    move.from = strip.memory + size_t{done + by} * strip.row_bytes;
+    move.from_token = move.to_token = dim;
+    move.from_head = move.to_head = static_cast<int64_t>(strip.room) * dim;
+    move.tokens = std::min(by, live - done), move.heads = static_cast<uint32_t>(2 * strip.versions.size());
+    move.from_type = move.to_type = DType::f16;
+    if (Status moved = machine_.move_rows({&move, 1}, dim); !moved.ok()) {
+      spoiled(strip);
+      return moved;
+    }
+  }
+  strip.base = first;
+  return {};
+}
+
 Status Tails::send_rows(const attn::AttendWork& work, const Strip& strip, uint32_t from, uint32_t end) {
   const size_t piece = size_t{end - from} * strip.row_bytes;
-  uint8_t* const staged = staging_.data() + staged_;
+  uint8_t* const staged = staging_->data() + staged_;
   staged_ += piece * 2 * work.heads.size();
   for (size_t h = 0; h < work.heads.size(); ++h) {
     for (const attn::BlockView& view : work.heads[h].subspan(work.settled[h].views)) {

@@ -1,10 +1,19 @@
 // twin_machine_testing.h — a machine whose memory is the processor's and whose launch is the scalar twin, so that tests run all of
 // a device's backend but its threads.
+//
+// A lazy one does nothing before somebody waits, as late as a device may: what is sent from staging memory is read then, and what
+// a caller reads too early is not there.
 #pragma once
 
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
 
 #include "cuda/machine.h"
 #include "cuda/twin_testing.h"
@@ -14,57 +23,147 @@ namespace tierkv::cuda::testing {
 class TwinMachine final : public Machine {
  public:
   // `memory`: so many bytes in all can be allocated; 0: any number.
-  explicit TwinMachine(MachineFacts facts = {7, true}, uint64_t memory = 0) : facts_(facts), memory_(memory) {}
+  explicit TwinMachine(MachineFacts facts = {7, true}, uint64_t memory = 0, bool lazy = false)
+      : facts_(facts), memory_(memory), queue_(std::make_shared<Queue>()) {
+    queue_->lazy = lazy;
+  }
 
   MachineFacts facts() const override { return facts_; }
   Status enter() override { return {}; }
-  Result<uint8_t*> allocate(size_t bytes) override {
-    if (memory_ != 0 && allocated_ + bytes > memory_) return error(StatusCode::resource_exhausted, "no device memory");
-    const size_t whole = (bytes + 255) / 256 * 256;
-    auto* const memory = static_cast<uint8_t*>(std::aligned_alloc(256, whole));
-    std::memset(memory, 0, whole);
-    allocated_ += bytes;
+  Status follow(const StreamName& stream) override {
+    followed = stream;
+    return {};
+  }
+  Status leave() override { return {}; }
+  Result<uint8_t*> allocate_staging(size_t bytes) override {
+    auto* const memory = static_cast<uint8_t*>(std::malloc(bytes));
+    std::lock_guard lock(staging_mutex_);
+    staging_[memory] = bytes;
     return memory;
   }
-  void release(uint8_t* memory) noexcept override { std::free(memory); }
-  Result<uint8_t*> allocate_staging(size_t bytes) override { return static_cast<uint8_t*>(std::malloc(bytes)); }
-  void release_staging(uint8_t* memory) noexcept override { std::free(memory); }
-
-  Status send(uint8_t* to, const void* from, size_t bytes) override {
-    sent += bytes, ++sends;
-    std::memcpy(to, from, bytes);
-    return {};
+  void release_staging(uint8_t* memory) noexcept override {
+    queue_->run(UINT64_MAX);
+    std::lock_guard lock(staging_mutex_);
+    staging_.erase(memory);
+    std::free(memory);
   }
+
+  Status send(uint8_t* to, const void* from, size_t bytes) override { return send_pieces(to, bytes, from, bytes, bytes, 1); }
   Status send_pieces(uint8_t* to, size_t to_stride, const void* from, size_t from_stride, size_t bytes, size_t count) override {
+    if (sends_that_fail != 0 && --sends_that_fail == 0) return error(StatusCode::io_error, "a copy to the device failed");
     sent += bytes * count, ++sends;
-    for (size_t i = 0; i < count; ++i) {
-      std::memcpy(to + i * to_stride, static_cast<const uint8_t*>(from) + i * from_stride, bytes);
+    const auto* source = static_cast<const uint8_t*>(from);
+    std::shared_ptr<std::vector<uint8_t>> copy;  // of what may be gone when this returns
+    if (queue_->lazy && !is_staging(source)) {
+      copy = std::make_shared<std::vector<uint8_t>>(source, source + (count - 1) * from_stride + bytes);
+      source = copy->data();
     }
-    return {};
+    return queue_->add([=] {
+      for (size_t i = 0; i < count; ++i) std::memcpy(to + i * to_stride, source + i * from_stride, bytes);
+      (void)copy;
+    });
   }
   Status clear(uint8_t* at, size_t bytes) override {
-    std::memset(at, 0, bytes);
-    return {};
+    return queue_->add([=] { std::memset(at, 0, bytes); });
   }
   Status attend(const Launch& launch, const Plan& plan) override {
     last = launch;
-    if (attends) Twin(launch, plan.partials).run(launch.out, launch.lse);
-    return {};
+    if (!attends) return {};
+    return queue_->add([launch, partials = plan.partials] { Twin(launch, partials).run(launch.out, launch.lse); });
   }
   Status fetch(void* to, const uint8_t* from, size_t bytes) override {
-    std::memcpy(to, from, bytes);
+    return queue_->add([=] { std::memcpy(to, from, bytes); });
+  }
+  Status move_rows(std::span<const RowMove> moves, uint32_t head_dim) override {
+    return queue_->add([list = std::vector(moves.begin(), moves.end()), head_dim] { move_rows_on_host(list, head_dim); });
+  }
+  Status wait() override {
+    ++waits;
+    queue_->run(UINT64_MAX);
     return {};
   }
-  Status wait() override { return {}; }
+
+  Result<std::unique_ptr<Mark>> make_mark() override { return std::unique_ptr<Mark>(std::make_unique<TwinMark>(queue_)); }
+  Status put(Mark& mark) override {
+    static_cast<TwinMark&>(mark).at = queue_->added();
+    return {};
+  }
 
   uint64_t sent = 0, sends = 0;  // bytes, and how often
+  uint64_t waits = 0;            // for everything
+  uint64_t sends_that_fail = 0;  // the so manieth from now; 0: none
   Launch last;
+  StreamName followed;
   bool attends = true;  // false: outputs are whatever they were, for measurements of what is around it
 
+ protected:
+  Result<uint8_t*> take_memory(size_t bytes) override {
+    if (memory_ != 0 && this->bytes() + bytes > memory_) return error(StatusCode::resource_exhausted, "no device memory");
+    const size_t whole = (bytes + 255) / 256 * 256;
+    auto* const memory = static_cast<uint8_t*>(std::aligned_alloc(256, whole));
+    std::memset(memory, 0, whole);
+    return memory;
+  }
+  void give_memory(uint8_t* memory) noexcept override {
+    queue_->run(UINT64_MAX);
+    std::free(memory);
+  }
+
  private:
+  // What was asked for and is not done.
+  struct Queue {
+    std::mutex mutex;
+    std::deque<std::function<void()>> left;
+    uint64_t done = 0;
+    bool lazy = false;
+
+    Status add(std::function<void()> what) {
+      std::lock_guard lock(mutex);
+      if (lazy) {
+        left.push_back(std::move(what));
+      } else {
+        what();
+        ++done;
+      }
+      return {};
+    }
+    void run(uint64_t until) {
+      std::lock_guard lock(mutex);
+      for (; done < until && !left.empty(); ++done, left.pop_front()) left.front()();
+    }
+    uint64_t added() {
+      std::lock_guard lock(mutex);
+      return done + left.size();
+    }
+    bool reached(uint64_t at) {
+      std::lock_guard lock(mutex);
+      return done >= at;
+    }
+  };
+  struct TwinMark final : Mark {
+    explicit TwinMark(std::shared_ptr<Queue> of) : queue(std::move(of)) {}
+    bool reached() const override { return queue->reached(at); }
+    Status wait() const override {
+      queue->run(at);
+      return {};
+    }
+    std::shared_ptr<Queue> queue;
+    uint64_t at = 0;
+  };
+
+  bool is_staging(const uint8_t* at) const {
+    std::lock_guard lock(staging_mutex_);
+    const auto behind = staging_.upper_bound(at);
+    if (behind == staging_.begin()) return false;
+    const auto& [first, bytes] = *std::prev(behind);
+    return at < first + bytes;
+  }
+
   const MachineFacts facts_;
   const uint64_t memory_;
-  uint64_t allocated_ = 0;
+  const std::shared_ptr<Queue> queue_;
+  mutable std::mutex staging_mutex_;  // slots go on any thread
+  std::map<const uint8_t*, size_t> staging_;
 };
 
 }  // namespace tierkv::cuda::testing

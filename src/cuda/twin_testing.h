@@ -41,7 +41,9 @@ class Twin {
         tasks = std::max(tasks, launch_.segments[i].task + 1);
       }
     }
-    for (uint32_t t = 0; t < tasks; ++t) merge(launch_.tasks[t], out, lse);
+    for (uint32_t t = 0; t < tasks; ++t) {
+      if (!merge(launch_.tasks[t], out, lse) && launch_.failed) launch_.failed[t] = 1;
+    }
   }
 
  private:
@@ -179,7 +181,9 @@ class Twin {
     return row;
   }
 
-  void merge(const TaskDesc& task, float* out, float* lse) const {
+  // False: a row is not finite, and zeros.
+  bool merge(const TaskDesc& task, float* out, float* lse) const {
+    bool all_fine = true;
     for (uint32_t row = 0; row < launch_.group; ++row) {
       float top = launch_.sink_logits ? launch_.sink_logits[task.first_head + row] * 1.44269504f : -INFINITY;
       double sum = launch_.sink_logits ? 1.0 : 0.0;
@@ -189,15 +193,19 @@ class Twin {
       std::vector<double> values(d_);
       for (uint32_t p = 0; p < task.partials; ++p) {
         const size_t at = static_cast<size_t>(task.first_partial + p) * launch_.group + row;
-        if (top_[at] == -INFINITY) continue;
+        if (top_[at] == -INFINITY && sum_[at] == 0.0f) continue;
         const double share = std::exp2(static_cast<double>(top_[at]) - top);
         sum += share * sum_[at];
         for (uint32_t c = 0; c < d_; ++c) values[c] += share * out_[at * d_ + c];
       }
       const size_t to = task.first_row + row;
-      for (uint32_t c = 0; c < d_; ++c) out[to * d_ + c] = sum > 0.0 ? static_cast<float>(values[c] / sum) : 0.0f;
+      bool fine = std::isfinite(sum);
+      for (uint32_t c = 0; c < d_; ++c) fine &= std::isfinite(values[c]);
+      all_fine &= fine;
+      for (uint32_t c = 0; c < d_; ++c) out[to * d_ + c] = fine && sum > 0.0 ? static_cast<float>(values[c] / sum) : 0.0f;
       lse[to] = sum > 0.0 ? static_cast<float>((top + std::log2(sum)) / 1.44269504) : -INFINITY;
     }
+    return all_fine;
   }
 
   const Launch launch_;

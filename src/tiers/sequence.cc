@@ -55,6 +55,52 @@ Sequence::~Sequence() {
   env_.arena->release(memory_, bytes_, MemoryTag::bookkeeping);
 }
 
+bool Sequence::expects(uint32_t layer) const noexcept {
+  return std::any_of(coming_.begin(), coming_.end(), [&](const Coming& coming) { return coming.layer == layer; });
+}
+
+void Sequence::land() noexcept {
+  for (const Coming& coming : coming_) land(coming);
+  coming_.clear();
+}
+
+void Sequence::land(uint32_t layer, uint32_t until) noexcept {
+  std::erase_if(coming_, [&](const Coming& coming) {
+    if (coming.layer != layer || (coming.first >= until && !coming.arrival->arrived())) return false;
+    land(coming);
+    return true;
+  });
+}
+
+void Sequence::spoil(StatusCode code, uint32_t layer, uint32_t position) noexcept {
+  if (spoiled_.code == StatusCode::ok || position < spoiled_.position) spoiled_ = {code, layer, position};
+}
+
+void Sequence::land(const Coming& coming) noexcept {
+  const Status arrived = coming.arrival->wait();
+  if (!arrived.ok()) spoil(arrived.code(), coming.layer, coming.first);
+  const uint32_t dim = env_.head_dim;
+  const int16_t infinite = env_.hot_bf16 ? 0x7F80 : 0x7C00;
+  const uint16_t* from = coming.rows;
+  for (HeadStream& s : heads(coming.layer)) {
+    for (const bool value : {false, true}) {
+      for (uint32_t i = 0; i < coming.count; ++i, from += dim) {
+        const uint32_t position = coming.first + i, row = position - s.tail.first_position();
+        if (position < s.tail.first_position() || row >= s.tail.rows()) continue;
+        uint16_t* const to = value ? s.tail.coming_value(row) : s.tail.coming_key(row);
+        int16_t top = 0;  // signed: the baseline instruction set has a vector maximum for these alone
+        for (uint32_t c = 0; c < dim; ++c) top = std::max(top, static_cast<int16_t>(from[c] & 0x7FFFu));
+        if (arrived.ok() && top < infinite) {
+          std::copy_n(from, dim, to);
+        } else {
+          std::fill_n(to, dim, uint16_t{0});
+          if (arrived.ok()) spoil(StatusCode::invalid_argument, coming.layer, position);
+        }
+      }
+    }
+  }
+}
+
 std::span<StreamViews> Sequence::kept_views(uint32_t layer) {
   if (kept_.empty()) kept_.resize(static_cast<size_t>(layers_) * kv_heads_);
   return std::span(kept_).subspan(static_cast<size_t>(layer) * kv_heads_, kv_heads_);

@@ -117,8 +117,9 @@ void Tail::copy_rows(TailBuffer& to, uint32_t to_capacity) const {
 
 void Tail::move_to_front() {
   const size_t row_bytes = head_dim_ * sizeof(uint16_t);
-  std::memmove(buffer_->keys(), key_row(0), rows() * row_bytes);
-  std::memmove(buffer_->values(), value_row(0), rows() * row_bytes);
+  const Tail& now = *this;  // to look at: rows that lie elsewhere are the same rows
+  std::memmove(buffer_->keys(), now.key_row(0), rows() * row_bytes);
+  std::memmove(buffer_->values(), now.value_row(0), rows() * row_bytes);
   end_ = rows();
   begin_ = 0;
 }

@@ -69,6 +69,10 @@ class Tail {
     version_.may_change();
     return buffer_->values() + static_cast<size_t>(slot(row)) * head_dim_;
   }
+  // Where the contents of a row go that was pushed before they were there. They are what the row was said to be from the beginning,
+  // so the version stays.
+  uint16_t* coming_key(uint32_t row) { return buffer_->keys() + static_cast<size_t>(slot(row)) * head_dim_; }
+  uint16_t* coming_value(uint32_t row) { return buffer_->values() + static_cast<size_t>(slot(row)) * head_dim_; }
   // For as long as it is the same, the row of a position is the same, wherever it lies: rows came behind the others and left at the
   // front, and nothing else happened.
   uint64_t version() const { return version_.number(); }

@@ -8,6 +8,7 @@
 #include "attn/cpu_backend.h"
 #include "cuda/asked_testing.h"
 #include "cuda/backend.h"
+#include "remote_memory_testing.h"
 #include "steps_testing.h"
 
 namespace tierkv::cuda {
@@ -237,6 +238,74 @@ TEST(CudaDevice, BlocksThatNothingStandsOnMakeRoom) {
   }
   EXPECT_LE(device->usage().block_bytes, uint64_t{32} << 20);
   EXPECT_GT(device->usage().uploads, 512u);
+}
+
+// Rows, queries and results on the device, in the order of a stream (tests/device_rows_test.cc does the same on a twin).
+TEST(CudaDevice, RowsAndResultsInTheDevicesMemory) {
+  for (const bool own : {true, false}) {
+    for (const char* spec :
+         {"hot=32,warm=0,archive=kivi2,sinks=4", "balanced", "fp16", "hot=16,warm=64,archive=rot4,hot_type=bf16"}) {
+      SCOPED_TRACE(spec);
+      const auto device = backend();
+      ASSERT_TRUE(device);
+      testing::CudaMemory memory(own);
+      testing::Steps steps(spec, device, 3, &memory);
+      steps.options.observe = !own;  // what rows receive is asked for, or not
+      many_steps(steps, brief() ? 12 : 100, 2e-2);
+      if (::testing::Test::HasFatalFailure()) return;
+      EXPECT_EQ(device->usage().on_processor, 0u);
+      steps.compare(2e-2, 20);  // comes down
+      EXPECT_GT(device->usage().on_processor, 0u);
+      const Status status = device->check();
+      EXPECT_TRUE(status.ok()) << status.message();
+      EXPECT_GE(device->usage().peak_bytes, device->usage().device_bytes);
+      std::printf("%-50s %.2e\n", spec, steps.worst());
+    }
+  }
+}
+
+TEST(CudaDevice, WhatTheDeviceFindsIsSaidLater) {
+  const auto device = backend();
+  ASSERT_TRUE(device);
+  testing::CudaMemory memory;
+  testing::Steps steps("hot=32,warm=0,archive=kivi2,sinks=4", device, 3, &memory);
+  const SeqId id = steps.add(200);
+  AdaptiveKVCache& cache = steps.device_cache();
+  constexpr uint32_t kHeads = testing::Steps::kHeads, kKvHeads = testing::Steps::kKvHeads, kDim = testing::Steps::kDim;
+  std::vector<float> queries(kHeads * kDim, 0.25f), rows(kKvHeads * kDim, 0.5f), out(queries.size());
+  const auto there = [&](const std::vector<float>& of, uint32_t heads) {
+    RowsView view = RowsView::f32(static_cast<const float*>(memory.send(of.data(), of.size() * 4)), 1, heads, kDim);
+    view.place = MemoryPlace::device, view.ready = memory.stream();
+    return view;
+  };
+  auto* const to = static_cast<float*>(memory.make(out.size() * 4));
+  ASSERT_TRUE(cache.attention(id, 0, there(queries, kHeads), to).ok());
+  EXPECT_TRUE(device->check().ok());
+  queries[3] = NAN;
+  ASSERT_TRUE(cache.attention(id, 0, there(queries, kHeads), to).ok());
+  EXPECT_EQ(device->check().code(), StatusCode::out_of_range);
+  EXPECT_TRUE(device->check().ok());
+  memory.fetch(out.data(), to, out.size() * 4);
+  for (const float x : out) ASSERT_TRUE(std::isfinite(x));
+  queries[3] = 0.0f;
+  ASSERT_TRUE(cache.append(id, 0, there(rows, kKvHeads), there(rows, kKvHeads)).ok());
+  rows[7] = NAN;
+  ASSERT_TRUE(cache.append(id, 0, there(rows, kKvHeads), there(rows, kKvHeads)).ok());
+  EXPECT_EQ(cache.freeze(id).status().code(), StatusCode::invalid_argument);
+  ASSERT_TRUE(cache.truncate(id, 200).ok());
+  EXPECT_TRUE(cache.freeze(id).ok());
+  ASSERT_TRUE(cache.attention(id, 0, there(queries, kHeads), to).ok());
+  EXPECT_TRUE(device->check().ok());
+
+  const RowsView query = there(queries, kHeads);
+  auto* const stream = static_cast<cudaStream_t>(memory.stream());
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  EXPECT_EQ(cache.attention(id, 0, query, to).code(), StatusCode::failed_precondition);
+  cudaGraph_t graph = nullptr;
+  EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  cudaGraphDestroy(graph);
+  EXPECT_TRUE(cache.attention(id, 0, query, to).ok());
+  EXPECT_TRUE(device->check().ok());
 }
 
 // What rows receive is asked for and the device still does the attention.

@@ -11,15 +11,53 @@
 #include <vector>
 
 #include "attn/backend.h"
+#include "base/f16.h"
 #include "tierkv/cache.h"
 
 namespace tierkv::cuda::testing {
+
+// Memory of a device, for callers that have their rows there.
+class RemoteMemory {
+ public:
+  virtual ~RemoteMemory() = default;
+  // Copies of bytes, and room for results (what is in it is not known): there until forget().
+  virtual void* send(const void* from, size_t bytes) = 0;
+  virtual void* make(size_t bytes) = 0;
+  // After everything that was asked for on stream().
+  virtual void fetch(void* to, const void* from, size_t bytes) = 0;
+  virtual void forget() = 0;
+  virtual void* stream() = 0;
+};
+
+// Rows of one type as models have them, [heads][tokens][head_dim].
+struct TypedRows {
+  TypedRows(const std::vector<float>& from, DType type, uint32_t tokens, uint32_t heads, uint32_t dim)
+      : view(RowsView::dense(nullptr, type, tokens, heads, dim)) {
+    view.token_stride = dim, view.head_stride = static_cast<ptrdiff_t>(tokens) * dim;
+    if (type == DType::f32) floats = from;
+    else
+      for (const float x : from) halves.push_back(type == DType::bf16 ? f32_to_bf16(x) : f32_to_f16(x));
+    view.data = type == DType::f32 ? static_cast<const void*>(floats.data()) : halves.data();
+  }
+  RowsView in(RemoteMemory* memory) const {
+    if (!memory) return view;
+    RowsView there = view;
+    there.data = memory->send(view.data, floats.size() * 4 + halves.size() * 2);
+    there.place = MemoryPlace::device, there.ready = memory->stream();
+    return there;
+  }
+  std::vector<float> floats;
+  std::vector<uint16_t> halves;
+  RowsView view;
+};
 
 class Steps {
  public:
   static constexpr uint32_t kLayers = 2, kHeads = 8, kKvHeads = 2, kDim = 128;
 
-  Steps(const std::string& spec, std::shared_ptr<const attn::Backend> backend, uint32_t seed) : rng_(seed) {
+  // `memory`: rows, queries and results of the second cache are there; null: in host memory.
+  Steps(const std::string& spec, std::shared_ptr<const attn::Backend> backend, uint32_t seed, RemoteMemory* memory = nullptr)
+      : rng_(seed), memory_(memory) {
     CacheConfig config;
     config.num_layers = kLayers, config.num_heads = kHeads, config.num_kv_heads = kKvHeads, config.head_dim = kDim;
     EXPECT_TRUE(apply_spec(spec, config).ok());
@@ -49,12 +87,19 @@ class Steps {
   void truncate(SeqId id, uint32_t length) {
     for (auto& cache : caches_) EXPECT_TRUE(cache->truncate(id, length).ok());
   }
-  void append(SeqId id, uint32_t tokens) {
+  void append(SeqId id, uint32_t tokens) { append(std::vector<SeqId>{id}, tokens); }
+  void append(const std::vector<SeqId>& ids, uint32_t tokens) {
     for (uint32_t layer = 0; layer < kLayers && tokens != 0; ++layer) {
-      const std::vector<float> keys = noise(size_t{tokens} * kKvHeads * kDim), values = noise(keys.size());
-      for (auto& cache : caches_) {
-        const Status status = cache->append(id, layer, RowsView::f32(keys.data(), tokens, kKvHeads, kDim),
-                                            RowsView::f32(values.data(), tokens, kKvHeads, kDim));
+      std::vector<TypedRows> keys, values;
+      for (size_t i = 0; i < ids.size(); ++i) {
+        keys.emplace_back(noise(size_t{tokens} * kKvHeads * kDim), next_type(), tokens, kKvHeads, kDim);
+        values.emplace_back(noise(size_t{tokens} * kKvHeads * kDim), next_type(), tokens, kKvHeads, kDim);
+      }
+      for (int c = 0; c < 2; ++c) {
+        RemoteMemory* const memory = c == 1 ? memory_ : nullptr;
+        std::vector<AppendItem> items;
+        for (size_t i = 0; i < ids.size(); ++i) items.push_back({ids[i], keys[i].in(memory), values[i].in(memory), {}});
+        const Status status = memory ? caches_[c]->append_many(layer, items) : append_each(*caches_[c], layer, items);
         EXPECT_TRUE(status.ok()) << status.message();
       }
     }
@@ -64,25 +109,29 @@ class Steps {
   void compare(double tolerance, uint32_t count = 1) {
     for (uint32_t layer = 0; layer < kLayers; ++layer) {
       const size_t row = size_t{count} * kHeads * kDim;
-      const std::vector<float> queries = noise(sequences_.size() * row);
+      const DType type = next_type();
+      std::vector<TypedRows> queries;
+      for (size_t s = 0; s < sequences_.size(); ++s) queries.emplace_back(noise(row), type, count, kHeads, kDim);
       std::vector<float> out[2];
       for (int c = 0; c < 2; ++c) {
-        out[c].assign(queries.size(), NAN);
+        out[c].assign(sequences_.size() * row, NAN);
+        RemoteMemory* const memory = c == 1 ? memory_ : nullptr;
+        float* const to = memory ? static_cast<float*>(memory->make(out[c].size() * sizeof(float))) : out[c].data();
         std::vector<AttentionItem> items;
-        for (size_t s = 0; s < sequences_.size(); ++s) {
-          items.push_back({sequences_[s], RowsView::f32(queries.data() + s * row, count, kHeads, kDim), out[c].data() + s * row});
-        }
-        const Status status = caches_[c]->attention(layer, items);
+        for (size_t s = 0; s < sequences_.size(); ++s) items.push_back({sequences_[s], queries[s].in(memory), to + s * row});
+        const Status status = caches_[c]->attention(layer, items, options);
         ASSERT_TRUE(status.ok()) << status.message();
+        if (memory) memory->fetch(out[c].data(), to, out[c].size() * sizeof(float));
       }
       double off = 0.0, size = 0.0;
-      for (size_t i = 0; i < queries.size(); ++i) {
+      for (size_t i = 0; i < out[0].size(); ++i) {
         const double difference = static_cast<double>(out[1][i]) - out[0][i];
         off += difference * difference, size += static_cast<double>(out[0][i]) * out[0][i];
       }
       ASSERT_LT(std::sqrt(off / size), tolerance) << "layer " << layer;
       worst_ = std::max(worst_, std::sqrt(off / size));
     }
+    if (memory_) memory_->forget();
   }
 
   uint32_t length(SeqId id) const { return *caches_[0]->length(id); }
@@ -91,7 +140,16 @@ class Steps {
   uint32_t below(uint32_t n) { return static_cast<uint32_t>(rng_() % n); }
   double worst() const { return worst_; }
 
+  AttentionOptions options;
+
  private:
+  static Status append_each(AdaptiveKVCache& cache, uint32_t layer, const std::vector<AppendItem>& items) {
+    for (const AppendItem& item : items) {
+      if (Status status = cache.append(item.seq, layer, item.keys, item.values); !status.ok()) return status;
+    }
+    return {};
+  }
+  DType next_type() { return memory_ ? static_cast<DType>(rng_() % 3) : DType::f32; }
   template <class F>
   SeqId both(const F& f) {
     const Result<SeqId> here = f(*caches_[0]), there = f(*caches_[1]);
@@ -106,6 +164,7 @@ class Steps {
   }
 
   std::mt19937 rng_;
+  RemoteMemory* const memory_;
   std::unique_ptr<AdaptiveKVCache> caches_[2];  // on the processor, on the device
   std::vector<SeqId> sequences_;
   double worst_ = 0.0;
@@ -125,7 +184,7 @@ inline void many_steps(Steps& steps, uint32_t count, double tolerance) {
     else if (what < 8) did = "append to one", steps.append(any, 1);
     else {
       did = "append to all";
-      for (const SeqId id : steps.sequences()) steps.append(id, 1);
+      steps.append(steps.sequences(), 1);
     }
     SCOPED_TRACE(did + " in step " + std::to_string(step));
     steps.compare(tolerance, step % 7 == 0 ? 3 : 1);

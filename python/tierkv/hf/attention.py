@@ -59,7 +59,7 @@ def mask(
     """
     end = kv_offset + kv_length
     if attention_mask is None:
-        padding = torch.ones((batch_size, kv_length), dtype=torch.bool)
+        padding = torch.ones((batch_size, kv_length), dtype=torch.bool, device="cpu")
     else:
         known = attention_mask
         if known.shape[-1] < end:

@@ -12,6 +12,7 @@ import torch
 import transformers
 from transformers.cache_utils import Cache as HostCache
 
+from .. import cuda
 from ..cache import Cache, load_calibration
 from .._core import Calibration, CalibrationInfo, LearningReport, MemoryStats
 from ..config import CacheConfig, LayerOverride, configure
@@ -23,6 +24,12 @@ from .models import ModelShape, fingerprint_of, grams_of, ropes_of, shape_of_mod
 
 CROPS_TO_A_LENGTH = int(transformers.__version__.split(".")[0]) < 5
 """Before transformers 5, crop() took the length to keep."""
+
+MASKS_ON_TRUST = 64
+"""Single tokens behind a prompt on a device whose masks are not fetched: fetching waits for the device. The next one checks all."""
+
+OBSERVED = 8
+"""On a device every how many tokens an archive that keeps rows better sees what they receive: seeing waits for the device."""
 
 WINDOW_SLACK = 128
 """Tokens that a windowed layer keeps past its window, so that assisted decoding can take back what it guessed."""
@@ -110,6 +117,9 @@ class TieredCache(HostCache):  # type: ignore[misc, unused-ignore]
     `calibrate=off` in the spec: nothing is looked for and nothing learned. `calibration` is a :class:`tierkv.Calibration` or a
     path; one that was made for keys in another order (of a GGUF file, say) is refused.
 
+    A model on a CUDA device gets a cache that attends there (:mod:`tierkv.cuda`), in a build with CUDA. Tables are used there and
+    not learned: let a copy of the model on a processor learn them, once.
+
     Rows of a batch are sequences of their own, and padding is not stored. `copy.deepcopy` gives a cache that shares the tokens
     until one of the two changes them: read a prompt once, go on from it many times.
     """
@@ -131,6 +141,7 @@ class TieredCache(HostCache):  # type: ignore[misc, unused-ignore]
             tables = calibration if isinstance(calibration, Calibration) else load_calibration(calibration)
             calibration = fitting(tables, model, self.shape)
         self.tiered = Cache(config, calibration=calibration)
+        self.device = cuda.attach(self.tiered, self.shape.device) if self.shape.device >= 0 else None
         if learn is not False and calibration is None:
             self._find_or_learn(model, None if learn is True else pathlib.Path(learn))
         if model.config._attn_implementation != NAME:
@@ -143,6 +154,16 @@ class TieredCache(HostCache):  # type: ignore[misc, unused-ignore]
         self.sequence_ids: list[int] = []
         self._kept: torch.Tensor | None = None  # bool [batch, seen]: which tokens are no padding; None: all
         self._plan: Plan | None = None
+        self._trusted = 0  # passes whose masks were not looked at
+        self.observe_every = self._observe_every() if self.device is not None else 1
+
+    def _observe_every(self) -> int:
+        """On a device: every how many tokens somebody has to know what rows receive. 0: nobody."""
+        config = self.tiered.config()
+        if config.eviction.policy not in ("", "none"):
+            return 1
+        codecs = [self.tiered.archive_codec(layer) for layer in range(self.shape.num_layers)]
+        return OBSERVED if any("+top" in codec for codec in codecs) else 0
 
     def _find_or_learn(self, model: Any, path: pathlib.Path | None) -> None:
         config = self.tiered.config()
@@ -152,7 +173,7 @@ class TieredCache(HostCache):  # type: ignore[misc, unused-ignore]
         path = path or calibration_path(number)
         if path.exists() and self._use(model, path, number):
             return
-        ropes = ropes_of(model, self.shape)
+        ropes = ropes_of(model, self.shape) if self.device is None else None
         if ropes is not None:
             grams = grams_of(model, self.shape)
             self.tiered.learn(ropes, name=self.shape.name, fingerprint=number, grams=grams, path=path)
@@ -190,15 +211,22 @@ class TieredCache(HostCache):  # type: ignore[misc, unused-ignore]
     def _make_plan(self, mask: torch.Tensor | None, past: int, tokens: int, batch: int) -> Plan:
         before = self._kept
         plan = Plan(past, tokens, before, [], None)
+        if mask is not None and mask.is_cuda:
+            if tokens == 1 and past and self._trusted < MASKS_ON_TRUST and mask.shape == (batch, past + 1):
+                self._trusted += 1
+                if before is not None:
+                    self._kept = torch.cat([before, torch.ones((batch, 1), dtype=torch.bool, device="cpu")], dim=1)
+                return plan
+            self._trusted, mask = 0, mask.cpu()
         if mask is None or bool(mask.all()):
             if before is not None:
                 if mask is not None:
                     raise InvalidArgument("the attention mask shows tokens that were padding when they came")
-                self._kept = torch.cat([before, torch.ones((batch, tokens), dtype=torch.bool)], dim=1)
+                self._kept = torch.cat([before, torch.ones((batch, tokens), dtype=torch.bool, device="cpu")], dim=1)
             return plan
         if mask.shape != (batch, past + tokens):
             raise InvalidArgument(f"the attention mask is {list(mask.shape)} and must be [{batch}, {past + tokens}]")
-        known = torch.ones((batch, past), dtype=torch.bool) if before is None else before
+        known = torch.ones((batch, past), dtype=torch.bool, device="cpu") if before is None else before
         if not torch.equal(mask[:, :past], known):
             raise InvalidArgument(
                 "the attention mask hides or shows other tokens than when they came; padding cannot change later"
@@ -207,7 +235,7 @@ class TieredCache(HostCache):  # type: ignore[misc, unused-ignore]
         counts = fresh.sum(dim=1)
         starts = (tokens - counts).tolist()
         self._kept = mask.clone()
-        last = torch.arange(tokens)[None, :] >= (tokens - counts)[:, None]
+        last = torch.arange(tokens, device="cpu")[None, :] >= (tokens - counts)[:, None]
         if torch.equal(fresh, last):
             plan.starts = [int(start) for start in starts] if any(starts) else []
         else:
@@ -303,7 +331,7 @@ class TieredCache(HostCache):  # type: ignore[misc, unused-ignore]
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Beams take the places of others: blocks are shared, not copied."""
-        self._select([int(row) for row in beam_idx])
+        self._select(beam_idx.tolist())
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Every row `repeats` times, side by side."""
@@ -314,14 +342,14 @@ class TieredCache(HostCache):  # type: ignore[misc, unused-ignore]
         places = torch.as_tensor(indices)
         if places.dtype == torch.bool:
             places = places.nonzero().flatten()
-        self._select([int(row) for row in places])
+        self._select(places.tolist())
 
     # --- copies
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TieredCache:
         twin = object.__new__(type(self))
         memo[id(self)] = twin
-        twin.shape, twin.tiered = self.shape, self.tiered
+        twin.shape, twin.tiered, twin.device = self.shape, self.tiered, self.device
         twin._set_up()
         for seq in self.sequence_ids:
             twin.sequence_ids.append(self.tiered.fork(seq))
@@ -348,6 +376,10 @@ class TieredCache(HostCache):  # type: ignore[misc, unused-ignore]
     def memory_usage(self) -> MemoryStats:
         """Resident bytes by tier, of all sequences."""
         return self.tiered.memory_usage()
+
+    def device_usage(self) -> cuda.Usage | None:
+        """Bytes on the model's device, now and at most; None for a model in host memory. Blocks are in host memory too."""
+        return None if self.device is None else self.device.usage()
 
     def tiers(self) -> TierTable:
         """The same as a small table; HTML in a notebook."""

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from transformers.cache_utils import CacheLayerMixin
 
+from ..arrays import stream_of
 from ..errors import FailedPrecondition, InvalidArgument, Unsupported
+from .prompt import is_plain, prompt_attention
 
 if TYPE_CHECKING:
     from .cache import TieredCache
@@ -105,10 +107,10 @@ class TieredLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         self._whole_cache()
 
     def offload(self) -> None:
-        """The rows are in host memory already."""
+        """The rows are where the cache wants them."""
 
     def prefetch(self) -> None:
-        """The rows are in host memory already."""
+        """The rows are where the cache wants them."""
 
     # --- attention
 
@@ -130,6 +132,9 @@ class TieredLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         try:
             self._check_call(owner.shape, heads, mask, dropout, more)
             plan = owner.plan(self, mask, batch, tokens)
+            if plan.past == 0 and tokens > 1 and owner.device is not None and owner.observe_every == 0 and is_plain(more):
+                self._store(owner, key, value, plan.starts, plan.picks)
+                return prompt_attention(query, key, value, plan.starts, plan.picks, scaling, owner.shape.windows[self.index])
             return self._step(owner, query, key, value, plan.starts, plan.picks, scaling or 0.0, more)
         except BaseException as error:
             owner.fail(self.seen - tokens, error)
@@ -151,18 +156,19 @@ class TieredLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
             query, key, value = query.float(), key.float(), value.float()
         batch, heads, tokens, dim = query.shape
         room = torch.empty if not starts else torch.zeros
-        out = room((batch, tokens, heads, dim), dtype=torch.float32)
+        out = room((batch, tokens, heads, dim), dtype=torch.float32, device=query.device)
         softcap = more.get("softcap") or 0.0
         sinks = more.get("s_aux")
-        logits = sinks.detach().float().contiguous() if sinks is not None else None
+        logits = sinks.detach().float().cpu().contiguous() if sinks is not None else None
         if picks is None:
             self._rows(owner, owner.sequence_ids, starts, query, key, value, out, scale, softcap, logits)
         else:
             for row, places in enumerate(picks):
                 if len(places) == 0:
                     continue
+                places = places.to(query.device)
                 q, k, v = (rows[row : row + 1].index_select(2, places) for rows in (query, key, value))
-                answer = torch.empty((1, len(places), heads, dim), dtype=torch.float32)
+                answer = torch.empty((1, len(places), heads, dim), dtype=torch.float32, device=query.device)
                 self._rows(owner, [owner.sequence_ids[row]], [], q, k, v, answer, scale, softcap, logits)
                 out[row].index_copy_(0, places, answer[0])
         return out if wanted == torch.float32 else out.to(wanted)
@@ -183,18 +189,44 @@ class TieredLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         k, (kb, kh, kt, _) = _side_by_side(key)
         v, (vb, vh, vt, _) = _side_by_side(value)
         q, (qb, qh, qt, _) = _side_by_side(query)
+        stream, observe = -1, True
+        if owner.device is not None:
+            stream, every = stream_of(query), owner.observe_every
+            observe = every > 0 and (q.shape[2] > 1 or self.seen % every == 0)
         owner.step(
             self.index, ids, starts, q.shape[2], TYPES[q.dtype],
             k.data_ptr(), kb, kh, kt, v.data_ptr(), vb, vh, vt, q.data_ptr(), qb, qh, qt,
-            out.data_ptr(), scale, softcap, 0 if logits is None else logits.data_ptr(),
+            out.data_ptr(), scale, softcap, 0 if logits is None else logits.data_ptr(), stream, observe,
         )  # fmt: skip
+
+    def _store(
+        self, owner: TieredCache, key: torch.Tensor, value: torch.Tensor, starts: list[int], picks: list[torch.Tensor] | None
+    ) -> None:
+        """Appends rows on a device that nobody attends from."""
+        if value.dtype != key.dtype:
+            key, value = key.float(), value.float()
+        parts = [(owner.sequence_ids, starts, key, value)]
+        if picks is not None:
+            indices = [places.to(key.device) for places in picks]
+            parts = [
+                ([seq], [], key[row : row + 1].index_select(2, places), value[row : row + 1].index_select(2, places))
+                for row, (seq, places) in enumerate(zip(owner.sequence_ids, indices))
+            ]
+        for ids, first, keys, values in parts:
+            k, (kb, kh, kt, _) = _side_by_side(keys)
+            v, (vb, vh, vt, _) = _side_by_side(values)
+            owner.step(
+                self.index, ids, first, k.shape[2], TYPES[k.dtype],
+                k.data_ptr(), kb, kh, kt, v.data_ptr(), vb, vh, vt, 0, 0, 0, 0, 0, 0.0, 0.0, 0, stream_of(k), False,
+            )  # fmt: skip
 
     # --- what is refused
 
     def _check_rows(self, keys: torch.Tensor, values: torch.Tensor, size: torch.Size, owner: TieredCache) -> None:
         dtype = keys.dtype
         if (
-            self._known == (size, dtype) and values.shape == size and values.dtype == dtype and keys.is_cpu
+            self._known == (size, dtype) and values.shape == size and values.dtype == dtype
+            and keys.is_cpu == (owner.device is None)
             and not keys.requires_grad and self.staged is None
         ):  # fmt: skip
             return  # as the last ones, which were fine
@@ -211,9 +243,10 @@ class TieredLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
             )
         if keys.dtype not in TYPES or values.dtype not in TYPES:
             raise InvalidArgument(f"layer {self.index}: {keys.dtype} is not float32, float16 or bfloat16")
-        if keys.device.type != "cpu":
+        wanted = "cpu" if owner.device is None else f"cuda:{owner.device.number}"
+        if str(keys.device) != wanted:
             raise Unsupported(
-                f"layer {self.index}: the model computes on {keys.device}, and this build in host memory; model.cpu()"
+                f"layer {self.index}: the model computes on {keys.device}, and its cache was made for {wanted}; make another one"
             )
         if keys.requires_grad:
             raise InvalidArgument(

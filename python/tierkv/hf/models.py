@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .. import cuda
 from ..errors import Unsupported
 
 # Models that turn channel i with channel i + n of the first 2n, at frequencies that do not change with the length of the text: what
@@ -33,6 +34,8 @@ class ModelShape:
     windows: tuple[int, ...] = field(repr=False)
     """Of each layer; 0: full attention."""
     layer_types: tuple[str, ...] = field(repr=False)
+    device: int = -1
+    """The CUDA device that its weights are on; -1: they are in host memory."""
 
 
 def _refuse(model: Any, why: str) -> Unsupported:
@@ -85,6 +88,24 @@ def _check_projections(model: Any, shape: ModelShape) -> None:
             )
 
 
+def _device_of(model: Any) -> int:
+    """The CUDA device of a model, -1 for host memory; refused where the cache cannot follow."""
+    places = {parameter.device for parameter in model.parameters()}
+    if all(place.type == "cpu" for place in places):
+        return -1
+    names = ", ".join(sorted(str(place) for place in places))
+    if len(places) > 1:
+        raise _refuse(model, f"its weights are on {names}, and a cache serves one device; load it without device_map")
+    (place,) = places
+    if place.type != "cuda":
+        raise _refuse(model, f"its weights are on {names}, and tierkv computes in host memory and on CUDA devices; model.cpu()")
+    number = place.index or 0
+    why = cuda.why_not(number)
+    if why is not None:
+        raise _refuse(model, f"its weights are on {names}. {why}. model.cpu() does without")
+    return int(number)
+
+
 def shape_of_model(model: Any) -> ModelShape:
     """The shape, or :class:`tierkv.Unsupported` with the model's name and what is in the way."""
     config = model.config.get_text_config(decoder=True)
@@ -103,13 +124,9 @@ def shape_of_model(model: Any) -> ModelShape:
     window = getattr(config, "sliding_window", None) or 0
     windows = tuple(window if kind == "sliding_attention" else 0 for kind in types)
     name = getattr(model.config, "_name_or_path", "") or type(model).__name__
-    shape = ModelShape(name[-200:], config.model_type, layers, heads, kv_heads, head_dim, windows, types)
+    device = _device_of(model)
+    shape = ModelShape(name[-200:], config.model_type, layers, heads, kv_heads, head_dim, windows, types, device)
     _check_projections(model, shape)
-    places = {parameter.device.type for parameter in model.parameters()}
-    if places - {"cpu"}:
-        raise _refuse(
-            model, f"its weights are on {', '.join(sorted(places))}, and this build computes in host memory; model.cpu()"
-        )
     return shape
 
 
@@ -172,7 +189,7 @@ def grams_of(model: Any, shape: ModelShape) -> list[torch.Tensor | None]:
         if weight is None or weight.ndim != 2 or weight.shape[1] != shape.num_heads * shape.head_dim:
             grams.append(None)
             continue
-        heads = weight.detach().float().view(weight.shape[0], shape.num_heads, shape.head_dim)
+        heads = weight.detach().cpu().float().view(weight.shape[0], shape.num_heads, shape.head_dim)
         grams.append(torch.einsum("ohd,ohe->hde", heads, heads).contiguous())
     return grams
 
@@ -183,7 +200,7 @@ def fingerprint_of(model: Any, shape: ModelShape) -> int:
     for name, parameter in sorted(model.named_parameters()):
         if parameter.ndim == 1:
             digest.update(name.encode())
-            digest.update(parameter.detach().float().contiguous().numpy().tobytes())
+            digest.update(parameter.detach().cpu().float().contiguous().numpy().tobytes())
         elif name.endswith(("k_proj.weight", "qkv_proj.weight")):
-            digest.update(parameter.detach()[:1].float().contiguous().numpy().tobytes())
+            digest.update(parameter.detach()[:1].cpu().float().contiguous().numpy().tobytes())
     return int(struct.unpack("<Q", digest.digest()[:8])[0])

@@ -1,0 +1,275 @@
+// device_rows.cc — the part of DeviceAttention that is about the caller's own memory on the device: results that stay there, rows
+// that come down, and what is only known later.
+#include <atomic>
+#include <cstring>
+
+#include "attn/cpu_backend.h"
+#include "base/guarded.h"
+#include "cuda/device_attention.h"
+#include "cuda/mass_beside.h"
+
+namespace tierkv::cuda {
+
+using attn::AttendWork;
+
+Status DeviceAttention::look_back(bool all) const {
+  Status found;
+  while (!late_.empty()) {
+    const Late late = late_.front();
+    if (!all && !late.slot->reached()) break;
+    late_.pop_front();
+    if (late.slot->put) {
+      if (Status waited = late.slot->mark->wait(); !waited.ok()) {
+        late_.clear();
+        return waited;
+      }
+    }
+    for (size_t t = 0; t < late.tasks && found.ok(); ++t) {
+      if (late.failed[t] == 0) continue;
+      found =
+          error(StatusCode::out_of_range, "an earlier call: queries of layer ", late.layer,
+                " were not finite, or their scores left the range of the device's numbers; their results are zeros. Attend from "
+                "host memory, which has more range");
+    }
+  }
+  return found;
+}
+
+Status DeviceAttention::check() const {
+  std::lock_guard lock(mutex_);
+  return guarded("wait for the device", [&]() -> Status {
+    TIERKV_RETURN_IF_ERROR(machine_->enter());
+    TIERKV_RETURN_IF_ERROR(machine_->follow({}));
+    TIERKV_RETURN_IF_ERROR(machine_->wait());
+    return look_back(true);
+  });
+}
+
+// Results of works on the device are there already, or on their way in one piece.
+Status DeviceAttention::leave_results(const Works& batch, const Launch& launch, const Executor& run) const {
+  const size_t d = launch.head_dim;
+  bool asked = false;
+  moves_.clear();
+  for (size_t w = 0; w < batch.size(); ++w) {
+    AttendWork& work = *batch[w];
+    work.status = Status();
+    asked |= work.lse || !work.mass.empty();
+    if (rows_.out) continue;
+    const RowsView from = RowsView::f32(launch.out + rows_.first[w] * d, work.queries.tokens, work.queries.heads, launch.head_dim);
+    moves_.push_back(move_dense(from, work.out, DType::f32));
+  }
+  if (!moves_.empty()) TIERKV_RETURN_IF_ERROR(machine_->move_rows(moves_, launch.head_dim));
+  return asked ? tell_mass(batch, launch, run) : Status();
+}
+
+// Somebody wants to know what rows receive, which the processor adds up: queries and sums come down.
+Status DeviceAttention::tell_mass(const Works& batch, const Launch& launch, const Executor& run) const {
+  const size_t d = launch.head_dim, queries = rows_.count * d * sizeof(float), sums = rows_.count * sizeof(float);
+  TIERKV_ASSIGN_OR_RETURN(const std::shared_ptr<Slot> slot, slots_.take(queries + sums));
+  TIERKV_RETURN_IF_ERROR(machine_->fetch(slot->data(), query_rows_.data(), queries));
+  TIERKV_RETURN_IF_ERROR(machine_->fetch(slot->data() + queries, reinterpret_cast<const uint8_t*>(launch.lse), sums));
+  TIERKV_RETURN_IF_ERROR(machine_->wait());
+  const auto* const rows = reinterpret_cast<const float*>(slot->data());
+  const auto* const lse = rows + rows_.count * d;
+  for (size_t w = 0; w < batch.size(); ++w) {
+    AttendWork& work = *batch[w];
+    const size_t first = rows_.first[w];
+    if (work.lse) std::memcpy(work.lse, lse + first, size_t{work.queries.tokens} * work.queries.heads * sizeof(float));
+    if (work.mass.empty()) continue;
+    const RowsView there =
+        std::exchange(work.queries, RowsView::f32(rows + first * d, work.queries.tokens, work.queries.heads, launch.head_dim));
+    work.status = add_mass_beside(work, lse + first, run);
+    work.queries = there;
+  }
+  return {};
+}
+
+// What the device does not do. Its queries come down and its results go up again where the caller has them there.
+void DeviceAttention::on_processor(AttendWork& work, const Executor& run) const {
+  ++on_processor_;
+  if (work.queries.place == MemoryPlace::host) {
+    attn::cpu_backend().attend({&work, 1}, run);
+    return;
+  }
+  const RowsView queries = work.queries;
+  float* const out = work.out;
+  Status status = guarded("attend on the processor", [&]() -> Status {
+    TIERKV_RETURN_IF_ERROR(machine_->follow(stream_of(queries)));
+    TIERKV_ASSIGN_OR_RETURN(const std::shared_ptr<Slot> slot, brought({&work.queries, 1}));
+    std::vector<float> results(out ? size_t{queries.tokens} * queries.heads * queries.head_dim : 0);
+    work.out = out ? results.data() : nullptr;
+    attn::cpu_backend().attend({&work, 1}, run);
+    if (!work.status.ok() || !out) return work.status;
+    return send_results(results.data(), results.size(), out);
+  });
+  const Status ended = slots_.end_call();
+  work.queries = queries, work.out = out;
+  work.status = status.ok() ? ended : std::move(status);
+}
+
+// Rows that are on their way to host memory have arrived before anybody reads them there: the processor, who adds up what rows
+// receive, or who sends them to a strip that does not have them.
+Status DeviceAttention::land_if_read(const AttendWork& work, bool served) const {
+  if (!work.land || (served && work.mass.empty() && tails_.has(work))) return {};
+  return work.land();
+}
+
+namespace {
+
+class SlotArrival final : public attn::Arrival {
+ public:
+  explicit SlotArrival(std::shared_ptr<Slot> slot) : slot_(std::move(slot)) {}
+  bool arrived() const override { return done_.load(std::memory_order_acquire) || (slot_->reached() && wait().ok()); }
+  Status wait() const override {
+    if (done_.load(std::memory_order_acquire)) return {};
+    Status waited = slot_->put ? slot_->mark->wait() : Status();
+    if (waited.ok()) done_.store(true, std::memory_order_release);
+    return waited;
+  }
+
+ private:
+  const std::shared_ptr<Slot> slot_;
+  mutable std::atomic<bool> done_{false};  // the device is asked once for all sequences
+};
+
+// To a strip, and to [KV head][keys, values][tokens][head_dim].
+void move_taken(const attn::TakeWork& work, const Tails::Strip& strip, uint16_t* arriving, std::vector<RowMove>& out) {
+  const int64_t dim = work.keys.head_dim, tokens = work.keys.tokens;
+  const DType type = work.bf16 ? DType::bf16 : DType::f16;
+  for (const bool values : {false, true}) {
+    const RowsView& from = values ? work.values : work.keys;
+    const uint8_t* const there = values ? strip.values(0, work.position) : strip.keys(0, work.position);
+    RowMove move = move_dense(from, const_cast<uint8_t*>(there), type);
+    move.to_token = dim, move.to_head = 2 * static_cast<int64_t>(strip.room) * dim;
+    out.push_back(move);
+    move.to = arriving + (values ? tokens * dim : 0);
+    move.to_head = 2 * tokens * dim;
+    out.push_back(move);
+  }
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const attn::Arrival>> DeviceAttention::take(std::span<attn::TakeWork> works) const {
+  std::lock_guard lock(mutex_);
+  bool followed = false;
+  auto taken = guarded("take rows", [&]() -> Result<std::shared_ptr<const attn::Arrival>> {
+    if (works.empty()) return std::shared_ptr<const attn::Arrival>();
+    TIERKV_RETURN_IF_ERROR(machine_->enter());
+    TIERKV_RETURN_IF_ERROR(machine_->follow(stream_of(works[0].keys)));
+    followed = true;
+    TIERKV_RETURN_IF_ERROR(look_back(false));
+    return take_rows(works);
+  });
+  if (!followed) return taken;  // nothing was asked for
+  const Status ended = slots_.end_call();
+  (void)machine_->leave();
+  if (taken.ok() && ended.ok()) return taken;
+  for (const attn::TakeWork& work : works) tails_.forget(work.owner);  // nobody knows what is there
+  return taken.ok() ? Result<std::shared_ptr<const attn::Arrival>>(ended) : taken;
+}
+
+Result<std::shared_ptr<const attn::Arrival>> DeviceAttention::take_rows(std::span<attn::TakeWork> works) const {
+  const auto floats = [](const attn::TakeWork& work) {
+    return size_t{2} * work.keys.tokens * work.keys.heads * work.keys.head_dim;
+  };
+  std::vector<Tails::Strip*> strips(works.size());
+  size_t bytes = 0, at = 0;
+  for (size_t i = 0; i < works.size(); ++i) {
+    TIERKV_ASSIGN_OR_RETURN(strips[i], tails_.extend(works[i]));
+    if (strips[i]) bytes += floats(works[i]) * sizeof(uint16_t);
+  }
+  if (bytes == 0) return std::shared_ptr<const attn::Arrival>();
+  TIERKV_ASSIGN_OR_RETURN(std::shared_ptr<Slot> slot, slots_.take(bytes));
+  moves_.clear();
+  for (size_t i = 0; i < works.size(); ++i) {
+    if (!strips[i]) continue;
+    auto* const arriving = reinterpret_cast<uint16_t*>(slot->data()) + at;
+    move_taken(works[i], *strips[i], arriving, moves_);
+    works[i].rows = arriving;
+    at += floats(works[i]);
+  }
+  auto arrival = std::make_shared<const SlotArrival>(slot);
+  const Status moved = machine_->move_rows(moves_, works[0].keys.head_dim);
+  for (size_t i = 0; i < works.size(); ++i) {
+    if (!strips[i] || !moved.ok()) continue;
+    Tails::filled(*strips[i], works[i].position + works[i].keys.tokens);
+    works[i].taken = true;
+    counts_.rows_taken += works[i].keys.tokens;
+  }
+  TIERKV_RETURN_IF_ERROR(moved);
+  return std::shared_ptr<const attn::Arrival>(std::move(arrival));
+}
+
+// REQUIRES: their stream is followed.
+Result<std::shared_ptr<Slot>> DeviceAttention::brought(std::span<RowsView> rows) const {
+  size_t bytes = 0;
+  for (const RowsView& view : rows) bytes += line_rounded(dense_bytes(view));
+  TIERKV_ASSIGN_OR_RETURN(std::shared_ptr<Slot> slot, slots_.take(bytes));
+  std::vector<RowMove> moves;
+  std::vector<RowsView> here;
+  size_t at = 0;
+  for (const RowsView& view : rows) {
+    moves.push_back(move_dense(view, slot->data() + at, view.type));
+    here.push_back(RowsView::dense(slot->data() + at, view.type, view.tokens, view.heads, view.head_dim));
+    at += line_rounded(dense_bytes(view));
+  }
+  if (!rows.empty()) TIERKV_RETURN_IF_ERROR(machine_->move_rows(moves, rows[0].head_dim));
+  TIERKV_RETURN_IF_ERROR(machine_->wait());
+  std::copy(here.begin(), here.end(), rows.begin());
+  return slot;
+}
+
+Result<std::shared_ptr<const void>> DeviceAttention::bring(std::span<RowsView> rows) const {
+  std::lock_guard lock(mutex_);
+  return guarded("bring rows from the device", [&]() -> Result<std::shared_ptr<const void>> {
+    if (rows.empty()) return std::shared_ptr<const void>();
+    TIERKV_RETURN_IF_ERROR(machine_->enter());
+    TIERKV_RETURN_IF_ERROR(machine_->follow(stream_of(rows[0])));
+    TIERKV_RETURN_IF_ERROR(look_back(false));
+    auto slot = brought(rows);
+    const Status ended = slots_.end_call();
+    (void)machine_->leave();
+    if (!slot.ok()) return slot.status();
+    TIERKV_RETURN_IF_ERROR(ended);
+    return std::shared_ptr<const void>(*slot);
+  });
+}
+
+Status DeviceAttention::send_results(const float* from, size_t count, float* to) const {
+  TIERKV_ASSIGN_OR_RETURN(const std::shared_ptr<Slot> slot, slots_.take(count * sizeof(float)));
+  std::memcpy(slot->data(), from, count * sizeof(float));
+  return machine_->send(reinterpret_cast<uint8_t*>(to), slot->data(), count * sizeof(float));
+}
+
+Status DeviceAttention::put(const float* from, size_t count, float* to, void* ready) const {
+  std::lock_guard lock(mutex_);
+  return guarded("send results to the device", [&]() -> Status {
+    TIERKV_RETURN_IF_ERROR(machine_->enter());
+    TIERKV_RETURN_IF_ERROR(machine_->follow({true, ready}));
+    const Status sent = send_results(from, count, to);
+    const Status ended = slots_.end_call();
+    (void)machine_->leave();
+    return sent.ok() ? ended : sent;
+  });
+}
+
+Usage DeviceAttention::usage() const {
+  std::lock_guard lock(mutex_);
+  Usage out;
+  out.block_bytes = mirror_.places().bytes(), out.blocks = mirror_.places().blocks(), out.uploads = mirror_.uploads();
+  out.scratch_bytes = standing_.bytes() + tails_.bytes() + hot_.size() + results_.size() + partials_.size() + counters_.size() +
+                      query_rows_.size() + tables_.bytes();
+  out.device_bytes = machine_->bytes(), out.peak_bytes = machine_->most_bytes();
+  out.launches = launches_, out.on_processor = on_processor_;
+  return out;
+}
+
+DeviceAttention::Counts DeviceAttention::counts() const {
+  std::lock_guard lock(mutex_);
+  Counts out = counts_;
+  out.areas_made = standing_.made(), out.rows_sent = tails_.rows_sent();
+  return out;
+}
+
+}  // namespace tierkv::cuda

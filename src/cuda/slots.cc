@@ -1,0 +1,50 @@
+#include "cuda/slots.h"
+
+#include <atomic>
+
+namespace tierkv::cuda {
+
+Result<std::shared_ptr<Slot>> Slots::find() {
+  // The first are those that are most likely done. What somebody holds, for as long as he likes, goes behind the others.
+  constexpr size_t kLook = 4;
+  for (size_t i = 0, look = std::min(kLook, all_.size()); i < look; ++i) {
+    std::shared_ptr<Slot> slot = std::move(all_.front());
+    all_.pop_front();
+    const bool held = slot.use_count() != 1;
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (!held) {
+      if (slot->reached()) return slot;
+      if (all_.size() >= kMost) {
+        TIERKV_RETURN_IF_ERROR(slot->mark->wait());
+        return slot;
+      }
+      all_.push_front(std::move(slot));
+      break;  // the others came later
+    }
+    all_.push_back(std::move(slot));
+  }
+  auto slot = std::make_shared<Slot>(machine_);
+  TIERKV_ASSIGN_OR_RETURN(slot->mark, machine_->make_mark());
+  return slot;
+}
+
+Result<std::shared_ptr<Slot>> Slots::take(size_t bytes) {
+  TIERKV_ASSIGN_OR_RETURN(std::shared_ptr<Slot> slot, find());
+  slot->put = false;
+  TIERKV_RETURN_IF_ERROR(slot->memory.reserve(std::max<size_t>(bytes, 4096)));
+  open_.push_back(slot);
+  if (slot->memory.size() <= kLargest) all_.push_back(slot);
+  return slot;
+}
+
+Status Slots::end_call() {
+  Status status;
+  for (const std::shared_ptr<Slot>& slot : open_) {
+    if (Status put = machine_->put(*slot->mark); !put.ok()) status = std::move(put);
+    else slot->put = true;
+  }
+  open_.clear();
+  return status;
+}
+
+}  // namespace tierkv::cuda

@@ -1,0 +1,51 @@
+// slots.h — staging memory of calls that do not wait: what a call sends from stays until the device has taken it, and the next call
+// takes another piece.
+//
+// A slot is free again when nobody holds it and its mark is reached. With kMost of them on their way a call waits for the oldest:
+// the processor is that far ahead at most.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "cuda/machine.h"
+
+namespace tierkv::cuda {
+
+struct Slot {
+  explicit Slot(std::shared_ptr<Machine> owner) : machine(std::move(owner)), memory(*machine) {}
+  ~Slot() {
+    if (put) (void)mark->wait();
+  }
+  const std::shared_ptr<Machine> machine;  // it frees the memory
+  Staging memory;
+  std::unique_ptr<Mark> mark;
+  bool put = false;  // the mark was
+
+  bool reached() const { return !put || mark->reached(); }
+  uint8_t* data() const { return memory.data(); }
+};
+
+class Slots {
+ public:
+  explicit Slots(std::shared_ptr<Machine> machine) : machine_(std::move(machine)) {}
+
+  // Of the call under way. resource_exhausted: no memory.
+  Result<std::shared_ptr<Slot>> take(size_t bytes);
+  // Everything of the call is asked for: its slots are taken up to here.
+  Status end_call();
+
+  size_t size() const { return all_.size(); }
+
+ private:
+  static constexpr size_t kMost = 256, kLargest = size_t{64} << 20;  // a larger one is not kept
+
+  Result<std::shared_ptr<Slot>> find();
+
+  const std::shared_ptr<Machine> machine_;
+  std::deque<std::shared_ptr<Slot>> all_;  // longest unused first
+  std::vector<std::shared_ptr<Slot>> open_;
+};
+
+}  // namespace tierkv::cuda
