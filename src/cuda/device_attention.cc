@@ -58,8 +58,8 @@ DeviceAttention::DeviceAttention(std::unique_ptr<Machine> machine, uint64_t byte
       results_host_(*machine_) {}
 
 Status DeviceAttention::accepts(const RowsView& rows, const char* what) const { return cpu().accepts(rows, what); }
-Status DeviceAttention::encode(std::span<const attn::EncodeWork> blocks) const { return cpu().encode(blocks); }
-void DeviceAttention::decode(std::span<const attn::DecodeWork> blocks) const { cpu().decode(blocks); }
+void DeviceAttention::encode(std::span<attn::EncodeWork> blocks, const Executor& run) const { cpu().encode(blocks, run); }
+void DeviceAttention::decode(std::span<const attn::DecodeWork> blocks, const Executor& run) const { cpu().decode(blocks, run); }
 
 void DeviceAttention::attend(std::span<AttendWork> works, const Executor& run) const {
   std::lock_guard lock(mutex_);

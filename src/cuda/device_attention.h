@@ -21,8 +21,8 @@ class DeviceAttention final : public DeviceBackend {
 
   bool remembers() const override { return true; }
   Status accepts(const RowsView& rows, const char* what) const override;
-  Status encode(std::span<const attn::EncodeWork> blocks) const override;
-  void decode(std::span<const attn::DecodeWork> blocks) const override;
+  void encode(std::span<attn::EncodeWork> blocks, const Executor& run) const override;
+  void decode(std::span<const attn::DecodeWork> blocks, const Executor& run) const override;
   void attend(std::span<attn::AttendWork> works, const Executor& run) const override;
   Usage usage() const override;
 
