@@ -49,6 +49,7 @@ DeviceAttention::DeviceAttention(std::unique_ptr<Machine> machine, uint64_t byte
       mirror_(*machine_, byte_limit),
       standing_(*machine_, mirror_, tables_),
       tails_(*machine_),
+      encoder_(*machine_),
       hot_(*machine_),
       results_(*machine_),
       partials_(*machine_),
@@ -58,7 +59,10 @@ DeviceAttention::DeviceAttention(std::unique_ptr<Machine> machine, uint64_t byte
       results_host_(*machine_) {}
 
 Status DeviceAttention::accepts(const RowsView& rows, const char* what) const { return cpu().accepts(rows, what); }
-void DeviceAttention::encode(std::span<attn::EncodeWork> blocks, const Executor& run) const { cpu().encode(blocks, run); }
+void DeviceAttention::encode(std::span<attn::EncodeWork> blocks, const Executor& run) const {
+  std::lock_guard lock(mutex_);
+  encoder_.encode(blocks, run);
+}
 void DeviceAttention::decode(std::span<const attn::DecodeWork> blocks, const Executor& run) const { cpu().decode(blocks, run); }
 
 void DeviceAttention::attend(std::span<AttendWork> works, const Executor& run) const {
@@ -335,8 +339,8 @@ Usage DeviceAttention::usage() const {
   std::lock_guard lock(mutex_);
   Usage out;
   out.block_bytes = mirror_.places().bytes(), out.blocks = mirror_.places().blocks(), out.uploads = mirror_.uploads();
-  out.scratch_bytes =
-      standing_.bytes() + tails_.bytes() + hot_.size() + results_.size() + partials_.size() + counters_.size() + tables_.bytes();
+  out.scratch_bytes = standing_.bytes() + tails_.bytes() + hot_.size() + results_.size() + partials_.size() + counters_.size() +
+                      tables_.bytes() + encoder_.bytes();
   out.launches = launches_, out.on_processor = on_processor_;
   return out;
 }
@@ -344,7 +348,7 @@ Usage DeviceAttention::usage() const {
 DeviceAttention::Counts DeviceAttention::counts() const {
   std::lock_guard lock(mutex_);
   Counts out = counts_;
-  out.areas_made = standing_.made(), out.rows_sent = tails_.rows_sent();
+  out.areas_made = standing_.made(), out.rows_sent = tails_.rows_sent(), out.encoded = encoder_.encoded();
   return out;
 }
 

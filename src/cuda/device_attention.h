@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cuda/backend.h"
+#include "cuda/encode_batch.h"
 #include "cuda/standing.h"
 #include "cuda/tails.h"
 
@@ -34,6 +35,7 @@ class DeviceAttention final : public DeviceBackend {
     uint64_t parcel_bytes = 0;   // of the last call
     uint64_t listed_views = 0;   // of the last call, that were not settled
     uint64_t planned_again = 0;  // because a parcel needed more room
+    uint64_t encoded = 0;        // sides of blocks that the device made
   };
   Counts counts() const;
 
@@ -68,6 +70,7 @@ class DeviceAttention final : public DeviceBackend {
   mutable Standing standing_;
   mutable Tails tails_;
   mutable Sharings sharings_;
+  mutable EncodeBatch encoder_;
   mutable DeviceMemory hot_, results_, partials_, counters_;
   mutable Staging parcel_host_, hot_host_, results_host_;
   // Of the call under way.

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/status_macros.h"
+#include "cuda/encode.h"
 #include "cuda/plan.h"
 #include "tierkv/status.h"
 
@@ -43,6 +44,8 @@ class Machine {
   virtual Status clear(uint8_t* at, size_t bytes) = 0;
   // `plan`: what the launch was made of.
   virtual Status attend(const Launch& launch, const Plan& plan) = 0;
+  // Blocks out of rows (encode.h).
+  virtual Status encode(const EncodeLaunch& launch) = 0;
   // Into staging memory.
   virtual Status fetch(void* to, const uint8_t* from, size_t bytes) = 0;
   virtual Status wait() = 0;

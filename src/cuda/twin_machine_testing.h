@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "cuda/encode_twin_testing.h"
 #include "cuda/machine.h"
 #include "cuda/twin_testing.h"
 
@@ -49,6 +50,10 @@ class TwinMachine final : public Machine {
   Status attend(const Launch& launch, const Plan& plan) override {
     last = launch;
     if (attends) Twin(launch, plan.partials).run(launch.out, launch.lse);
+    return {};
+  }
+  Status encode(const EncodeLaunch& launch) override {
+    encode_on_host(launch);
     return {};
   }
   Status fetch(void* to, const uint8_t* from, size_t bytes) override {
