@@ -118,7 +118,7 @@ test-neon: deps-neon  ## the AArch64 kernels, cross-compiled, and their contract
 # The library, the device tests and the benchmark's library; the processor's tests of the same room run with every `make test`.
 cuda: deps  ## the kernels for CUDA devices, compiled with nvcc (fetched from PyPI where there is none); needs no GPU
 	cmake --preset cuda $(LAUNCHER) -DTIERKV_WERROR=$(WERROR) $(CMAKE_ARGS) $(if $(V),,--log-level=NOTICE)
-	cmake --build --preset cuda -j $(JOBS) --target tierkv cuda_device_test tierkv_bench_cuda tierkv_steps_cuda
+	cmake --build --preset cuda -j $(JOBS) --target tierkv cuda_device_test tierkv_bench_cuda tierkv_steps_cuda tierkv_encode_cuda
 
 test-cuda: cuda  ## the device tests, and a short run of them under compute-sanitizer where there is one; needs a GPU
 	build-cuda/bin/cuda_device_test

@@ -40,8 +40,8 @@ class Timed final : public attn::Backend {
   }
   bool remembers() const override { return remembers_; }
   Status accepts(const RowsView& rows, const char* what) const override { return inner_->accepts(rows, what); }
-  Status encode(std::span<const attn::EncodeWork> blocks) const override { return inner_->encode(blocks); }
-  void decode(std::span<const attn::DecodeWork> blocks) const override { inner_->decode(blocks); }
+  void encode(std::span<attn::EncodeWork> blocks, const Executor& run) const override { inner_->encode(blocks, run); }
+  void decode(std::span<const attn::DecodeWork> blocks, const Executor& run) const override { inner_->decode(blocks, run); }
   void attend(std::span<attn::AttendWork> works, const Executor& run) const override {
     const uint64_t before = machine_->sent;
     const double begin = now_us();

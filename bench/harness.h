@@ -81,6 +81,7 @@ void add_append_cases(std::vector<Case>& cases);
 void add_batch_cases(std::vector<Case>& cases);
 void add_peer_cases(std::vector<Case>& cases);
 void add_encode_cases(std::vector<Case>& cases);
+void add_prompt_cases(std::vector<Case>& cases);
 void add_spill_cases(std::vector<Case>& cases);
 void add_skip_cases(std::vector<Case>& cases);
 void add_observe_cases(std::vector<Case>& cases);

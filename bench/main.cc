@@ -80,6 +80,7 @@ int main(int argc, char** argv) {
   add_append_cases(cases);
   add_batch_cases(cases);
   add_encode_cases(cases);
+  add_prompt_cases(cases);
   add_error_cases(cases);
   add_codec_cases(cases);
   add_peer_cases(cases);  // last: they hold on to large caches

@@ -1,10 +1,18 @@
 #include "attn/backend.h"
 
+#include <functional>
 #include <utility>
 
 #include "base/status_macros.h"
 
 namespace tierkv::attn {
+
+const Executor& in_turn() {
+  static const Executor executor = [](uint32_t count, const std::function<void(uint32_t)>& task) {
+    for (uint32_t i = 0; i < count; ++i) task(i);
+  };
+  return executor;
+}
 
 AttendWork mass_alone(const AttendWork& done, std::vector<HeadMass> wanted, const float* lse) {
   AttendWork work;

@@ -29,6 +29,8 @@ struct EncodeWork {
   const float* rows = nullptr;
   quant::BlockContext ctx;
   std::span<std::byte> out;
+  // resource_exhausted: no memory for scratch. Anything else that is not ok: the codec refused these rows. `out` is undefined then.
+  Status status;
 };
 
 // Rows first..first+count-1 of one side of one block.
@@ -99,6 +101,9 @@ struct TakeWork {
 // call, [queries][query heads]. Values are not read, and nothing but the sums is written.
 AttendWork mass_alone(const AttendWork& done, std::vector<HeadMass> wanted, const float* lse);
 
+// One after the other, on the caller's thread: for a few works, and inside of a task.
+const Executor& in_turn();
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -120,9 +125,10 @@ class Backend {
   // their memory; null: none was. Refused, nothing was taken. REQUIRES: accepted, all ready after the same work.
   virtual Result<std::shared_ptr<const Arrival>> take(std::span<TakeWork> works) const;
 
-  // Stops at the first that its codec refuses; outputs are undefined then.
-  virtual Status encode(std::span<const EncodeWork> blocks) const = 0;
-  virtual void decode(std::span<const DecodeWork> blocks) const = 0;
+  // Each work is done, or says why not; bytes do not depend on who does it nor on what else is in the call. decode() throws
+  // std::bad_alloc when one of them had no memory for scratch; outputs are undefined then. `run` shares tasks out.
+  virtual void encode(std::span<EncodeWork> blocks, const Executor& run) const = 0;
+  virtual void decode(std::span<const DecodeWork> blocks, const Executor& run) const = 0;
 
   // `run` shares tasks out. Throws std::bad_alloc before any work is done, not after.
   virtual void attend(std::span<AttendWork> works, const Executor& run) const = 0;

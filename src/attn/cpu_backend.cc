@@ -7,6 +7,7 @@
 #include <new>
 
 #include "attn/rows.h"
+#include "base/guarded.h"
 #include "base/loan.h"
 #include "base/per_thread.h"
 #include "base/status_macros.h"
@@ -377,13 +378,25 @@ class CpuBackend final : public Backend {
     return error(StatusCode::unsupported, what, " are in a device's memory, and this cache works in host memory");
   }
 
-  Status encode(std::span<const EncodeWork> blocks) const override {
-    for (const EncodeWork& block : blocks) TIERKV_RETURN_IF_ERROR(block.codec->encode(block.rows, block.ctx, block.out));
-    return {};
+  void encode(std::span<EncodeWork> blocks, const Executor& run) const override {
+    run(static_cast<uint32_t>(blocks.size()), [&](uint32_t i) {
+      EncodeWork& block = blocks[i];
+      block.status = guarded("encode a block", [&] { return block.codec->encode(block.rows, block.ctx, block.out); });
+    });
   }
 
-  void decode(std::span<const DecodeWork> blocks) const override {
-    for (const DecodeWork& block : blocks) block.codec->decode(block.in, block.ctx, block.first, block.count, block.out);
+  void decode(std::span<const DecodeWork> blocks, const Executor& run) const override {
+    std::atomic<bool> refused = false;
+    const auto decode_one = [&](uint32_t i) {
+      const DecodeWork& block = blocks[i];
+      const auto decode = [&] {
+        block.codec->decode(block.in, block.ctx, block.first, block.count, block.out);
+        return true;
+      };
+      if (!with_memory(decode)) refused.store(true, std::memory_order_relaxed);
+    };
+    run(static_cast<uint32_t>(blocks.size()), decode_one);
+    if (refused.load(std::memory_order_relaxed)) throw std::bad_alloc();
   }
 
   void attend(std::span<AttendWork> works, const Executor& run) const override {

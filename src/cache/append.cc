@@ -104,9 +104,7 @@ static bool spills(const AdaptiveKVCache::Impl& impl) { return impl.spill.kind !
 static bool settle_heads(AdaptiveKVCache::Impl& impl, const plan::Plans& plans, Sequence& seq, uint32_t layer, uint32_t most) {
   LayerPlan plan = plan_of(impl, plans, seq, layer);
   impl.choose_archive(seq, layer, plan);
-  bool settled = true;
-  for (HeadStream& s : seq.heads(layer)) settled &= tiers::settle(impl.env, s, plan, most);
-  return settled;
+  return tiers::settle(impl.env, seq.heads(layer), plan, impl.pool_executor, most);
 }
 
 // Where blocks can be spilled, tails that could not settle for want of memory do so before they would grow: the room that spilling

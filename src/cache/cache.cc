@@ -386,10 +386,10 @@ Status AdaptiveKVCache::flush() try {
     for (uint32_t l = 0; l < sequence.num_layers(); ++l) {
       LayerPlan p = impl_->planner->layer(l, sequence.layer(l).length);
       impl_->choose_archive(sequence, l, p);
+      if (!tiers::settle(impl_->env, sequence.heads(l), p, impl_->pool_executor)) {
+        return error(StatusCode::resource_exhausted, "byte_budget leaves no room to settle layer ", l, " of sequence ", id);
+      }
       for (HeadStream& s : sequence.heads(l)) {
-        if (!tiers::settle(impl_->env, s, p)) {
-          return error(StatusCode::resource_exhausted, "byte_budget leaves no room to settle layer ", l, " of sequence ", id);
-        }
         if (p.tail_bound()) s.tail.shrink(*impl_->arena, p.tail_bound());
       }
     }

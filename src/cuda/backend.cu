@@ -98,6 +98,9 @@ class CudaMachine final : public Machine {
   Status attend(const Launch& launch, const Plan& plan) override {
     return status_of(static_cast<cudaError_t>(launch_attend(launch, plan.firsts, plan.fast, now())), "the launch");
   }
+  Status encode(const EncodeLaunch& launch) override {
+    return status_of(static_cast<cudaError_t>(launch_encode(launch, stream_)), "encoding blocks");
+  }
   Status fetch(void* to, const uint8_t* from, size_t bytes) override {
     return status_of(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, now()), "reading results");
   }

@@ -59,6 +59,7 @@ DeviceAttention::DeviceAttention(std::unique_ptr<Machine> machine, uint64_t byte
       mirror_(*machine_, bounce_, byte_limit),
       standing_(*machine_, bounce_, mirror_, tables_),
       tails_(*machine_, slots_),
+      encoder_(*machine_),
       hot_(*machine_),
       results_(*machine_),
       partials_(*machine_),
@@ -69,8 +70,11 @@ DeviceAttention::DeviceAttention(std::unique_ptr<Machine> machine, uint64_t byte
 Status DeviceAttention::accepts(const RowsView& rows, const char* what) const {
   return rows.place == MemoryPlace::device ? Status() : cpu().accepts(rows, what);
 }
-Status DeviceAttention::encode(std::span<const attn::EncodeWork> blocks) const { return cpu().encode(blocks); }
-void DeviceAttention::decode(std::span<const attn::DecodeWork> blocks) const { cpu().decode(blocks); }
+void DeviceAttention::encode(std::span<attn::EncodeWork> blocks, const Executor& run) const {
+  std::lock_guard lock(mutex_);
+  encoder_.encode(blocks, run);
+}
+void DeviceAttention::decode(std::span<const attn::DecodeWork> blocks, const Executor& run) const { cpu().decode(blocks, run); }
 
 void DeviceAttention::attend(std::span<AttendWork> works, const Executor& run) const {
   std::lock_guard lock(mutex_);

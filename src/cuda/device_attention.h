@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "cuda/backend.h"
+#include "cuda/encode_batch.h"
 #include "cuda/slots.h"
 #include "cuda/standing.h"
 #include "cuda/tails.h"
@@ -27,8 +28,8 @@ class DeviceAttention final : public DeviceBackend {
 
   bool remembers() const override { return true; }
   Status accepts(const RowsView& rows, const char* what) const override;
-  Status encode(std::span<const attn::EncodeWork> blocks) const override;
-  void decode(std::span<const attn::DecodeWork> blocks) const override;
+  void encode(std::span<attn::EncodeWork> blocks, const Executor& run) const override;
+  void decode(std::span<const attn::DecodeWork> blocks, const Executor& run) const override;
   void attend(std::span<attn::AttendWork> works, const Executor& run) const override;
   Result<std::shared_ptr<const void>> bring(std::span<RowsView> rows) const override;
   Status put(const float* from, size_t count, float* to, void* ready) const override;
@@ -45,6 +46,7 @@ class DeviceAttention final : public DeviceBackend {
     uint64_t parcel_bytes = 0;   // of the last call
     uint64_t listed_views = 0;   // of the last call, that were not settled
     uint64_t planned_again = 0;  // because a parcel needed more room
+    uint64_t encoded = 0;        // sides of blocks that the device made
   };
   Counts counts() const;
 
@@ -106,6 +108,7 @@ class DeviceAttention final : public DeviceBackend {
   mutable Standing standing_;
   mutable Tails tails_;
   mutable Sharings sharings_;
+  mutable EncodeBatch encoder_;
   mutable DeviceMemory hot_, results_, partials_, counters_, query_rows_;
   mutable Staging results_host_;
   mutable std::deque<Late> late_;  // oldest first

@@ -262,7 +262,7 @@ Usage DeviceAttention::usage() const {
   Usage out;
   out.block_bytes = mirror_.places().bytes(), out.blocks = mirror_.places().blocks(), out.uploads = mirror_.uploads();
   out.scratch_bytes = standing_.bytes() + tails_.bytes() + hot_.size() + results_.size() + partials_.size() + counters_.size() +
-                      query_rows_.size() + tables_.bytes();
+                      query_rows_.size() + tables_.bytes() + encoder_.bytes();
   out.device_bytes = machine_->bytes(), out.peak_bytes = machine_->most_bytes();
   out.launches = launches_, out.on_processor = on_processor_;
   return out;
@@ -271,7 +271,7 @@ Usage DeviceAttention::usage() const {
 DeviceAttention::Counts DeviceAttention::counts() const {
   std::lock_guard lock(mutex_);
   Counts out = counts_;
-  out.areas_made = standing_.made(), out.rows_sent = tails_.rows_sent();
+  out.areas_made = standing_.made(), out.rows_sent = tails_.rows_sent(), out.encoded = encoder_.encoded();
   return out;
 }
 

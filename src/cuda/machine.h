@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "base/status_macros.h"
+#include "cuda/encode.h"
 #include "cuda/plan.h"
 #include "cuda/row_moves.h"
 #include "tierkv/status.h"
@@ -88,6 +89,8 @@ class Machine {
   virtual Status clear(uint8_t* at, size_t bytes) = 0;
   // `plan`: what the launch was made of.
   virtual Status attend(const Launch& launch, const Plan& plan) = 0;
+  // Blocks out of rows (encode.h).
+  virtual Status encode(const EncodeLaunch& launch) = 0;
   // Into staging memory.
   virtual Status fetch(void* to, const uint8_t* from, size_t bytes) = 0;
   // From the device's or staging memory to either.

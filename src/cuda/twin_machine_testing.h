@@ -15,6 +15,7 @@
 #include <mutex>
 #include <vector>
 
+#include "cuda/encode_twin_testing.h"
 #include "cuda/machine.h"
 #include "cuda/twin_testing.h"
 
@@ -70,6 +71,10 @@ class TwinMachine final : public Machine {
     last = launch;
     if (!attends) return {};
     return queue_->add([launch, partials = plan.partials] { Twin(launch, partials).run(launch.out, launch.lse); });
+  }
+  Status encode(const EncodeLaunch& launch) override {
+    encode_on_host(launch);
+    return {};
   }
   Status fetch(void* to, const uint8_t* from, size_t bytes) override {
     return queue_->add([=] { std::memcpy(to, from, bytes); });

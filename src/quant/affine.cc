@@ -137,6 +137,18 @@ class AffineCodec final : public Codec {
     return true;
   }
 
+  bool coding(SideCoding& out) const override {
+    out = SideCoding();
+    const bool fits = recipe_.fit == FitKind::range || recipe_.fit == FitKind::midrise || recipe_.fit == FitKind::absmax;
+    if (!fits || recipe_.table != nullptr || !layout(out.layout)) return false;
+    out.values = side() == Side::value;
+    out.fit = recipe_.fit;
+    out.rounding = recipe_.rounding;
+    out.keep_fit_codes = recipe_.keep_fit_codes;
+    out.centre = midrise_centre(meta_.levels);
+    return true;
+  }
+
   Status validate(std::span<const std::byte> in) const override {
     TIERKV_RETURN_IF_ERROR(check_size(in.size(), bytes()));
     return validate_meta(meta_, in.data() + lanes_.bytes());

@@ -88,6 +88,8 @@ class CenteredCodec final : public Codec {
     return true;
   }
 
+  bool coding(SideCoding& out) const override { return inner_->coding(out) && layout(out.layout); }
+
   Status validate(std::span<const std::byte> in) const override {
     TIERKV_RETURN_IF_ERROR(check_size(in.size(), bytes()));
     float mean[256];

@@ -40,6 +40,8 @@ struct BlockShape {
 class Codec;
 class ErrorFeedback;
 struct SideLayout;
+struct SideCoding;
+struct GuideTables;
 
 // What a codec may need to know about a block beside its rows.
 struct BlockContext {
@@ -157,6 +159,12 @@ class Codec {
     return 0;
   }
 
+  // The same as tables, for whoever encodes elsewhere. False: there are none.
+  virtual bool guide_tables(GuideTables& out) const {
+    (void)out;
+    return false;
+  }
+
   // encode(), and what the rows lost by it, in a frame in which an error does as much harm in every direction, as far as the codec
   // knows, spread evenly over error_channels() channels: shape.tokens x error_channels(). For overlaid.h, which codes it there.
   // Directions in which next to nothing is lost may be left out. The error frame of a codec in Frame::hadamard is that frame.
@@ -176,6 +184,12 @@ class Codec {
   // Says how its bytes are to be read without it (layout.h). False: only the codec itself can read them. Pointers in `out` are the
   // codec's own.
   virtual bool layout(SideLayout& out) const {
+    (void)out;
+    return false;
+  }
+
+  // Says how its bytes are to be made without it. False: only the codec itself can make them.
+  virtual bool coding(SideCoding& out) const {
     (void)out;
     return false;
   }

@@ -118,6 +118,8 @@ class EvenCodec final : public Codec {
     return true;
   }
 
+  bool coding(SideCoding& out) const override { return grid_->coding(out) && layout(out.layout); }
+
   Status validate(std::span<const std::byte> in) const override {
     TIERKV_RETURN_IF_ERROR(check_size(in.size(), bytes()));
     uint16_t words[256];

@@ -115,6 +115,12 @@ class HalfCodec final : public Codec {
     return true;
   }
 
+  bool coding(SideCoding& out) const override {
+    out = SideCoding();
+    out.values = side() == Side::value;
+    return layout(out.layout);
+  }
+
   Status validate(std::span<const std::byte> in) const override {
     TIERKV_RETURN_IF_ERROR(check_size(in.size(), bytes()));
     for (size_t i = 0; i < in.size(); i += sizeof(uint16_t)) {

@@ -102,6 +102,18 @@ class KltCodec final : public Codec {
     return count;
   }
 
+  bool guide_tables(GuideTables& out) const override {
+    out = GuideTables();
+    out.count = static_cast<uint32_t>(weights_.size());
+    out.head_dim = shape().head_dim;
+    out.pairs = static_cast<uint32_t>(turner_.rope().size());
+    out.floor = floor_;
+    out.rows = device_looks();
+    out.turns = turner_.tables();
+    out.turned = turner_.channels();
+    return out.count != 0;
+  }
+
   uint32_t error_channels() const override { return known_; }
 
   // Attention turns queries instead, so there is one way, the exact one.
@@ -141,6 +153,15 @@ class KltCodec final : public Codec {
     out.pairs = static_cast<uint32_t>(turner_.rope().size());
     out.turns = turner_.tables();
     out.turned = turner_.channels();
+    return true;
+  }
+
+  bool coding(SideCoding& out) const override {
+    out = SideCoding();
+    if (!layout(out.layout)) return false;
+    out.padded = padded_;
+    out.analysis = device_analysis();
+    out.shift = shift_.data();
     return true;
   }
 
@@ -270,6 +291,30 @@ class KltCodec final : public Codec {
       }
     });
     return device_rows_.data();
+  }
+
+  // widened_analysis() of the components that have bits, likewise.
+  const float* device_analysis() const {
+    std::call_once(device_analysis_made_, [this] {
+      const uint32_t d = shape().head_dim;
+      device_analysis_.resize(static_cast<size_t>(d) * padded_);
+      for (uint32_t c = 0; c < d; ++c) {
+        for (uint32_t j = 0; j < padded_; ++j)
+          device_analysis_[static_cast<size_t>(c) * padded_ + j] =
+              f16_to_f32(analysis_[static_cast<size_t>(c) * known_ + j]) / step_[j];
+      }
+    });
+    return device_analysis_.data();
+  }
+
+  // And directions() of position 0.
+  const float* device_looks() const {
+    std::call_once(device_looks_made_, [this] {
+      float floor = 0.0f;
+      device_looks_.resize(weights_.size() * shape().head_dim);
+      directions(0, device_looks_.data(), floor);
+    });
+    return device_looks_.data();
   }
 
   // In units of the steps.
@@ -444,7 +489,8 @@ class KltCodec final : public Codec {
   std::vector<float> middle_;             // [padded]: of the codes
   std::vector<uint16_t> rows_;            // fp16 [d][known]: a step of each component
   mutable std::vector<uint16_t> device_rows_;
-  mutable std::once_flag device_rows_made_;
+  mutable std::vector<float> device_analysis_, device_looks_;
+  mutable std::once_flag device_rows_made_, device_analysis_made_, device_looks_made_;
   // [known] where errors are coded too: what 1 of the error frame is, in steps; and on a query's way there.
   std::vector<float> unit_, into_errors_;
 };

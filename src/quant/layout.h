@@ -59,4 +59,33 @@ struct SideLayout {
   bool operator==(const SideLayout&) const = default;
 };
 
+// What a writer of the same bytes has to know beside (Codec::coding()). It does what the codec does, sum by sum, and gets the same
+// bits.
+struct SideCoding {
+  SideLayout layout;
+  uint8_t values = 0;  // lanes are channels; else tokens
+  FitKind fit = FitKind::range;
+  Rounding rounding = Rounding::cover;
+  uint8_t keep_fit_codes = 0;  // codes are taken with the fit's own step
+  float centre = 0.0f;         // FitKind::midrise: midrise_centre()
+
+  // words
+  uint32_t padded = 0;              // components to whole vectors
+  const float* analysis = nullptr;  // [head_dim][padded]: components in units of their steps
+  const float* shift = nullptr;     // [padded]: what a code is beside
+
+  bool operator==(const SideCoding&) const = default;
+};
+
+// Where queries look (Codec::directions()), for a writer whose codes keep their errors out of there (BlockContext::guide).
+struct GuideTables {
+  uint32_t count = 0, head_dim = 0, pairs = 0;
+  float floor = 0.0f;
+  const float* rows = nullptr;   // [count][head_dim], of position 0
+  const float* turns = nullptr;  // as SideLayout has them
+  const uint16_t* turned = nullptr;
+
+  bool operator==(const GuideTables&) const = default;
+};
+
 }  // namespace tierkv::quant

@@ -141,6 +141,8 @@ class OverlaidCodec final : public Codec {
     return inner_->directions(position, rows, floor);
   }
 
+  bool guide_tables(GuideTables& out) const override { return inner_->guide_tables(out); }
+
   size_t table_bytes() const override { return inner_->table_bytes(); }
 
   bool layout(SideLayout& out) const override { return inner_->layout(out); }

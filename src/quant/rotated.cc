@@ -46,6 +46,8 @@ class RotatedCodec final : public Codec {
     return true;
   }
 
+  bool coding(SideCoding& out) const override { return inner_->coding(out) && layout(out.layout); }
+
   Status validate(std::span<const std::byte> in) const override { return inner_->validate(in); }
 
  private:

@@ -7,6 +7,7 @@
 #include "base/f16.h"
 #include "base/mapped_memory.h"
 #include "base/status_macros.h"
+#include "tiers/seal.h"
 
 namespace tierkv::snapshot {
 namespace {
@@ -225,11 +226,11 @@ Status insert_deep(const StreamEnv& env, const Snapshot& snapshot, std::span<con
   Coming coming(env, blocks);
   TIERKV_RETURN_IF_ERROR(decode_blocks(env, calibration, snapshot.deep, blocks, pool, [&](const DeepBlock& block, RowBatch& rows) {
     const Target target = target_of(plans[block.layer], block.head);
-    auto ref =
-        tiers::seal(env, rows, *target.codec, *target.raw, target.tier, nullptr, block.layer, block.head, Arena::Use::normal);
-    if (ref && target.tier == Tier::archive) tiers::copy_behind(env, rows, *ref);
-    if (ref) coming.streams[block.index].push_back(*ref);
-    return ref.has_value();
+    tiers::Making making{&rows, target.codec, target.raw, target.tier, nullptr, block.layer, block.head, nullptr, {}};
+    tiers::seal(env, {&making, 1}, Arena::Use::normal, attn::in_turn());  // this is a task already
+    tiers::copy_behind(env, {&making, 1}, attn::in_turn());
+    if (making.made) coming.streams[block.index].push_back(*making.made);
+    return making.made.has_value();
   }));
   return coming.commit(blocks, info, sequence);
 }

@@ -113,7 +113,7 @@ void read_rows(const StreamEnv& env, const HeadStream& s, uint32_t first, uint32
         {best.codec().key.get(), best.keys(), ctx, from, n, rows.data()},
         {best.codec().value.get(), best.values(), ctx, from, n, value_rows},
     };
-    env.backend->decode(sides);
+    env.backend->decode(sides, attn::in_turn());
     for (uint32_t i = 0; i < n; ++i) {
       std::copy_n(rows.data() + static_cast<size_t>(i) * head_dim, head_dim, keys + (done + i) * stride);
       std::copy_n(value_rows + static_cast<size_t>(i) * head_dim, head_dim, values + (done + i) * stride);

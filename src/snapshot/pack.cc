@@ -1,6 +1,7 @@
 #include "snapshot/pack.h"
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -8,6 +9,7 @@
 #include "base/status_macros.h"
 #include "snapshot/deep_blocks.h"
 #include "store/packed_group.h"
+#include "tiers/seal.h"
 #include "tiers/summary.h"
 
 namespace tierkv::snapshot {
@@ -95,9 +97,16 @@ Status decode_group(const StreamEnv& env, Unpacking& unpacking, const Waking& wa
   }
   return decode_blocks(env, calibration, unpacking.bytes(), waking.blocks, pool, [&](const DeepBlock& block, RowBatch& rows) {
     const size_t i = block.index;
-    const quant::BlockContext ctx{block.layer, block.head, rows.positions[0], nullptr};
-    const auto allocate = [&](const CodecEntry& codec) { return unpacking.allocate(i, codec) ? &unpacking.payload(i) : nullptr; };
-    return tiers::encode_rows(env, rows, *waking.handles[i]->codec(), *raw[i], ctx, allocate) && unpacking.sealed(i);
+    const CodecEntry* codec = waking.handles[i]->codec();
+    const auto allocate = [&](const CodecEntry& entry) {
+      return unpacking.allocate(i, entry) ? tiers::room_of(unpacking.payload(i)) : tiers::BlockRoom();
+    };
+    tiers::Coding coding{
+        &rows, {codec, codec->fallback, raw[i]}, {block.layer, block.head, rows.positions[0], nullptr}, {}, nullptr};
+    if (!tiers::pad_rows(env, rows, *codec, coding.ctx)) return false;
+    coding.allocate = std::cref(allocate);
+    tiers::encode_rows(env, {&coding, 1}, attn::in_turn());
+    return coding.took && unpacking.sealed(i);
   });
 }
 

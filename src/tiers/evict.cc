@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "base/guarded.h"
-#include "tiers/row_batch.h"
+#include "tiers/seal.h"
 #include "tiers/stream.h"
 
 namespace tierkv::tiers {
@@ -42,7 +42,8 @@ bool merge_run(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, size_
     for (uint32_t from = 0; from < all.rows(); from += codec->tokens) {
       RowBatch& batch = scratch_batch();
       batch.add_rows(env, all, from, std::min(codec->tokens, all.rows() - from));
-      auto ref = seal(env, batch, *codec, *raw, tier, s.blocks[first].block.codec(), s.layer, s.head, Arena::Use::relief);
+      auto ref =
+          seal(env, {&batch, codec, raw, tier, s.blocks[first].block.codec(), s.layer, s.head, nullptr, {}}, Arena::Use::relief);
       if (!ref) return false;
       fresh[made++] = *ref;
     }

@@ -1,91 +1,245 @@
 // graduate.cc — rows become older: from the tail into sinks and warm blocks, from warm blocks into the archive.
+//
+// The heads of a layer take their steps together: the next block of each that has one due is gathered, coded and sealed beside
+// those of the others (seal.h), round after round.
+#include <algorithm>
+#include <functional>
+
 #include "base/guarded.h"
-#include "tiers/row_batch.h"
+#include "base/loan.h"
+#include "tiers/seal.h"
 #include "tiers/stream.h"
 
 namespace tierkv::tiers {
 namespace {
 
-bool push_block(const StreamEnv& env, HeadStream& s, BlockRef ref, Arena::Use use) {
-  if (s.blocks.push_back(*env.arena, ref, use)) return true;
-  release_ref(env, ref);
-  return false;
-}
+// Heads that take a step at once. It bounds the rows that are there as floats.
+constexpr size_t kMostTogether = 32;
 
-// The first tokens of the sequence leave the tail for good, in the tail's own precision.
-bool extract_sinks(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, Arena::Use use) {
-  RowBatch& batch = scratch_batch();
-  batch.add_tail(env, s.tail, plan.sinks);
-  auto ref = seal(env, batch, *plan.sink_codec, *plan.sink_codec, Tier::sink, nullptr, s.layer, s.head, use);
-  if (!ref || !push_block(env, s, *ref, use)) return false;
-  s.tail.drop_front(plan.sinks);
-  env.count_graduated(Tier::sink, plan.sinks);
-  return true;
-}
+enum class Kind : uint8_t { none, sinks, graduate, demote };
 
 bool wants_sinks(const HeadStream& s, const LayerPlan& plan) {
   return plan.sinks && s.blocks.empty() && s.tail.rows() && s.tail.position(0) == 0;
 }
 
-bool graduate(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, Arena::Use use) {
-  const uint32_t block = plan.first_block();
-  if (plan.ring || plan.hot == kAll || block == 0) return true;
-  const Tier tier = plan.warm ? Tier::warm : Tier::archive;
-  if (wants_sinks(s, plan)) {
-    if (s.tail.rows() < static_cast<uint64_t>(plan.hot) + block + plan.sinks) return true;
-    if (!extract_sinks(env, s, plan, use)) return false;
-  }
-  while (s.tail.rows() >= static_cast<uint64_t>(plan.hot) + block) {
-    RowBatch& batch = scratch_batch();
-    batch.add_tail(env, s.tail, block);
-    const CodecEntry& raw = plan.warm ? *plan.raw_warm : *plan.raw_archive;
-    auto ref = seal(env, batch, *plan.first_codec(s.head), raw, tier, nullptr, s.layer, s.head, use, plan.guide(s.head));
-    if (!ref) return false;
-    if (tier == Tier::archive && plan.window == 0) copy_behind(env, batch, *ref);
-    if (!push_block(env, s, *ref, use)) return false;
-    s.tail.drop_front(block);
-    env.count_graduated(tier, block);
-  }
-  return true;
+// The warm blocks first..last-1 that are to become one archive block: the oldest that together fill it. Blocks that eviction or
+// truncation left short may make it short.
+struct Oldest {
+  size_t first = 0, last = 0;
+};
+
+bool find_oldest(const BlockList& blocks, const LayerPlan& plan, Oldest& out) {
+  const uint32_t target = plan.archive_codec->tokens;
+  size_t first = 0;
+  while (first < blocks.size() && blocks[first].block.tier() != Tier::warm) ++first;
+  uint64_t warm = 0;
+  for (size_t i = first; i < blocks.size(); ++i) warm += blocks[i].live;
+  if (warm < static_cast<uint64_t>(plan.warm) + target) return false;
+  size_t last = first;
+  for (uint32_t rows = 0; last < blocks.size() && rows + blocks[last].live <= target; ++last) rows += blocks[last].live;
+  out = {first, last};
+  return last != first;  // a warm block larger than an archive block (an older configuration's): it stays
 }
 
-// The oldest warm blocks that together fill one archive block become it. Blocks that eviction or truncation left short may make it
-// short.
-bool demote(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, uint32_t most, Arena::Use use) {
-  if (plan.warm == kAll || plan.warm == 0 || plan.waiting) return true;
-  const uint32_t target = plan.archive_codec->tokens;
-  const BlockList& now = s.blocks;  // to look at: what is not changed keeps its version
-  for (uint32_t made = 0;; ++made) {
-    size_t first = 0;
-    while (first < now.size() && now[first].block.tier() != Tier::warm) ++first;
-    uint64_t warm = 0;
-    for (size_t i = first; i < now.size(); ++i) warm += now[i].live;
-    if (warm < static_cast<uint64_t>(plan.warm) + target || made == most) return true;
-    RowBatch& batch = scratch_batch();
-    size_t last = first;
-    while (last < now.size() && batch.rows() + now[last].live <= target) {
-      batch.add_live_rows(env, now[last++], s.layer, s.head);
+// What the head is due to do next, if anything. `most`: archive blocks that it may still make.
+Kind next_step(const HeadStream& s, const LayerPlan& plan, uint32_t most, Oldest& oldest) {
+  const uint32_t block = plan.first_block();
+  if (!plan.ring && plan.hot != kAll && block != 0) {
+    const uint64_t full = static_cast<uint64_t>(plan.hot) + block;
+    if (wants_sinks(s, plan)) {
+      if (s.tail.rows() >= full + plan.sinks) return Kind::sinks;
+    } else if (s.tail.rows() >= full) {
+      return Kind::graduate;
     }
-    if (last == first) return true;  // a warm block larger than an archive block (an older configuration's): it stays
-    if (batch.rows()) {
-      auto ref =
-          seal(env, batch, *plan.archive(s.head), *plan.raw_archive, Tier::archive, now[first].block.codec(), s.layer, s.head, use);
-      if (!ref) return false;
-      if (plan.window == 0) copy_behind(env, batch, *ref);
-      env.count_graduated(Tier::archive, batch.rows());
-      release_ref(env, s.blocks[first]);
+  }
+  if (plan.warm == kAll || plan.warm == 0 || plan.waiting || most == 0) return Kind::none;
+  return find_oldest(s.blocks, plan, oldest) ? Kind::demote : Kind::none;
+}
+
+// One head's part in a round.
+struct Step {
+  HeadStream* stream = nullptr;
+  Kind kind = Kind::none;
+  Oldest oldest;    // demote
+  size_t head = 0;  // which of the heads of the call it is
+  bool gathered = false;
+};
+
+// Rows of the heads of a round, kept from call to call.
+struct Batches : std::vector<RowBatch> {
+  void trim() noexcept {
+    if (size() > 8) erase(begin() + 8, end());
+  }
+};
+
+// One call of settle().
+class Settling {
+ public:
+  Settling(const StreamEnv& env, std::span<HeadStream> heads, const LayerPlan& plan, uint32_t most, Arena::Use use,
+           const Executor& run)
+      : env_(env), heads_(heads), plan_(plan), most_(most), use_(use), run_(run) {}
+
+  // Throws bad_alloc: whatever is not done has not begun.
+  bool work() {
+    made_.resize(heads_.size(), 0);
+    failed_.resize(heads_.size(), 0);
+    while (collect()) {
+      gather();
+      code();
+      commit();
+    }
+    return std::none_of(failed_.begin(), failed_.end(), [](uint8_t failed) { return failed != 0; });
+  }
+
+ private:
+  bool collect() {
+    steps_.clear();
+    for (size_t h = 0; h < heads_.size() && steps_.size() < together_; ++h) {
+      if (failed_[h]) continue;
+      Step step{&heads_[h], Kind::none, {}, h, false};
+      step.kind = next_step(heads_[h], plan_, most_ - made_[h], step.oldest);
+      if (step.kind != Kind::none) steps_.push_back(step);
+    }
+    return !steps_.empty();
+  }
+
+  uint32_t block_rows(const Step& step) const { return step.kind == Kind::sinks ? plan_.sinks : plan_.first_block(); }
+
+  // The rows of each step as floats.
+  void gather() {
+    if (batches_->size() < steps_.size()) batches_->resize(steps_.size());
+    decodes_.clear();
+    for (size_t i = 0; i < steps_.size(); ++i) {
+      Step& step = steps_[i];
+      RowBatch& batch = (*batches_)[i];
+      batch.clear();
+      if (step.kind != Kind::demote) continue;
+      const BlockList& blocks = step.stream->blocks;  // to look at: what is not changed keeps its version
+      batch.reserve_rows(env_, plan_.archive_codec->tokens);
+      for (size_t b = step.oldest.first; b < step.oldest.last; ++b)
+        batch.list_live_rows(env_, blocks[b], step.stream->layer, step.stream->head, decodes_);
+      step.gathered = true;
+    }
+    if (!decodes_.empty()) env_.backend->decode(decodes_, run_);
+    const auto widen = [&](uint32_t i) {
+      Step& step = steps_[i];
+      if (step.kind == Kind::demote) return;
+      const Tail& tail = step.stream->tail;
+      step.gathered = with_memory([&] {
+        (*batches_)[i].add_tail(env_, tail, block_rows(step));
+        return true;
+      });
+    };
+    run_(static_cast<uint32_t>(steps_.size()), std::cref(widen));
+  }
+
+  Making making(const Step& step, RowBatch& batch) const {
+    const HeadStream& s = *step.stream;
+    Making block{&batch, nullptr, nullptr, Tier::archive, nullptr, s.layer, s.head, nullptr, {}};
+    if (step.kind == Kind::sinks) {
+      block.codec = block.raw = plan_.sink_codec;
+      block.tier = Tier::sink;
+    } else if (step.kind == Kind::graduate) {
+      block.codec = plan_.first_codec(s.head);
+      block.raw = plan_.warm ? plan_.raw_warm : plan_.raw_archive;
+      block.tier = plan_.warm ? Tier::warm : Tier::archive;
+      block.guide = plan_.guide(s.head);
+    } else {
+      block.codec = plan_.archive(s.head);
+      block.raw = plan_.raw_archive;
+      block.source = s.blocks[step.oldest.first].block.codec();
+    }
+    return block;
+  }
+
+  // A block for each step that has rows; blocks_[coded_[i]] is that of step i.
+  void code() {
+    blocks_.clear();
+    coded_.clear();
+    for (size_t i = 0; i < steps_.size(); ++i) {
+      coded_.push_back(blocks_.size());
+      RowBatch& batch = (*batches_)[i];
+      if (steps_[i].gathered && batch.rows() != 0) blocks_.push_back(making(steps_[i], batch));
+    }
+    seal(env_, blocks_, use_, run_);
+    if (plan_.window == 0) copy_behind(env_, blocks_, run_);
+  }
+
+  // Needs no memory but for the streams' lists.
+  void commit() noexcept {
+    const bool alone = steps_.size() == 1;
+    for (size_t i = 0; i < steps_.size(); ++i) {
+      const Step& step = steps_[i];
+      RowBatch& batch = (*batches_)[i];
+      const bool coded = step.gathered && batch.rows() != 0;
+      std::optional<BlockRef> ref = coded ? blocks_[coded_[i]].made : std::nullopt;
+      const bool done = step.kind == Kind::demote ? demoted(step, ref, batch.rows()) : graduated(step, ref);
+      if (done) {
+        made_[step.head] += step.kind == Kind::demote;
+        continue;
+      }
+      // With the others it may have lacked room that they have given back by now.
+      if (alone) failed_[step.head] = 1;
+      else together_ = 1;
+    }
+  }
+
+  bool graduated(const Step& step, const std::optional<BlockRef>& ref) noexcept {
+    if (!ref) return false;
+    HeadStream& s = *step.stream;
+    BlockRef fresh = *ref;
+    if (!s.blocks.push_back(*env_.arena, fresh, use_)) {
+      release_ref(env_, fresh);
+      return false;
+    }
+    s.tail.drop_front(block_rows(step));
+    env_.count_graduated(ref->block.tier(), block_rows(step));
+    return true;
+  }
+
+  bool demoted(const Step& step, const std::optional<BlockRef>& ref, uint32_t rows) noexcept {
+    if (rows != 0 && !ref) return false;
+    HeadStream& s = *step.stream;
+    auto [first, last] = step.oldest;
+    if (ref) {
+      env_.count_graduated(Tier::archive, rows);
+      release_ref(env_, s.blocks[first]);
       s.blocks[first++] = *ref;
     }
-    for (size_t i = first; i < last; ++i) release_ref(env, s.blocks[i]);
+    for (size_t i = first; i < last; ++i) release_ref(env_, s.blocks[i]);
     s.blocks.erase(first, last - first);
+    return true;
   }
-}
+
+  const StreamEnv& env_;
+  const std::span<HeadStream> heads_;
+  const LayerPlan& plan_;
+  const uint32_t most_;
+  const Arena::Use use_;
+  const Executor& run_;
+  std::vector<uint32_t> made_;   // archive blocks, of each head
+  std::vector<uint8_t> failed_;  // of each head: it had no memory, alone
+  size_t together_ = kMostTogether;
+  std::vector<Step> steps_;
+  Loan<Batches> batches_;  // at least as many as there are steps
+  std::vector<attn::DecodeWork> decodes_;
+  std::vector<Making> blocks_;
+  std::vector<size_t> coded_;
+};
 
 }  // namespace
 
+bool settle(const StreamEnv& env, std::span<HeadStream> heads, const LayerPlan& plan, const Executor& run, uint32_t most,
+            Arena::Use use) {
+  Oldest oldest;
+  const auto due = [&](const HeadStream& s) { return next_step(s, plan, most, oldest) != Kind::none; };
+  if (std::none_of(heads.begin(), heads.end(), due)) return true;  // nearly always, and it takes no memory to see it
+  // Each block is made whole before anything of its stream changes, so that there is nothing to undo.
+  return with_memory([&] { return Settling(env, heads, plan, most, use, run).work(); });
+}
+
 bool settle(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, uint32_t most, Arena::Use use) {
-  // Each block is made whole before anything of the stream changes, so that there is nothing to undo.
-  return with_memory([&] { return graduate(env, s, plan, use) && demote(env, s, plan, most, use); });
+  return settle(env, {&s, 1}, plan, attn::in_turn(), most, use);
 }
 
 bool due_for_archive(const StreamEnv& env, const HeadStream& s, const LayerPlan& plan, RowBatch& batch) {

@@ -1,10 +1,9 @@
 // row_batch.h — rows on their way from one tier to the next, as plain floats with their positions and statistics.
 //
-// At most one block's worth at a time: this is the only place where compressed rows are ever widened for re-encoding.
+// At most one block's worth of a head at a time: this is the only place where compressed rows are ever widened for re-encoding.
+// seal.h makes blocks of them.
 #pragma once
 
-#include <functional>
-#include <optional>
 #include <vector>
 
 #include "tiers/stream.h"
@@ -15,12 +14,21 @@ struct RowBatch {
   std::vector<float> keys, values;  // [rows][head_dim]
   std::vector<uint32_t> positions;
   std::vector<float> stats;  // [rows][signals]
-  std::vector<float> mass;   // what encode_rows() tells codecs that keep some rows better
+  std::vector<float> mass;   // what codecs that keep some rows better are told
 
   uint32_t rows() const { return static_cast<uint32_t>(positions.size()); }
   void clear();
   void add_tail(const StreamEnv& env, const Tail& tail, uint32_t count);
+  // REQUIRES: the lock of the block's sequence is held.
   void add_live_rows(const StreamEnv& env, const BlockRef& ref, uint32_t layer, uint32_t head);
+  // The same, but that keys and values are there when somebody has done what is added to `works`. REQUIRES: they have room for the
+  // rows without moving (reserve_rows()), or what was listed before is done.
+  void list_live_rows(const StreamEnv& env, const BlockRef& ref, uint32_t layer, uint32_t head,
+                      std::vector<attn::DecodeWork>& works);
+  void reserve_rows(const StreamEnv& env, uint32_t count) {
+    keys.reserve(static_cast<size_t>(count) * env.head_dim);
+    values.reserve(static_cast<size_t>(count) * env.head_dim);
+  }
   void add_rows(const StreamEnv& env, const RowBatch& from, uint32_t first, uint32_t count);
 };
 
@@ -30,25 +38,8 @@ void widen_row(const StreamEnv& env, const uint16_t* from, float* to);
 // The batch of this thread, empty.
 RowBatch& scratch_batch();
 
-// Encodes the batch (1..codec.tokens rows; short ones are padded by repeating rows) with `codec`, with its fallback when it refuses
-// the rows (it may: its metadata has a range), and as 16-bit rows in `raw` when both do. `allocate` gives memory for the codec it
-// is asked for, or null. The codec that took them; null when memory ran out.
-using AllocatePayload = std::function<Payload*(const CodecEntry& codec)>;
-const CodecEntry* encode_rows(const StreamEnv& env, RowBatch& batch, const CodecEntry& codec, const CodecEntry& raw,
-                              const quant::BlockContext& ctx, const AllocatePayload& allocate);
-
-// Seals the batch into a new block, by encode_rows(). `guide`: what the codec of the keys may look at (quant::BlockContext).
-// Nothing when memory ran out.
-std::optional<BlockRef> seal(const StreamEnv& env, RowBatch& batch, const CodecEntry& codec, const CodecEntry& raw, Tier tier,
-                             const CodecEntry* source, uint32_t layer, uint32_t head, Arena::Use use,
-                             const quant::Codec* guide = nullptr);
-
 // The rows of the archive block that settle() would make next; nothing moves. Those that are still in the tail are as they are
 // there. False: none is due.
 [[nodiscard]] bool due_for_archive(const StreamEnv& env, const HeadStream& s, const LayerPlan& plan, RowBatch& batch);
-
-// A copy of the rows that a new archive block was just made of goes to the cold file, in its codec. Without room there is none.
-// REQUIRES: the block was sealed from this batch, and nobody else has a reference to it.
-void copy_behind(const StreamEnv& env, const RowBatch& batch, const BlockRef& ref) noexcept;
 
 }  // namespace tierkv::tiers

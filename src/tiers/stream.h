@@ -4,8 +4,8 @@
 //
 // A stream moves rows between tiers: the tail's front graduates into a warm block, the oldest warm blocks into an archive block,
 // evicted rows die in place and thinned-out neighbours merge. Each step makes its new block first and only then lets go of the old
-// ones, so that running out of memory leaves everything where it was. Every operation here is on one stream and under its
-// sequence's lock.
+// ones, so that running out of memory leaves everything where it was. Every operation here is under the lock of
+// its sequence, and but for settle() on one stream.
 #pragma once
 
 #include <atomic>
@@ -61,6 +61,12 @@ struct HeadStream {
 inline constexpr uint32_t kAllDue = 0xFFFFFFFFu;
 [[nodiscard]] bool settle(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, uint32_t most = kAllDue,
                           Arena::Use use = Arena::Use::normal);
+// The same for the heads of a layer together, `most` archive blocks of each: what they are due to code at a time is one call of
+// the backend, which `run` shares out. The streams are the same bits whatever `run` is. Where memory is short they go on one by
+// one, so that no block waits for room that the others only borrow. At most a block of each of 32 heads is there as floats at a
+// time.
+[[nodiscard]] bool settle(const StreamEnv& env, std::span<HeadStream> heads, const LayerPlan& plan, const Executor& run,
+                          uint32_t most = kAllDue, Arena::Use use = Arena::Use::normal);
 
 // Windowed layers: forgets what no query at `position` or later can see, slack apart.
 void expire(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, uint32_t position);

@@ -28,7 +28,7 @@ void make_summary(const StreamEnv& env, BlockHandle block, const BlockRef& ref, 
       const attn::DecodeWork work{
           block.codec()->key.get(), bytes.keys, {layer, head, ref.first_position, ref.positions}, row, end - row,
           keys.data() + made * d};
-      env.backend->decode({&work, 1});
+      env.backend->decode({&work, 1}, attn::in_turn());
       made += end - row;
     }
     row = std::max(end, row + 1);

@@ -72,8 +72,8 @@ bool read_row(const StreamEnv& env, const HeadStream& s, uint32_t position, floa
           {ref.block.codec()->key.get(), bytes.keys, ctx, row, 1, key},
           {ref.block.codec()->value.get(), bytes.values, ctx, row, 1, value},
       };
-      if (key) env.backend->decode({&sides[0], 1});
-      if (value) env.backend->decode({&sides[1], 1});
+      if (key) env.backend->decode({&sides[0], 1}, attn::in_turn());
+      if (value) env.backend->decode({&sides[1], 1}, attn::in_turn());
       return true;
     }
   }
