@@ -4,6 +4,7 @@
 #include "base/guarded.h"
 #include "cuda/device_attention.h"
 #include "cuda/kernels.h"
+#include "cuda/prompt_kernels.h"
 #include "cuda/runtime.h"
 
 namespace tierkv::cuda {
@@ -18,6 +19,7 @@ class CudaMachine final : public Machine {
 
   Status start() {
     TIERKV_RETURN_IF_ERROR(status_of(static_cast<cudaError_t>(prepare_kernels(facts_.tensor_paths)), "loading the kernels"));
+    TIERKV_RETURN_IF_ERROR(status_of(static_cast<cudaError_t>(prepare_prompt_kernels(facts_.hopper)), "loading the kernels"));
     return status_of(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream");
   }
 
@@ -53,6 +55,9 @@ class CudaMachine final : public Machine {
   Status clear(uint8_t* at, size_t bytes) override { return status_of(cudaMemsetAsync(at, 0, bytes, stream_), "clearing memory"); }
   Status attend(const Launch& launch, const Plan& plan) override {
     return status_of(static_cast<cudaError_t>(launch_attend(launch, plan.firsts, plan.fast, stream_)), "the launch");
+  }
+  Status prompt(const PromptLaunch& launch, PromptStep step) override {
+    return status_of(static_cast<cudaError_t>(launch_prompt(launch, step, facts_.hopper, stream_)), "a prompt's launch");
   }
   Status fetch(void* to, const uint8_t* from, size_t bytes) override {
     return status_of(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_), "reading results");

@@ -18,10 +18,12 @@ namespace {
 
 const attn::Backend& cpu() { return attn::cpu_backend(); }
 
+bool is_prompt(const AttendWork& work) { return work.queries.tokens > kMostQueries; }
+
 bool same_shape(const AttendWork& a, const AttendWork& b) {
   return a.params.head_dim == b.params.head_dim && a.params.scale == b.params.scale && a.params.softcap == b.params.softcap &&
          a.params.causal == b.params.causal && a.params.window == b.params.window && a.sink_logits == b.sink_logits &&
-         a.heads.size() == b.heads.size() && a.queries.heads == b.queries.heads;
+         a.heads.size() == b.heads.size() && a.queries.heads == b.queries.heads && is_prompt(a) == is_prompt(b);
 }
 
 uint32_t group_of(const AttendWork& work) { return work.queries.heads / static_cast<uint32_t>(work.heads.size()); }
@@ -55,7 +57,10 @@ DeviceAttention::DeviceAttention(std::unique_ptr<Machine> machine, uint64_t byte
       counters_(*machine_),
       parcel_host_(*machine_),
       hot_host_(*machine_),
-      results_host_(*machine_) {}
+      results_host_(*machine_),
+      prompts_(*machine_, tables_),
+      prompt_queries_(*machine_),
+      prompt_host_(*machine_) {}
 
 Status DeviceAttention::accepts(const RowsView& rows, const char* what) const { return cpu().accepts(rows, what); }
 Status DeviceAttention::encode(std::span<const attn::EncodeWork> blocks) const { return cpu().encode(blocks); }
@@ -81,7 +86,8 @@ void DeviceAttention::attend(std::span<AttendWork> works, const Executor& run) c
 }
 
 bool DeviceAttention::serves(const AttendWork& work) const {
-  if (!few_rows_asked(work) || work.queries.tokens == 0 || work.queries.tokens > kMostQueries) return false;
+  if (!few_rows_asked(work) || work.queries.tokens == 0) return false;
+  if (is_prompt(work) && !(work.params.scale > 0.0f)) return false;
   if (work.heads.empty() || group_of(work) > kMostGroup || work.params.head_dim > 256) return false;
   for (size_t h = 0; h < work.heads.size(); ++h) {
     const attn::Settled* const settled = settled_of(work, h);
@@ -95,11 +101,17 @@ bool DeviceAttention::serves(const AttendWork& work) const {
 
 void DeviceAttention::attend_batch(Works& batch, const Executor& run) const {
   if (batch.empty()) return;
-  const Status status = guarded("attend on the device", [&] { return on_device(batch, run); });
+  const Status status = guarded("attend on the device", [&] {
+    return is_prompt(*batch.front()) ? prompts_on_device(batch, run) : on_device(batch, run);
+  });
   if (!status.ok()) (void)machine_->wait();  // what is on its way comes from memory that the next call writes over
   for (AttendWork* work : batch) {
-    if (!status.ok()) work->status = status;
-    else if (overflowed(*work)) cpu().attend({work, 1}, run);  // halves have less range than the processor's floats
+    if (!status.ok()) {
+      work->status = status;
+    } else if (overflowed(*work)) {  // halves have less range than the processor's floats
+      work->status = Status();
+      cpu().attend({work, 1}, run);
+    }
   }
   batch.clear();
 }
@@ -336,7 +348,8 @@ Usage DeviceAttention::usage() const {
   Usage out;
   out.block_bytes = mirror_.places().bytes(), out.blocks = mirror_.places().blocks(), out.uploads = mirror_.uploads();
   out.scratch_bytes =
-      standing_.bytes() + tails_.bytes() + hot_.size() + results_.size() + partials_.size() + counters_.size() + tables_.bytes();
+      standing_.bytes() + tails_.bytes() + hot_.size() + results_.size() + partials_.size() + counters_.size() + tables_.bytes() +
+      prompts_.bytes() + prompt_queries_.size();
   out.launches = launches_, out.on_processor = on_processor_;
   return out;
 }

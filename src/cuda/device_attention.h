@@ -2,7 +2,8 @@
 //
 // A call is: blocks and hot rows that are not there yet to the device, descriptors of what is not settled and queries in one
 // parcel, one launch, results back, one wait. What is settled (attn/backend.h) costs no time again: its descriptors are there
-// (standing.h), hot rows are sent once (tails.h), and how work was shared out is remembered (plan.h).
+// (standing.h), hot rows are sent once (tails.h), and how work was shared out is remembered (plan.h). Works of more than kMostQueries
+// queries go another way from there (device_prompts.cc, prompt_attention.h).
 #pragma once
 
 #include <memory>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "cuda/backend.h"
+#include "cuda/prompt_attention.h"
 #include "cuda/standing.h"
 #include "cuda/tails.h"
 
@@ -60,6 +62,18 @@ class DeviceAttention final : public DeviceBackend {
   Status make_room(const Plan& plan, size_t rows, Launch& launch) const;
   Status take_results(const Works& batch, size_t rows, size_t tasks, const Launch& launch, const Executor& run) const;
 
+  // Of a batch of prompts, on the device.
+  struct PromptResults {
+    size_t rows = 0, works = 0;
+    float *out = nullptr, *lse = nullptr;  // [rows][head_dim], [rows]
+    uint32_t* failed = nullptr;            // [works]
+    size_t bytes(size_t head_dim) const { return (rows * (head_dim + 1) + works) * sizeof(float); }
+  };
+  Status prompts_on_device(const Works& batch, const Executor& run) const;
+  Status list_prompt_head(const attn::AttendWork& work, size_t head, Listed& out) const;
+  Status send_prompt_queries(const Works& batch, PromptResults& results) const;
+  Status take_prompt_results(const Works& batch, const PromptResults& results, const Executor& run) const;
+
   const std::unique_ptr<Machine> machine_;
   const MachineFacts facts_;
   mutable std::mutex mutex_;  // guards all below: one call at a time
@@ -70,6 +84,9 @@ class DeviceAttention final : public DeviceBackend {
   mutable Sharings sharings_;
   mutable DeviceMemory hot_, results_, partials_, counters_;
   mutable Staging parcel_host_, hot_host_, results_host_;
+  mutable PromptAttention prompts_;
+  mutable DeviceMemory prompt_queries_;
+  mutable Staging prompt_host_;
   // Of the call under way.
   mutable std::vector<Listed> listed_;
   mutable std::vector<PlanTask> tasks_;

@@ -11,6 +11,7 @@
 
 #include "base/status_macros.h"
 #include "cuda/plan.h"
+#include "cuda/prompt.h"
 #include "tierkv/status.h"
 
 namespace tierkv::cuda {
@@ -43,6 +44,8 @@ class Machine {
   virtual Status clear(uint8_t* at, size_t bytes) = 0;
   // `plan`: what the launch was made of.
   virtual Status attend(const Launch& launch, const Plan& plan) = 0;
+  // One step of a round of many queries (prompt.h).
+  virtual Status prompt(const PromptLaunch& launch, PromptStep step) = 0;
   // Into staging memory.
   virtual Status fetch(void* to, const uint8_t* from, size_t bytes) = 0;
   virtual Status wait() = 0;

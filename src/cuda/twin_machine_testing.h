@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "cuda/machine.h"
+#include "cuda/prompt_twin_testing.h"
 #include "cuda/twin_testing.h"
 
 namespace tierkv::cuda::testing {
@@ -49,6 +50,10 @@ class TwinMachine final : public Machine {
   Status attend(const Launch& launch, const Plan& plan) override {
     last = launch;
     if (attends) Twin(launch, plan.partials).run(launch.out, launch.lse);
+    return {};
+  }
+  Status prompt(const PromptLaunch& launch, PromptStep step) override {
+    if (attends) PromptTwin(launch).run(step);
     return {};
   }
   Status fetch(void* to, const uint8_t* from, size_t bytes) override {

@@ -1,0 +1,234 @@
+#include "cuda/prompt_plan.h"
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <queue>
+
+namespace tierkv::cuda {
+namespace {
+
+constexpr uint32_t kItemCost = 3;   // what an item takes beside its tiles, in tiles
+constexpr uint32_t kLeastKeys = 4;  // tiles that are worth an item of their own
+
+struct Range {
+  uint32_t low = std::numeric_limits<uint32_t>::max(), high = 0;
+  void add(uint32_t position) { low = std::min(low, position), high = std::max(high, position); }
+  bool empty() const { return low > high; }
+};
+
+class Planner {
+ public:
+  explicit Planner(const PromptPlanInput& input) : input_(input) {}
+
+  PromptPlan make() {
+    for (uint32_t t = 0; t < input_.tasks.size(); ++t) {
+      add_queries(t);
+      for (uint32_t h = 0; h < input_.tasks[t].heads.size(); ++h) add_head(t, h);
+    }
+    end_round();
+    for (size_t t = 0; t < plan_.tiles.size(); ++t) {
+      plan_.tiles[t].first_slot = static_cast<uint32_t>(plan_.slots.size());
+      plan_.tiles[t].slots = static_cast<uint32_t>(slots_[t].size());
+      plan_.slots.insert(plan_.slots.end(), slots_[t].begin(), slots_[t].end());
+    }
+    return std::move(plan_);
+  }
+
+ private:
+  // Key tiles that one KV head has in this round, and its query tiles.
+  struct Piece {
+    uint32_t first_tile, tiles;  // of queries
+    uint32_t first_key, keys;    // of scratch
+  };
+  struct Run {
+    uint32_t tile, first_key, keys;
+  };
+
+  bool could_see(const Range& queries, const Range& keys) const {
+    if (keys.empty() || (input_.params.causal && keys.low > queries.high)) return false;
+    return input_.params.window == 0 || static_cast<uint64_t>(keys.high) + input_.params.window > queries.low;
+  }
+
+  void add_queries(uint32_t t) {
+    const PromptTask& task = input_.tasks[t];
+    plan_.first_positions.push_back(static_cast<uint32_t>(plan_.query_positions.size()));
+    plan_.query_positions.insert(plan_.query_positions.end(), task.positions.begin(), task.positions.end());
+    all_ = Range();
+    for (const uint32_t position : task.positions) all_.add(position);
+    first_tile_ = static_cast<uint32_t>(plan_.tiles.size());
+    const uint32_t rows = static_cast<uint32_t>(task.positions.size()) * input_.group;
+    for (uint32_t h = 0; h < task.heads.size(); ++h) {
+      for (uint32_t first = 0; first < rows; first += kQueryTile) {
+        QueryTileDesc& tile = plan_.tiles.emplace_back();
+        tile.rows_of = t, tile.first_head = h * input_.group, tile.first = first, tile.rows = std::min(kQueryTile, rows - first);
+        Range seen;
+        for (uint32_t q = first / input_.group; q <= (first + tile.rows - 1) / input_.group; ++q) seen.add(task.positions[q]);
+        tile.low = seen.low, tile.high = seen.high;
+      }
+    }
+    slots_.resize(plan_.tiles.size());
+  }
+
+  void add_head(uint32_t t, uint32_t head) {
+    const PromptTask& task = input_.tasks[t];
+    const uint32_t tiles = static_cast<uint32_t>(task.positions.size() * input_.group + kQueryTile - 1) / kQueryTile;
+    piece_ = {first_tile_ + head * tiles, tiles, row_ / kKeyTile, 0};
+    const PromptHead& list = task.heads[head];
+    for (size_t v = 0; v < list.views.size(); ++v) {
+      const attn::BlockView& view = list.views[v];
+      Range range;
+      if (!view.ctx.positions && view.rows != 0) {
+        range.add(view.ctx.first_position), range.add(view.ctx.first_position + view.rows - 1);
+      }
+      for (uint32_t row = 0; view.ctx.positions && row < view.rows; ++row) {
+        if (view.ctx.positions[row] != attn::kDeadPosition) range.add(view.ctx.positions[row]);
+      }
+      if (!could_see(all_, range)) continue;
+      if (row_ + filled(view.rows) > input_.scratch_tiles * kKeyTile) {
+        end_piece();
+        end_round();
+        piece_.first_key = 0;
+      }
+      add_view(view, list.placed[v], task.work);
+    }
+    end_piece();
+  }
+
+  static uint32_t filled(uint32_t rows) { return (rows + kUnpackRows - 1) / kUnpackRows * kUnpackRows; }
+
+  void add_view(const attn::BlockView& view, const Placed& placed, uint32_t work) {
+    PromptView& desc = plan_.views.emplace_back();
+    desc.keys = placed.keys, desc.values = placed.values, desc.codec = placed.codec;
+    desc.first_position = view.ctx.first_position;
+    desc.to = row_, desc.work = work;
+    desc.rows = static_cast<uint16_t>(view.rows), desc.filled = static_cast<uint16_t>(filled(view.rows));
+    if (view.ctx.positions) {
+      desc.positions = static_cast<uint32_t>(plan_.positions.size());
+      plan_.positions.insert(plan_.positions.end(), view.ctx.positions, view.ctx.positions + view.rows);
+    }
+    const uint32_t base = first_key_tile_;
+    plan_.key_tiles.resize(base + (row_ + desc.filled + kKeyTile - 1) / kKeyTile);
+    // Tile by tile, as far as rows are consecutive; row by row where each has a position of its own.
+    for (uint32_t row = 0; row < desc.filled;) {
+      KeyTileDesc& tile = plan_.key_tiles[base + (row_ + row) / kKeyTile];
+      const uint32_t end = std::min<uint32_t>(desc.filled, row + kKeyTile - (row_ + row) % kKeyTile);
+      if (end > view.rows) tile.whole = 0;
+      if (!view.ctx.positions && row < view.rows) {
+        tile.low = std::min(tile.low, view.ctx.first_position + row);
+        tile.high = std::max(tile.high, view.ctx.first_position + std::min(end, view.rows) - 1);
+      }
+      for (uint32_t r = row; view.ctx.positions && r < std::min(end, view.rows); ++r) {
+        const uint32_t position = view.ctx.positions[r];
+        if (position == attn::kDeadPosition) tile.whole = 0;
+        else tile.low = std::min(tile.low, position), tile.high = std::max(tile.high, position);
+      }
+      row = end;
+    }
+    row_ += desc.filled;
+  }
+
+  // What is left of the last tile belongs to its last view, as zeros.
+  void end_piece() {
+    if (const uint32_t over = row_ % kKeyTile; over != 0) {
+      plan_.views.back().filled = static_cast<uint16_t>(plan_.views.back().filled + kKeyTile - over);
+      plan_.key_tiles.back().whole = 0;
+      row_ += kKeyTile - over;
+    }
+    piece_.keys = row_ / kKeyTile - piece_.first_key;
+    if (piece_.keys != 0) pieces_.push_back(piece_);
+  }
+
+  void end_round() {
+    if (row_ == 0) return;
+    PromptRound& round = plan_.rounds.emplace_back();
+    round.first_view = first_view_, round.views = static_cast<uint32_t>(plan_.views.size()) - first_view_;
+    round.first_key_tile = first_key_tile_, round.key_tiles = row_ / kKeyTile;
+    plan_.most_key_tiles = std::max(plan_.most_key_tiles, round.key_tiles);
+    round.first_item = static_cast<uint32_t>(plan_.items.size());
+    add_items();
+    round.items = static_cast<uint32_t>(plan_.items.size()) - round.first_item;
+    first_view_ += round.views;
+    first_key_tile_ = static_cast<uint32_t>(plan_.key_tiles.size());
+    pieces_.clear();
+    row_ = 0;
+  }
+
+  // From the first to the last key tile that a query tile could see.
+  std::vector<Run> runs() const {
+    std::vector<Run> out;
+    for (const Piece& piece : pieces_) {
+      for (uint32_t t = piece.first_tile; t < piece.first_tile + piece.tiles; ++t) {
+        const Range queries{plan_.tiles[t].low, plan_.tiles[t].high};
+        const auto sees = [&](uint32_t key) {
+          const KeyTileDesc& tile = plan_.key_tiles[first_key_tile_ + key];
+          return could_see(queries, {tile.low, tile.high});
+        };
+        uint32_t begin = piece.first_key, end = piece.first_key + piece.keys;
+        while (begin < end && !sees(begin)) ++begin;
+        while (begin < end && !sees(end - 1)) --end;
+        if (begin < end) out.push_back({t, begin, end - begin});
+      }
+    }
+    return out;
+  }
+
+  static uint32_t parts_of(uint32_t keys, uint32_t most) { return (keys + most - 1) / most; }
+
+  // How long a round takes when runs are cut into parts of at most so many tiles: thread blocks take what is next.
+  uint64_t makespan(const std::vector<Run>& runs, uint32_t most) const {
+    std::priority_queue<uint64_t, std::vector<uint64_t>, std::greater<>> busy;
+    for (uint32_t i = 0; i < input_.multiprocessors; ++i) busy.push(0);
+    uint64_t last = 0;
+    for (const Run& run : runs) {
+      const uint32_t parts = parts_of(run.keys, most);
+      for (uint32_t p = 0; p < parts; ++p) {
+        const uint64_t end = busy.top() + kItemCost + run.keys / parts;
+        busy.pop(), busy.push(end);
+        last = std::max(last, end);
+      }
+    }
+    return last;
+  }
+
+  void add_items() {
+    std::vector<Run> all = runs();
+    std::stable_sort(all.begin(), all.end(), [](const Run& a, const Run& b) { return a.keys > b.keys; });
+    const uint32_t longest = all.empty() ? 1 : all.front().keys;
+    uint32_t most = longest;
+    uint64_t best = std::numeric_limits<uint64_t>::max();
+    for (const uint32_t cuts : {1u, 2u, 3u, 4u, 6u, 8u, 12u, 16u, 24u, 32u, 48u, 64u}) {
+      const uint32_t keys = parts_of(longest, cuts);
+      if (cuts > 1 && (keys < kLeastKeys || all.size() * cuts > 16ull * input_.multiprocessors)) break;
+      const uint64_t takes = makespan(all, keys);
+      if (takes < best) best = takes, most = keys;
+    }
+    for (const Run& run : all) {
+      const uint32_t parts = parts_of(run.keys, most);
+      for (uint32_t p = 0; p < parts; ++p) {
+        const uint32_t begin = run.keys * p / parts, end = run.keys * (p + 1) / parts;
+        std::vector<uint32_t>& slots = slots_[run.tile];
+        const bool continues = p < slots.size();
+        if (!continues) slots.push_back(plan_.slot_count++);
+        plan_.items.push_back({run.tile, run.first_key + begin, end - begin, slots[p], continues});
+      }
+    }
+  }
+
+  const PromptPlanInput& input_;
+  PromptPlan plan_;
+  std::vector<std::vector<uint32_t>> slots_;  // of each query tile
+  // Of the task at hand.
+  Range all_;
+  uint32_t first_tile_ = 0;
+  // Of the round at hand.
+  std::vector<Piece> pieces_;
+  Piece piece_{};
+  uint32_t row_ = 0, first_view_ = 0, first_key_tile_ = 0;
+};
+
+}  // namespace
+
+PromptPlan make_prompt_plan(const PromptPlanInput& input) { return Planner(input).make(); }
+
+}  // namespace tierkv::cuda
