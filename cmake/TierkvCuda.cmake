@@ -63,8 +63,8 @@ endforeach()
 set_property(SOURCE ${PROJECT_SOURCE_DIR}/src/cuda/unavailable.cc APPEND PROPERTY COMPILE_DEFINITIONS TIERKV_CUDA)
 target_link_libraries(tierkv PRIVATE $<BUILD_INTERFACE:${TIERKV_CUDART}> $<BUILD_INTERFACE:dl> $<BUILD_INTERFACE:rt>)
 
-# What bench/cuda/bench.py loads beside torch.
-add_library(tierkv_bench_cuda SHARED bench/cuda/cases.cc)
+# What bench/cuda/bench.py and prompt.py load beside torch.
+add_library(tierkv_bench_cuda SHARED bench/cuda/cases.cc bench/cuda/prompt_cases.cc)
 target_include_directories(tierkv_bench_cuda PRIVATE src ${TIERKV_CUDA_INCLUDE})
 target_link_libraries(tierkv_bench_cuda PRIVATE tierkv tierkv_options)
 add_executable(tierkv_steps_cuda bench/cuda/steps.cc)

@@ -37,6 +37,7 @@ TEST_P(OnATwin, BehavesLikeTheReference) {
   std::shared_ptr<DeviceAttention> device = twin();
   testing::MachineSetup setup = GetParam();
   setup.backend = [&] { return device; };
+  setup.query_tolerance = 1e-2;  // of prompts, whose decoded rows are halves: the sharper the query, the more it shows
   testing::Machine machine(setup, seed);
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   const uint64_t operations = 250;

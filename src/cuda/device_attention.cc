@@ -101,9 +101,8 @@ bool DeviceAttention::serves(const AttendWork& work) const {
 
 void DeviceAttention::attend_batch(Works& batch, const Executor& run) const {
   if (batch.empty()) return;
-  const Status status = guarded("attend on the device", [&] {
-    return is_prompt(*batch.front()) ? prompts_on_device(batch, run) : on_device(batch, run);
-  });
+  const Status status = guarded("attend on the device",
+                                [&] { return is_prompt(*batch.front()) ? prompts_on_device(batch, run) : on_device(batch, run); });
   if (!status.ok()) (void)machine_->wait();  // what is on its way comes from memory that the next call writes over
   for (AttendWork* work : batch) {
     if (!status.ok()) {
@@ -347,9 +346,8 @@ Usage DeviceAttention::usage() const {
   std::lock_guard lock(mutex_);
   Usage out;
   out.block_bytes = mirror_.places().bytes(), out.blocks = mirror_.places().blocks(), out.uploads = mirror_.uploads();
-  out.scratch_bytes =
-      standing_.bytes() + tails_.bytes() + hot_.size() + results_.size() + partials_.size() + counters_.size() + tables_.bytes() +
-      prompts_.bytes() + prompt_queries_.size();
+  out.scratch_bytes = standing_.bytes() + tails_.bytes() + hot_.size() + results_.size() + partials_.size() + counters_.size() +
+                      tables_.bytes() + prompts_.bytes() + prompt_queries_.size();
   out.launches = launches_, out.on_processor = on_processor_;
   return out;
 }

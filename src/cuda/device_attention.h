@@ -2,8 +2,8 @@
 //
 // A call is: blocks and hot rows that are not there yet to the device, descriptors of what is not settled and queries in one
 // parcel, one launch, results back, one wait. What is settled (attn/backend.h) costs no time again: its descriptors are there
-// (standing.h), hot rows are sent once (tails.h), and how work was shared out is remembered (plan.h). Works of more than kMostQueries
-// queries go another way from there (device_prompts.cc, prompt_attention.h).
+// (standing.h), hot rows are sent once (tails.h), and how work was shared out is remembered (plan.h). Works of more than
+// kMostQueries queries go another way from there (device_prompts.cc, prompt_attention.h).
 #pragma once
 
 #include <memory>

@@ -16,9 +16,9 @@ int allow_shared(Kernel kernel, size_t bytes) {
 
 template <int D>
 int prepare() {
-  for (const int error : {allow_shared(unpack_kernel<D>, sizeof(UnpackShared<D>)),
-                          allow_shared(prompt_kernel<D, false>, sizeof(PromptShared<D>)),
-                          allow_shared(prompt_kernel<D, true>, sizeof(PromptShared<D>))}) {
+  for (const int error :
+       {allow_shared(unpack_kernel<D>, sizeof(UnpackShared<D>)), allow_shared(prompt_kernel<D, false>, sizeof(PromptShared<D>)),
+        allow_shared(prompt_kernel<D, true>, sizeof(PromptShared<D>))}) {
     if (error != 0) return error;
   }
   return 0;

@@ -42,12 +42,12 @@ TIERKV_BOTH uint32_t value_at(uint32_t dim, uint32_t row, uint32_t channel) {
 struct PromptView {
   const uint8_t* keys = nullptr;
   const uint8_t* values = nullptr;
-  uint32_t first_position = 0;         // of row 0
-  uint32_t positions = kNoPositions;   // where those of all rows begin in PromptLaunch::positions; else they are consecutive
+  uint32_t first_position = 0;        // of row 0
+  uint32_t positions = kNoPositions;  // where those of all rows begin in PromptLaunch::positions; else they are consecutive
   uint32_t codec = 0;
-  uint32_t to = 0;                     // row of scratch
-  uint16_t rows = 0, filled = 0;       // of the view, and with zeros behind it
-  uint32_t work = 0;                   // index into `failed`
+  uint32_t to = 0;                // row of scratch
+  uint16_t rows = 0, filled = 0;  // of the view, and with zeros behind it
+  uint32_t work = 0;              // index into `failed`
 };
 static_assert(sizeof(PromptView) == 40);
 
@@ -70,11 +70,11 @@ struct PromptRows {
 };
 
 struct QueryTileDesc {
-  uint32_t rows_of = 0;                 // index into PromptLaunch::rows
-  uint32_t first_head = 0;              // of the query heads of its KV head
-  uint32_t first = 0, rows = 0;         // row r is head first_head + (first + r) % group of token (first + r) / group
-  uint32_t low = 0, high = 0;           // positions of its queries
-  uint32_t first_slot = 0, slots = 0;   // in PromptLaunch::slots
+  uint32_t rows_of = 0;                // index into PromptLaunch::rows
+  uint32_t first_head = 0;             // of the query heads of its KV head
+  uint32_t first = 0, rows = 0;        // row r is head first_head + (first + r) % group of token (first + r) / group
+  uint32_t low = 0, high = 0;          // positions of its queries
+  uint32_t first_slot = 0, slots = 0;  // in PromptLaunch::slots
 };
 
 struct PromptItem {
@@ -86,10 +86,10 @@ struct PromptItem {
 
 struct PromptLaunch {
   const CodecDesc* codecs = nullptr;
-  const PromptView* views = nullptr;         // of the round
-  const uint32_t* positions = nullptr;       // of views that have a list
-  const KeyTileDesc* key_tiles = nullptr;    // of the round
-  const PromptItem* items = nullptr;         // of the round
+  const PromptView* views = nullptr;       // of the round
+  const uint32_t* positions = nullptr;     // of views that have a list
+  const KeyTileDesc* key_tiles = nullptr;  // of the round
+  const PromptItem* items = nullptr;       // of the round
   const QueryTileDesc* tiles = nullptr;
   const PromptRows* rows = nullptr;
   const uint32_t* query_positions = nullptr;

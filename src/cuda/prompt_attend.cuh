@@ -28,7 +28,8 @@ TIERKV_DEVICE void wait_copies() {
 }
 
 // Address of a lane's row of four matrices, runs of 128 bytes: 16 runs from `first` on, 16 halves of each from unit `unit` on.
-// Operands B, [n][k]: matrices are n 0-7 k 0-7, n 0-7 k 8-15, n 8-15 k 0-7, n 8-15 k 8-15. Operands A have the middle two exchanged.
+// Operands B, [n][k]: matrices are n 0-7 k 0-7, n 0-7 k 8-15, n 8-15 k 0-7, n 8-15 k 8-15. Operands A have the middle two
+// exchanged.
 TIERKV_DEVICE uint32_t operand_b(uint32_t base, uint32_t first, uint32_t unit) {
   const uint32_t lane = threadIdx.x % 32, run = first + lane / 16 * 8 + lane % 8;
   return base + run * 128 + ((unit + lane / 8 % 2) ^ (run % 8)) * 16;
@@ -49,7 +50,8 @@ TIERKV_DEVICE void copy_keys(const PromptLaunch& launch, uint32_t step, uint32_t
 }
 template <int D>
 TIERKV_DEVICE void copy_values(const PromptLaunch& launch, uint32_t step, uint32_t to) {
-  const uint8_t* const from = launch.scratch + static_cast<size_t>(step / 2) * key_tile_bytes(D) + key_tile_side(D) + step % 2 * (D * 128);
+  const uint8_t* const from =
+      launch.scratch + static_cast<size_t>(step / 2) * key_tile_bytes(D) + key_tile_side(D) + step % 2 * (D * 128);
 #pragma unroll
   for (uint32_t i = threadIdx.x; i < D * kPromptKeys / 8; i += kPromptThreads) copy_async(to + i * 16, from + i * 16);
 }

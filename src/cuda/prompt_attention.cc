@@ -13,8 +13,8 @@ size_t element_bytes(uint32_t type) { return static_cast<DType>(type) == DType::
 // `rows` from a token on.
 PromptRows behind(const PromptRows& rows, uint32_t token, uint32_t head_dim) {
   PromptRows out = rows;
-  out.queries = static_cast<const uint8_t*>(rows.queries) + static_cast<int64_t>(token) * rows.token_stride *
-                                                                static_cast<int64_t>(element_bytes(rows.type));
+  out.queries = static_cast<const uint8_t*>(rows.queries) +
+                static_cast<int64_t>(token) * rows.token_stride * static_cast<int64_t>(element_bytes(rows.type));
   const size_t first = static_cast<size_t>(token) * rows.query_heads;
   out.out = rows.out + first * head_dim;
   if (rows.lse) out.lse = rows.lse + first;

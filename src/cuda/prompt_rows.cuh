@@ -77,7 +77,8 @@ TIERKV_DEVICE RowPair row_pair(const PromptLaunch& launch, const QueryTileDesc& 
 // Scores of N columns, products before, become weights; returns what earlier sums shrink by. `masked`: columns' positions decide.
 // Sums are of this lane's columns.
 template <int N, bool kCapped>
-TIERKV_DEVICE float2 weigh(const PromptLaunch& launch, RowPair& rows, float (&s)[N / 8][4], bool masked, const uint32_t* positions) {
+TIERKV_DEVICE float2 weigh(const PromptLaunch& launch, RowPair& rows, float (&s)[N / 8][4], bool masked,
+                           const uint32_t* positions) {
   if (kCapped) {
     const float cap = launch.softcap * kLog2E;
 #pragma unroll

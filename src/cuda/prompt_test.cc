@@ -127,8 +127,8 @@ TEST(PromptPlan, EveryQueryMeetsEveryRowThatItSeesOnce) {
         for (uint32_t k = item.first_key * kKeyTile; k < (item.first_key + item.keys) * kKeyTile; ++k) {
           ASSERT_EQ(rows[k].list, list);
           const KeyTileDesc& keys = plan.key_tiles[round.first_key_tile + k / kKeyTile];
-          const bool live = rows[k].row != UINT32_MAX &&
-                            bare.views[list][rows[k].view].position(rows[k].row) != attn::kDeadPosition;
+          const bool live =
+              rows[k].row != UINT32_MAX && bare.views[list][rows[k].view].position(rows[k].row) != attn::kDeadPosition;
           EXPECT_TRUE(live || !keys.whole);
           if (!live) continue;
           const uint32_t position = bare.views[list][rows[k].view].position(rows[k].row);
@@ -260,8 +260,8 @@ TEST(PromptTwin, RoundsAndPassesChangeNothing) {
   std::vector<PromptHead> heads;
   for (size_t t = 0; t < scene.tasks(); ++t) {
     for (const attn::BlockView& view : scene.views(t)) {
-      placed[t].push_back({reinterpret_cast<const uint8_t*>(view.keys.data()),
-                           reinterpret_cast<const uint8_t*>(view.values.data()), *tables.find(*view.key_codec, *view.value_codec)});
+      placed[t].push_back({reinterpret_cast<const uint8_t*>(view.keys.data()), reinterpret_cast<const uint8_t*>(view.values.data()),
+                           *tables.find(*view.key_codec, *view.value_codec)});
     }
     heads.push_back({scene.views(t), placed[t]});
   }

@@ -41,8 +41,13 @@ template <int D>
 class Unpacking {
  public:
   TIERKV_DEVICE Unpacking(const PromptLaunch& launch, const PromptView& view, bool keys)
-      : launch_(launch), view_(view), codec_(launch.codecs[view.codec]), all_(unpack_shared<D>()), keys_(keys),
-        bytes_(keys ? view.keys : view.values), better_(keys ? codec_.key_better : codec_.value_better) {
+      : launch_(launch),
+        view_(view),
+        codec_(launch.codecs[view.codec]),
+        all_(unpack_shared<D>()),
+        keys_(keys),
+        bytes_(keys ? view.keys : view.values),
+        better_(keys ? codec_.key_better : codec_.value_better) {
     const auto* const from = reinterpret_cast<const uint32_t*>(keys ? &codec_.key : &codec_.value);
     for (uint32_t i = threadIdx.x; i < sizeof(quant::SideLayout) / 4; i += kUnpackThreads)
       reinterpret_cast<uint32_t*>(all_.side)[i] = from[i];
@@ -202,9 +207,10 @@ class Unpacking {
 #pragma unroll
         for (uint32_t i = 0; i < kItems; ++i) {
           const uint32_t item = warp + i * kUnpackWarps, strip = item % kStrips, row = first + item / kStrips * 16;
-          const uint2 low = component_halves(row + g, slab + step + 4 * t), high = component_halves(row + g + 8, slab + step + 4 * t);
-          const uint4 b = load_matrices_transposed(shared_address(
-              all_.basis + (step + lane % 16) * UnpackShared<D>::kBasisPitch + strip * 16 + lane / 16 * 8));
+          const uint2 low = component_halves(row + g, slab + step + 4 * t),
+                      high = component_halves(row + g + 8, slab + step + 4 * t);
+          const uint4 b = load_matrices_transposed(
+              shared_address(all_.basis + (step + lane % 16) * UnpackShared<D>::kBasisPitch + strip * 16 + lane / 16 * 8));
           multiply(sums[i][0], low.x, high.x, low.y, high.y, b.x, b.y);
           multiply(sums[i][1], low.x, high.x, low.y, high.y, b.z, b.w);
         }
@@ -341,7 +347,7 @@ class Unpacking {
 #pragma unroll
       for (uint32_t k = 0; k < 8; ++k) x[k] = all_.positions[row + k] != kNowhere && c < dim() ? at(row + k, c) : 0.0f;
       *reinterpret_cast<uint4*>(tile_of(to) + value_at(D, to % kKeyTile, c)) = {halves(x[0], x[1]), halves(x[2], x[3]),
-                                                                               halves(x[4], x[5]), halves(x[6], x[7])};
+                                                                                halves(x[4], x[5]), halves(x[6], x[7])};
     }
   }
 
