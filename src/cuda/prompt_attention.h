@@ -34,7 +34,7 @@ struct PromptCall {
 
 class PromptAttention {
  public:
-  static constexpr size_t kScratchBytes = size_t{128} << 20;
+  static constexpr size_t kScratchBytes = size_t{144} << 20;  // two heads of 128 channels and 128K tokens
   static constexpr uint32_t kMostRows = 1u << 18;
 
   PromptAttention(Machine& machine, const CodecTables& tables)

@@ -72,27 +72,41 @@ class Planner {
 
   void add_head(uint32_t t, uint32_t head) {
     const PromptTask& task = input_.tasks[t];
+    const PromptHead& list = task.heads[head];
+    const uint32_t room = input_.scratch_tiles * kKeyTile;
+    uint64_t rows = 0;
+    seen_.clear();
+    for (uint32_t v = 0; v < list.views.size(); ++v) {
+      if (!could_see(all_, range_of(list.views[v]))) continue;
+      seen_.push_back(v);
+      rows += filled(list.views[v].rows);
+    }
+    if (row_ + rows > room) end_round();
+    // Equal parts; a view more than that still fits.
+    const uint64_t parts = (rows + room - 1) / room;
+    const uint64_t most = parts <= 1 ? room : std::min<uint64_t>(room, (rows + parts - 1) / parts + attn::kMaxViewRows);
     const uint32_t tiles = static_cast<uint32_t>(task.positions.size() * input_.group + kQueryTile - 1) / kQueryTile;
     piece_ = {first_tile_ + head * tiles, tiles, row_ / kKeyTile, 0};
-    const PromptHead& list = task.heads[head];
-    for (size_t v = 0; v < list.views.size(); ++v) {
-      const attn::BlockView& view = list.views[v];
-      Range range;
-      if (!view.ctx.positions && view.rows != 0) {
-        range.add(view.ctx.first_position), range.add(view.ctx.first_position + view.rows - 1);
-      }
-      for (uint32_t row = 0; view.ctx.positions && row < view.rows; ++row) {
-        if (view.ctx.positions[row] != attn::kDeadPosition) range.add(view.ctx.positions[row]);
-      }
-      if (!could_see(all_, range)) continue;
-      if (row_ + filled(view.rows) > input_.scratch_tiles * kKeyTile) {
+    for (const uint32_t v : seen_) {
+      if (row_ + filled(list.views[v].rows) > most) {
         end_piece();
         end_round();
         piece_.first_key = 0;
       }
-      add_view(view, list.placed[v], task.work);
+      add_view(list.views[v], list.placed[v], task.work);
     }
     end_piece();
+  }
+
+  static Range range_of(const attn::BlockView& view) {
+    Range range;
+    if (!view.ctx.positions && view.rows != 0) {
+      range.add(view.ctx.first_position), range.add(view.ctx.first_position + view.rows - 1);
+    }
+    for (uint32_t row = 0; view.ctx.positions && row < view.rows; ++row) {
+      if (view.ctx.positions[row] != attn::kDeadPosition) range.add(view.ctx.positions[row]);
+    }
+    return range;
   }
 
   static uint32_t filled(uint32_t rows) { return (rows + kUnpackRows - 1) / kUnpackRows * kUnpackRows; }
@@ -221,6 +235,7 @@ class Planner {
   // Of the task at hand.
   Range all_;
   uint32_t first_tile_ = 0;
+  std::vector<uint32_t> seen_;  // views of the head at hand that queries see
   // Of the round at hand.
   std::vector<Piece> pieces_;
   Piece piece_{};

@@ -1,8 +1,8 @@
 // prompt_plan.h — from views and many queries to rounds (prompt.h): which views go to scratch when, and equal pieces of work.
 // Host code, no device needed.
 //
-// Rounds:  the KV heads of all sequences one after the other, as many as scratch holds; a longer one is cut between views. Views
-//          that no query of their sequence sees are left out.
+// Rounds:  the KV heads of all sequences one after the other, as many as scratch holds; one that it does not hold alone is cut into
+//          about equal parts. Views that no query of their sequence sees are left out.
 // Items:   of every round, each query tile against the run of key tiles from the first to the last that one of its queries sees.
 //          Where these are too few for the device, or too uneven, runs are cut: as finely as shortens the round, and no finer.
 // Errors:  none. Throws std::bad_alloc.

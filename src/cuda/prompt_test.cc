@@ -48,7 +48,7 @@ struct Bare {
     kv_heads = 1 + pick(3);
     const uint32_t sequences = 1 + pick(3);
     for (uint32_t s = 0; s < sequences; ++s) {
-      const uint32_t length = 1 + pick(1500), tokens = 1 + pick(60);
+      const uint32_t length = 1 + pick(900), tokens = 1 + pick(40);
       auto& positions = queries.emplace_back();
       for (uint32_t q = 0; q < tokens; ++q) positions.push_back(length < tokens ? q : length - tokens + q);
       for (uint32_t h = 0; h < kv_heads; ++h) {
@@ -76,8 +76,8 @@ struct Bare {
       tasks.push_back({std::span(heads).subspan(size_t{s} * kv_heads, kv_heads), queries[s], s});
     input.tasks = tasks;
     input.group = 1 + pick(16), input.multiprocessors = 1 + pick(40);
-    input.scratch_tiles = pick(2) ? 4 + pick(12) : 2048;
-    input.params.causal = pick(4) != 0, input.params.window = pick(3) == 0 ? 1 + pick(1500) : 0;
+    input.scratch_tiles = pick(2) ? 4 + pick(6) : 2048;
+    input.params.causal = pick(4) != 0, input.params.window = pick(3) == 0 ? 1 + pick(600) : 0;
   }
 };
 
@@ -265,7 +265,7 @@ TEST(PromptTwin, RoundsAndPassesChangeNothing) {
     }
     heads.push_back({scene.views(t), placed[t]});
   }
-  const uint32_t query_heads = shape.kv_heads * shape.group, tokens = 150;
+  const uint32_t query_heads = shape.kv_heads * shape.group, tokens = 50;
   std::vector<float> queries(size_t{tokens} * query_heads * shape.head_dim);
   std::mt19937 rng(9);
   for (float& x : queries) x = std::normal_distribution<float>()(rng);
@@ -273,7 +273,7 @@ TEST(PromptTwin, RoundsAndPassesChangeNothing) {
   uint64_t least = 0;
   for (const auto& [scratch, rows] : {std::pair<size_t, uint32_t>{PromptAttention::kScratchBytes, PromptAttention::kMostRows},
                                       {1, PromptAttention::kMostRows},
-                                      {10 * key_tile_bytes(64), 250},
+                                      {10 * key_tile_bytes(64), 130},
                                       {PromptAttention::kScratchBytes, 1}}) {
     PromptAttention prompts(machine, tables);
     prompts.set_limits(scratch, rows);
@@ -301,7 +301,8 @@ TEST(PromptTwin, RoundsAndPassesChangeNothing) {
 
 TEST(PromptTwin, LessMemoryMeansMoreRounds) {
   PromptShape shape;
-  shape.scene.codecs = {"kivi4"}, shape.scene.lengths = {6000}, shape.scene.kv_heads = 4, shape.tokens = {40};
+  shape.scene.codecs = {"kivi4"}, shape.scene.lengths = {6000}, shape.scene.kv_heads = 4, shape.scene.group = 1,
+  shape.tokens = {40};
   PromptScene scene(shape, 4);
   std::vector<attn::AttendWork> works = scene.works();
   // What blocks need, a slab, and not the 25 MB that all heads would have as halves.
