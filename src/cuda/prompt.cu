@@ -8,6 +8,8 @@
 namespace tierkv::cuda {
 namespace {
 
+constexpr uint32_t kTileBlocks = 264;  // of a side: some views each, and enough for any device
+
 template <class Kernel>
 int allow_shared(Kernel kernel, size_t bytes) {
   return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -28,6 +30,10 @@ template <int D>
 void launch_step(const PromptLaunch& launch, PromptStep step, cudaStream_t stream) {
   if (step == PromptStep::unpack) {
     unpack_kernel<D><<<dim3(launch.view_count, 2), kUnpackThreads, sizeof(UnpackShared<D>), stream>>>(launch);
+    if (D == 128) {
+      const uint32_t blocks = launch.view_count < kTileBlocks ? launch.view_count : kTileBlocks;
+      unpack_tile_kernel<<<dim3(blocks, 2), kTileThreads, sizeof(UnpackTileShared), stream>>>(launch);
+    }
   } else if (launch.softcap > 0.0f) {
     prompt_kernel<D, true><<<launch.item_count, kPromptThreads, sizeof(PromptShared<D>), stream>>>(launch);
   } else {
@@ -38,7 +44,8 @@ void launch_step(const PromptLaunch& launch, PromptStep step, cudaStream_t strea
 }  // namespace
 
 int prepare_prompt_kernels(bool hopper) {
-  for (const int error : {prepare<64>(), prepare<128>(), prepare<256>(), hopper ? prepare_prompt_hopper() : 0}) {
+  for (const int error : {prepare<64>(), prepare<128>(), prepare<256>(), allow_shared(unpack_tile_kernel, sizeof(UnpackTileShared)),
+                          hopper ? prepare_prompt_hopper() : 0}) {
     if (error != 0) return error;
   }
   return 0;
@@ -47,7 +54,7 @@ int prepare_prompt_kernels(bool hopper) {
 int launch_prompt(const PromptLaunch& launch, PromptStep step, bool hopper, cudaStream_t stream) {
   const uint32_t dim = prompt_dim(launch.head_dim);
   if (step == PromptStep::merge) {
-    if (launch.tile_count != 0) prompt_merge_kernel<<<dim3(launch.tile_count, 4), 256, 0, stream>>>(launch);
+    if (launch.tile_count != 0) prompt_merge_kernel<<<dim3(launch.tile_count, 16), 256, 0, stream>>>(launch);
   } else if (step == PromptStep::attend && hopper && dim <= 128) {
     return launch_prompt_hopper(launch, stream);
   } else if (dim == 64) {

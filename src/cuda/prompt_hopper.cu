@@ -13,7 +13,11 @@
 namespace tierkv::cuda {
 namespace {
 
-constexpr uint32_t kGroup = 128, kThreadsAll = 3 * kGroup, kStages = 2, kWorkers = 2 * kGroup;
+constexpr uint32_t kGroup = 128, kThreadsAll = 3 * kGroup, kWorkers = 2 * kGroup;
+#ifndef TIERKV_STAGES
+#define TIERKV_STAGES 3
+#endif
+constexpr uint32_t kStages = TIERKV_STAGES;
 constexpr uint32_t kFirstTurn = 2, kQueriesThere = 1;  // barriers by number
 
 template <int D>

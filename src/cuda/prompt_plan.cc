@@ -79,6 +79,7 @@ class Planner {
     for (uint32_t v = 0; v < list.views.size(); ++v) {
       if (!could_see(all_, range_of(list.views[v]))) continue;
       seen_.push_back(v);
+      rows = (rows + align_of(list.views[v].rows) - 1) / align_of(list.views[v].rows) * align_of(list.views[v].rows);
       rows += filled(list.views[v].rows);
     }
     if (row_ + rows > room) end_round();
@@ -88,7 +89,7 @@ class Planner {
     const uint32_t tiles = static_cast<uint32_t>(task.positions.size() * input_.group + kQueryTile - 1) / kQueryTile;
     piece_ = {first_tile_ + head * tiles, tiles, row_ / kKeyTile, 0};
     for (const uint32_t v : seen_) {
-      if (row_ + filled(list.views[v].rows) > most) {
+      if (rounded(row_, align_of(list.views[v].rows)) + filled(list.views[v].rows) > most) {
         end_piece();
         end_round();
         piece_.first_key = 0;
@@ -111,7 +112,21 @@ class Planner {
 
   static uint32_t filled(uint32_t rows) { return (rows + kUnpackRows - 1) / kUnpackRows * kUnpackRows; }
 
+  // Long views begin where a tile does, or half of one: that is how they are unpacked fastest.
+  static uint32_t align_of(uint32_t rows) {
+    return rows >= kKeyTile ? kKeyTile : rows >= kKeyTile / 2 ? kKeyTile / 2 : kUnpackRows;
+  }
+  // As far as `row` is aligned for the next view, zeros follow the last one.
+  void fill_to(uint32_t row) {
+    if (row == row_) return;
+    plan_.views.back().filled = static_cast<uint16_t>(plan_.views.back().filled + row - row_);
+    plan_.key_tiles.back().whole = 0;
+    row_ = row;
+  }
+  static uint32_t rounded(uint32_t row, uint32_t to) { return (row + to - 1) / to * to; }
+
   void add_view(const attn::BlockView& view, const Placed& placed, uint32_t work) {
+    fill_to(rounded(row_, align_of(view.rows)));
     PromptView& desc = plan_.views.emplace_back();
     desc.keys = placed.keys, desc.values = placed.values, desc.codec = placed.codec;
     desc.first_position = view.ctx.first_position;
@@ -144,11 +159,7 @@ class Planner {
 
   // What is left of the last tile belongs to its last view, as zeros.
   void end_piece() {
-    if (const uint32_t over = row_ % kKeyTile; over != 0) {
-      plan_.views.back().filled = static_cast<uint16_t>(plan_.views.back().filled + kKeyTile - over);
-      plan_.key_tiles.back().whole = 0;
-      row_ += kKeyTile - over;
-    }
+    fill_to(rounded(row_, kKeyTile));
     piece_.keys = row_ / kKeyTile - piece_.first_key;
     if (piece_.keys != 0) pieces_.push_back(piece_);
   }
@@ -187,51 +198,79 @@ class Planner {
     return out;
   }
 
-  static uint32_t parts_of(uint32_t keys, uint32_t most) { return (keys + most - 1) / most; }
+  // Of a run, for one thread block: `part` of the run's.
+  struct Part {
+    uint32_t run, part, first, keys;
+  };
 
-  // How long a round takes when runs are cut into parts of at most so many tiles: thread blocks take what is next.
-  uint64_t makespan(const std::vector<Run>& runs, uint32_t most) const {
+  // Runs in parts of at most `most` tiles; `off` tiles of each become a part of their own, for thread blocks that would be idle.
+  // The longest come first.
+  static std::vector<Part> parts_of(const std::vector<Run>& runs, uint32_t most, uint32_t off) {
+    std::vector<Part> out;
+    for (uint32_t r = 0; r < runs.size(); ++r) {
+      const uint32_t less = off != 0 && runs[r].keys > 4 * off ? off : 0, keys = runs[r].keys - less;
+      const uint32_t parts = (keys + most - 1) / most;
+      for (uint32_t p = 0; p < parts; ++p) out.push_back({r, p, keys * p / parts, keys * (p + 1) / parts - keys * p / parts});
+      if (less != 0) out.push_back({r, parts, keys, less});
+    }
+    std::stable_sort(out.begin(), out.end(), [](const Part& a, const Part& b) { return a.keys > b.keys; });
+    return out;
+  }
+
+  // How long a round takes: thread blocks take what is next.
+  uint64_t makespan(const std::vector<Part>& parts) const {
     std::priority_queue<uint64_t, std::vector<uint64_t>, std::greater<>> busy;
     for (uint32_t i = 0; i < input_.multiprocessors; ++i) busy.push(0);
     uint64_t last = 0;
-    for (const Run& run : runs) {
-      const uint32_t parts = parts_of(run.keys, most);
-      for (uint32_t p = 0; p < parts; ++p) {
-        const uint64_t end = busy.top() + kItemCost + run.keys / parts;
-        busy.pop(), busy.push(end);
-        last = std::max(last, end);
-      }
+    for (const Part& part : parts) {
+      const uint64_t end = busy.top() + kItemCost + part.keys;
+      busy.pop(), busy.push(end);
+      last = std::max(last, end);
     }
     return last;
   }
 
-  void add_items() {
-    std::vector<Run> all = runs();
-    std::stable_sort(all.begin(), all.end(), [](const Run& a, const Run& b) { return a.keys > b.keys; });
-    const uint32_t longest = all.empty() ? 1 : all.front().keys;
-    uint32_t most = longest;
-    uint64_t best = std::numeric_limits<uint64_t>::max();
+  std::vector<Part> best_parts(const std::vector<Run>& runs) const {
+    uint32_t longest = 1;
+    for (const Run& run : runs) longest = std::max(longest, run.keys);
+    std::vector<Part> best;
+    uint64_t takes = std::numeric_limits<uint64_t>::max();
+    const auto offer = [&](uint32_t most, uint32_t off) {
+      std::vector<Part> parts = parts_of(runs, most, off);
+      if (const uint64_t t = makespan(parts); t < takes) takes = t, best = std::move(parts);
+    };
     for (const uint32_t cuts : {1u, 2u, 3u, 4u, 6u, 8u, 12u, 16u, 24u, 32u, 48u, 64u}) {
-      const uint32_t keys = parts_of(longest, cuts);
-      if (cuts > 1 && (keys < kLeastKeys || all.size() * cuts > 16ull * input_.multiprocessors)) break;
-      const uint64_t takes = makespan(all, keys);
-      if (takes < best) best = takes, most = keys;
+      const uint32_t most = (longest + cuts - 1) / cuts;
+      const uint64_t items = runs.size() * cuts, waves = (items + input_.multiprocessors - 1) / input_.multiprocessors;
+      if (cuts > 1 && (most < kLeastKeys || items > 16ull * input_.multiprocessors)) break;
+      offer(most, 0);
+      // What idle thread blocks of the last wave could take off all others: as much as leaves each of them as long as these.
+      const uint64_t idle = waves * input_.multiprocessors - items;
+      if (cuts != 1 || idle == 0 || waves > 4) continue;
+      const uint64_t each = (items + idle - 1) / idle;
+      const uint64_t off = longest > each * kItemCost ? (longest - each * kItemCost) / (each + 1) : 0;
+      if (off >= kLeastKeys) offer(longest - static_cast<uint32_t>(off), static_cast<uint32_t>(off));
     }
-    for (const Run& run : all) {
-      const uint32_t parts = parts_of(run.keys, most);
-      for (uint32_t p = 0; p < parts; ++p) {
-        const uint32_t begin = run.keys * p / parts, end = run.keys * (p + 1) / parts;
-        std::vector<uint32_t>& slots = slots_[run.tile];
-        const bool continues = p < slots.size();
-        if (!continues) slots.push_back(plan_.slot_count++);
-        plan_.items.push_back({run.tile, run.first_key + begin, end - begin, slots[p], continues});
-      }
+    return best;
+  }
+
+  void add_items() {
+    const std::vector<Run> all = runs();
+    for (const Part& part : best_parts(all)) {
+      const Run& run = all[part.run];
+      std::vector<uint32_t>& slots = slots_[run.tile];
+      const bool continues = part.part < slots.size() && begun_[slots[part.part]];
+      while (part.part >= slots.size()) slots.push_back(plan_.slot_count++);
+      begun_.resize(plan_.slot_count);
+      begun_[slots[part.part]] = true;
+      plan_.items.push_back({run.tile, run.first_key + part.first, part.keys, slots[part.part], continues});
     }
   }
 
   const PromptPlanInput& input_;
   PromptPlan plan_;
   std::vector<std::vector<uint32_t>> slots_;  // of each query tile
+  std::vector<bool> begun_;                   // of each slot: it has a state
   // Of the task at hand.
   Range all_;
   uint32_t first_tile_ = 0;
