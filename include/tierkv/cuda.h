@@ -3,11 +3,13 @@
 //   auto device = tierkv::cuda::attach(*cache);         // the first device
 //   if (!device.ok()) std::puts(device.status().message().c_str());
 //
-// From then on attention() of up to kMostQueries queries a call is one launch over all sequences and all tiers. Sealed blocks are
-// copied to the device once and stay there, and so do hot rows; queries and results travel with every call. What the device does
-// not do, the processor does, with the same results: longer prompts, codecs without a device reader (kvquant), and calls that ask
-// what more than about a thousand rows of a head receive. What fewer receive it adds up beside the device's attention. Appending,
-// coding, eviction, snapshots and all errors are the cache's own.
+// From then on attention() of up to kMostQueries queries a sequence is one launch over all sequences and all tiers. Sealed blocks
+// are copied to the device once and stay there, and so do hot rows; queries and results travel with every call. More queries a
+// sequence, a prompt, are attended to in rounds: some heads of the past are unpacked into at most 144 MiB of 16-bit floats, once
+// for all queries, and never the whole of it. What the device does not do, the processor does, with the same results: codecs
+// without a device reader (kvquant), prompts whose rows 16-bit floats cannot hold, and calls that ask what more than about a
+// thousand rows of a head receive. What fewer receive it adds up beside the device's attention. Appending, coding, eviction,
+// snapshots and all errors are the cache's own.
 //
 // Build:   -DTIERKV_CUDA=ON. Without it every call here is `unsupported`.
 // Errors:  unsupported: no CUDA in this build, or a device older than compute capability 8.0. failed_precondition: no device, or a

@@ -86,7 +86,9 @@ void DeviceAttention::attend(std::span<AttendWork> works, const Executor& run) c
 }
 
 bool DeviceAttention::serves(const AttendWork& work) const {
-  if (!few_rows_asked(work) || work.queries.tokens == 0) return false;
+  // A prompt's own attention costs the processor more than what any number of rows receive.
+  if (is_prompt(work) ? work.params.weigh_only : !few_rows_asked(work)) return false;
+  if (work.queries.tokens == 0) return false;
   if (is_prompt(work) && !(work.params.scale > 0.0f)) return false;
   if (work.heads.empty() || group_of(work) > kMostGroup || work.params.head_dim > 256) return false;
   for (size_t h = 0; h < work.heads.size(); ++h) {

@@ -4,6 +4,7 @@
 #include "cuda/prompt_attend.cuh"
 #include "cuda/prompt_kernels.h"
 #include "cuda/prompt_unpack.cuh"
+#include "cuda/prompt_unpack_tile.cuh"
 
 namespace tierkv::cuda {
 namespace {
@@ -29,10 +30,13 @@ int prepare() {
 template <int D>
 void launch_step(const PromptLaunch& launch, PromptStep step, cudaStream_t stream) {
   if (step == PromptStep::unpack) {
-    unpack_kernel<D><<<dim3(launch.view_count, 2), kUnpackThreads, sizeof(UnpackShared<D>), stream>>>(launch);
-    if (D == 128) {
-      const uint32_t blocks = launch.view_count < kTileBlocks ? launch.view_count : kTileBlocks;
+    if (launch.tile_views != 0) {
+      const uint32_t blocks = launch.tile_views < kTileBlocks ? launch.tile_views : kTileBlocks;
       unpack_tile_kernel<<<dim3(blocks, 2), kTileThreads, sizeof(UnpackTileShared), stream>>>(launch);
+    }
+    if (launch.view_count != launch.tile_views) {
+      const dim3 blocks(launch.view_count - launch.tile_views, 2);
+      unpack_kernel<D><<<blocks, kUnpackThreads, sizeof(UnpackShared<D>), stream>>>(launch);
     }
   } else if (launch.softcap > 0.0f) {
     prompt_kernel<D, true><<<launch.item_count, kPromptThreads, sizeof(PromptShared<D>), stream>>>(launch);

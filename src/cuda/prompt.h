@@ -107,7 +107,8 @@ struct PromptLaunch {
   uint32_t head_dim = 0, group = 1;
   float scale = 1.0f, softcap = 0.0f;
   uint32_t causal = 1, window = 0;
-  uint32_t view_count = 0, item_count = 0, tile_count = 0;
+  // The first `tile_views` are whole blocks that are unpacked a tile at a time (prompt_unpack_tile.cuh).
+  uint32_t view_count = 0, tile_views = 0, item_count = 0, tile_count = 0;
 };
 
 enum class PromptStep : uint8_t { unpack, attend, merge };

@@ -91,10 +91,9 @@ __global__ void __launch_bounds__(kPromptThreads, 1) prompt_kernel(const __grid_
     __syncthreads();  // keys are read
     if (step + 1 < end) copy_keys<D>(launch, step + 1, keys);
     end_copies();
-    const float2 shrink = weigh<kPromptKeys, kCapped>(launch, rows, s, needs_mask(launch, tile, launch.key_tiles[step / 2]),
+    const Shrink shrink = weigh<kPromptKeys, kCapped>(launch, rows, s, needs_mask(launch, tile, launch.key_tiles[step / 2]),
                                                       launch.key_positions + step * kPromptKeys);
-#pragma unroll
-    for (int n = 0; n < D / 8; ++n) out[n][0] *= shrink.x, out[n][1] *= shrink.x, out[n][2] *= shrink.y, out[n][3] *= shrink.y;
+    shrink_rows(shrink, out);
     wait_copies<1>();
     __syncthreads();
 #pragma unroll

@@ -72,7 +72,7 @@ Status PromptAttention::run(const PromptCall& call, const Pass& pass) {
   const PromptItem* const items = launch.items;
   const KeyTileDesc* const key_tiles = launch.key_tiles;
   for (const PromptRound& round : plan.rounds) {
-    launch.views = views + round.first_view, launch.view_count = round.views;
+    launch.views = views + round.first_view, launch.view_count = round.views, launch.tile_views = round.tile_views;
     launch.items = items + round.first_item, launch.item_count = round.items;
     launch.key_tiles = key_tiles + round.first_key_tile;
     if (round.items == 0) continue;
@@ -90,7 +90,7 @@ Status PromptAttention::make_room(const Pass& pass, const PromptCall& call, Prom
   constexpr uint32_t kLeastTiles = 4;
   auto tiles = static_cast<uint32_t>(std::max<size_t>(scratch_bytes_ / key_tile_bytes(dim), kLeastTiles));
   for (Status room;; tiles = std::max(tiles / 2, kLeastTiles)) {
-    plan = make_prompt_plan({pass.tasks, call.params, call.group, machine_.facts().multiprocessors, tiles});
+    plan = make_prompt_plan({pass.tasks, call.params, call.group, machine_.facts().multiprocessors, tables_.on_host(), tiles});
     const size_t states = static_cast<size_t>(plan.slot_count) * kQueryTile;
     room = scratch_.reserve(plan.most_key_tiles * tile_bytes);
     if (room.ok()) room = states_.reserve(states * (call.params.head_dim + 2) * sizeof(float));

@@ -18,6 +18,10 @@ constexpr uint32_t kGroup = 128, kThreadsAll = 3 * kGroup, kWorkers = 2 * kGroup
 #define TIERKV_STAGES 3
 #endif
 constexpr uint32_t kStages = TIERKV_STAGES;
+#ifndef TIERKV_CLUSTER
+#define TIERKV_CLUSTER 2
+#endif
+constexpr uint32_t kCluster = TIERKV_CLUSTER;
 constexpr uint32_t kFirstTurn = 2, kQueriesThere = 1;  // barriers by number
 
 template <int D>
@@ -33,15 +37,26 @@ constexpr size_t kHopperBytes = sizeof(HopperShared<D>) + 1024;  // to be aligne
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
+// One thread has key tiles copied. `pair`: half of each, for this block and the other of its cluster, which copies the other half.
 template <int D>
-TIERKV_DEVICE void copy_tiles(const PromptLaunch& launch, const PromptItem& item, HopperShared<D>& all) {
+TIERKV_DEVICE void copy_tiles(const PromptLaunch& launch, const PromptItem& item, HopperShared<D>& all, bool pair) {
+  const uint32_t half = key_tile_side(D) / 2, mine = pair ? cluster_rank() * half : 0;
+  const auto copy = [&](uint8_t* to, const uint8_t* from, uint64_t& barrier) {
+    if (!pair) {
+      copy_in(shared_address(to), from, key_tile_side(D), shared_address(&barrier));
+      return;
+    }
+    barrier_expect(shared_address(&barrier), key_tile_side(D));
+    copy_to_all(shared_address(to) + mine, from + mine, half, shared_address(&barrier), 3);
+  };
+  uint32_t stage = 0, parity = 1;
   for (uint32_t j = 0; j < item.keys; ++j) {
-    const uint32_t stage = j % kStages, parity = (j / kStages & 1u) ^ 1u;
     const uint8_t* const from = launch.scratch + static_cast<size_t>(item.first_key + j) * key_tile_bytes(D);
     barrier_wait(shared_address(&all.keys_read[stage]), parity);
-    copy_in(shared_address(all.keys[stage]), from, key_tile_side(D), shared_address(&all.keys_there[stage]));
+    copy(all.keys[stage], from, all.keys_there[stage]);
     barrier_wait(shared_address(&all.values_read[stage]), parity);
-    copy_in(shared_address(all.values[stage]), from + key_tile_side(D), key_tile_side(D), shared_address(&all.values_there[stage]));
+    copy(all.values[stage], from + key_tile_side(D), all.values_there[stage]);
+    if (++stage == kStages) stage = 0, parity ^= 1u;
   }
 }
 
@@ -49,8 +64,9 @@ TIERKV_DEVICE void copy_tiles(const PromptLaunch& launch, const PromptItem& item
 template <int D, bool kCapped>
 class Worker {
  public:
-  TIERKV_DEVICE Worker(const PromptLaunch& launch, const PromptItem& item, const QueryTileDesc& tile, HopperShared<D>& all)
-      : launch_(launch), item_(item), tile_(tile), all_(all), index_(threadIdx.x / kGroup - 1) {}
+  TIERKV_DEVICE Worker(const PromptLaunch& launch, const PromptItem& item, const QueryTileDesc& tile, HopperShared<D>& all,
+                       bool pair)
+      : launch_(launch), item_(item), tile_(tile), all_(all), pair_(pair), index_(threadIdx.x / kGroup - 1) {}
 
   TIERKV_DEVICE void run() {
     load_queries<D>(launch_, tile_, all_.queries, all_.factors, threadIdx.x / 32 - 4, kWorkers / 32);
@@ -82,12 +98,11 @@ class Worker {
       group_wait<1>();
       group_pin(s);
       read(all_.keys_read[j % kStages]);
-      const float2 shrink = weigh<kKeyTile, kCapped>(launch_, rows, s, masked, positions(j));
+      const Shrink shrink = weigh<kKeyTile, kCapped>(launch_, rows, s, masked, positions(j));
       group_wait<0>();
       group_pin(out);
       read(all_.values_read[(j - 1) % kStages]);
-#pragma unroll
-      for (int n = 0; n < D / 8; ++n) out[n][0] *= shrink.x, out[n][1] *= shrink.x, out[n][2] *= shrink.y, out[n][3] *= shrink.y;
+      shrink_rows(shrink, out);
       pack(s, weights);
     }
     add_values(item_.keys - 1, weights, out);
@@ -105,8 +120,11 @@ class Worker {
   TIERKV_DEVICE void end_turn(bool last) const {
     if (index_ == 0 || !last) let_pass(kFirstTurn + 1 - index_, kWorkers);
   }
-  TIERKV_DEVICE static void read(const uint64_t& barrier) {
-    if (threadIdx.x % 32 == 0) barrier_arrive(shared_address(&barrier));
+  // A warp has read a tile: whoever copies the next one there must know.
+  TIERKV_DEVICE void read(const uint64_t& barrier) const {
+    const uint32_t lane = threadIdx.x % 32, at = shared_address(&barrier);
+    if (!pair_ && lane == 0) barrier_arrive(at);
+    if (pair_ && lane < 2) barrier_arrive_in(address_in(at, lane));
   }
 
   TIERKV_DEVICE void score(uint32_t j, float (&s)[kKeyTile / 8][4]) const {
@@ -144,35 +162,49 @@ class Worker {
   const PromptItem& item_;
   const QueryTileDesc& tile_;
   HopperShared<D>& all_;
+  const bool pair_;
   const uint32_t index_;
   uint32_t queries_ = 0;
 };
 
 #endif
 
+// Two thread blocks of a cluster mostly have neighbouring query tiles and the same keys: each copies half of them for both.
 template <int D, bool kCapped>
-__global__ void __launch_bounds__(kThreadsAll, 1) hopper_kernel(const __grid_constant__ PromptLaunch launch) {
+__global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreadsAll, 1)
+    hopper_kernel(const __grid_constant__ PromptLaunch launch) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ uint8_t memory[];
   auto& all = *reinterpret_cast<HopperShared<D>*>(memory + (1024 - shared_address(memory) % 1024) % 1024);
-  const PromptItem item = launch.items[blockIdx.x];
+  const bool works = blockIdx.x < launch.item_count;
+  const PromptItem item = works ? launch.items[blockIdx.x] : PromptItem();
+  bool pair = false;
+  if (kCluster == 2 && works && (blockIdx.x ^ 1u) < launch.item_count) {
+    const PromptItem other = launch.items[blockIdx.x ^ 1u];
+    pair = other.first_key == item.first_key && other.keys == item.keys;
+  }
   if (threadIdx.x == 0) {
     for (uint32_t i = 0; i < kStages; ++i) {
       barrier_init_for(shared_address(&all.keys_there[i]), 1), barrier_init_for(shared_address(&all.values_there[i]), 1);
-      barrier_init_for(shared_address(&all.keys_read[i]), kWorkers / 32);
-      barrier_init_for(shared_address(&all.values_read[i]), kWorkers / 32);
+      barrier_init_for(shared_address(&all.keys_read[i]), (pair ? 2 : 1) * kWorkers / 32);
+      barrier_init_for(shared_address(&all.values_read[i]), (pair ? 2 : 1) * kWorkers / 32);
     }
     fence_copies();
   }
   __syncthreads();
+  if (kCluster == 2) cluster_meet();
   if (threadIdx.x < kGroup) {
     give_registers<24>();
-    if (threadIdx.x == 0) copy_tiles<D>(launch, item, all);
+    if (threadIdx.x == 0 && works) copy_tiles<D>(launch, item, all, pair);
   } else {
     take_registers<240>();
-    const QueryTileDesc tile = launch.tiles[item.tile];
-    Worker<D, kCapped>(launch, item, tile, all).run();
+    if (works) {
+      const QueryTileDesc tile = launch.tiles[item.tile];
+      Worker<D, kCapped>(launch, item, tile, all, pair).run();
+    }
   }
+  __syncwarp();
+  if (kCluster == 2) cluster_meet();  // the other block may still write here
 #endif
 }
 
@@ -184,8 +216,9 @@ int prepare() {
 
 template <int D>
 void launch_items(const PromptLaunch& launch, cudaStream_t stream) {
-  if (launch.softcap > 0.0f) hopper_kernel<D, true><<<launch.item_count, kThreadsAll, kHopperBytes<D>, stream>>>(launch);
-  else hopper_kernel<D, false><<<launch.item_count, kThreadsAll, kHopperBytes<D>, stream>>>(launch);
+  const uint32_t blocks = (launch.item_count + kCluster - 1) / kCluster * kCluster;
+  if (launch.softcap > 0.0f) hopper_kernel<D, true><<<blocks, kThreadsAll, kHopperBytes<D>, stream>>>(launch);
+  else hopper_kernel<D, false><<<blocks, kThreadsAll, kHopperBytes<D>, stream>>>(launch);
 }
 
 }  // namespace

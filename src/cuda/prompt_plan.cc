@@ -10,6 +10,8 @@ namespace {
 
 constexpr uint32_t kItemCost = 3;   // what an item takes beside its tiles, in tiles
 constexpr uint32_t kLeastKeys = 4;  // tiles that are worth an item of their own
+// And at most: tensor cores round their sums down, which shows in the end (5e-4 after 1,000 tiles of even weights).
+constexpr uint32_t kMostKeys = 1100;
 
 struct Range {
   uint32_t low = std::numeric_limits<uint32_t>::max(), high = 0;
@@ -17,9 +19,26 @@ struct Range {
   bool empty() const { return low > high; }
 };
 
+bool side_by_tile(const quant::SideLayout& side) {
+  if (side.head_dim != kTileRows || side.tokens != kKeyTile) return false;
+  if (side.kind == quant::LayoutKind::words) {
+    if (side.components > kTileRows || side.pairs != kTileRows / 2) return false;
+    for (uint32_t p = 0; p < side.pairs; ++p) {  // one lane has both of a pair where they lie half a head apart
+      if (side.turned[2 * p] != p || side.turned[2 * p + 1] != p + side.pairs) return false;
+    }
+    return true;
+  }
+  const quant::LayoutPlane& plane = side.planes[0];
+  return side.kind == quant::LayoutKind::packed && side.groups == 1 && side.planes[1].bits == 0 && plane.shift == 0 &&
+         plane.bits >= 2 && plane.offset % 8 == 0 && !side.has_levels && !side.even && side.mean_at == 0 &&
+         !(side.hadamard && side.by_channel);
+}
+
 class Planner {
  public:
-  explicit Planner(const PromptPlanInput& input) : input_(input) {}
+  explicit Planner(const PromptPlanInput& input) : input_(input) {
+    for (const CodecDesc& codec : input.codecs) by_tile_.push_back(unpacks_by_tile(codec));
+  }
 
   PromptPlan make() {
     for (uint32_t t = 0; t < input_.tasks.size(); ++t) {
@@ -168,6 +187,14 @@ class Planner {
     if (row_ == 0) return;
     PromptRound& round = plan_.rounds.emplace_back();
     round.first_view = first_view_, round.views = static_cast<uint32_t>(plan_.views.size()) - first_view_;
+    const auto views = plan_.views.begin() + first_view_;
+    round.tile_views = static_cast<uint32_t>(std::stable_partition(views, plan_.views.end(),
+                                                                   [&](const PromptView& view) {
+                                                                     return view.codec < by_tile_.size() && by_tile_[view.codec] &&
+                                                                            view.rows == kKeyTile && view.filled == kKeyTile &&
+                                                                            view.positions == kNoPositions;
+                                                                   }) -
+                                             views);
     round.first_key_tile = first_key_tile_, round.key_tiles = row_ / kKeyTile;
     plan_.most_key_tiles = std::max(plan_.most_key_tiles, round.key_tiles);
     round.first_item = static_cast<uint32_t>(plan_.items.size());
@@ -240,7 +267,7 @@ class Planner {
       if (const uint64_t t = makespan(parts); t < takes) takes = t, best = std::move(parts);
     };
     for (const uint32_t cuts : {1u, 2u, 3u, 4u, 6u, 8u, 12u, 16u, 24u, 32u, 48u, 64u}) {
-      const uint32_t most = (longest + cuts - 1) / cuts;
+      const uint32_t most = std::min(kMostKeys, (longest + cuts - 1) / cuts);
       const uint64_t items = runs.size() * cuts, waves = (items + input_.multiprocessors - 1) / input_.multiprocessors;
       if (cuts > 1 && (most < kLeastKeys || items > 16ull * input_.multiprocessors)) break;
       offer(most, 0);
@@ -249,7 +276,7 @@ class Planner {
       if (cuts != 1 || idle == 0 || waves > 4) continue;
       const uint64_t each = (items + idle - 1) / idle;
       const uint64_t off = longest > each * kItemCost ? (longest - each * kItemCost) / (each + 1) : 0;
-      if (off >= kLeastKeys) offer(longest - static_cast<uint32_t>(off), static_cast<uint32_t>(off));
+      if (off >= kLeastKeys && longest <= kMostKeys) offer(longest - static_cast<uint32_t>(off), static_cast<uint32_t>(off));
     }
     return best;
   }
@@ -268,6 +295,7 @@ class Planner {
   }
 
   const PromptPlanInput& input_;
+  std::vector<bool> by_tile_;  // of each codec
   PromptPlan plan_;
   std::vector<std::vector<uint32_t>> slots_;  // of each query tile
   std::vector<bool> begun_;                   // of each slot: it has a state
@@ -282,6 +310,8 @@ class Planner {
 };
 
 }  // namespace
+
+bool unpacks_by_tile(const CodecDesc& codec) { return side_by_tile(codec.key) && side_by_tile(codec.value); }
 
 PromptPlan make_prompt_plan(const PromptPlanInput& input) { return Planner(input).make(); }
 

@@ -35,11 +35,13 @@ struct PromptPlanInput {
   attn::AttendParams params;
   uint32_t group = 1;
   uint32_t multiprocessors = 1;
-  uint32_t scratch_tiles = 2048;  // at least 3: a view of 256 rows that begins inside a tile
+  std::span<const CodecDesc> codecs = {};  // with pointers of the host; none: no view is unpacked a tile at a time
+  uint32_t scratch_tiles = 2048;           // at least 3: a view of 256 rows that begins inside a tile
 };
 
 struct PromptRound {
-  uint32_t first_view = 0, views = 0, first_item = 0, items = 0;
+  uint32_t first_view = 0, views = 0, tile_views = 0;  // PromptLaunch::tile_views
+  uint32_t first_item = 0, items = 0;
   uint32_t first_key_tile = 0, key_tiles = 0;  // descriptors; items count from the first
 };
 
@@ -55,6 +57,9 @@ struct PromptPlan {
   uint32_t slot_count = 0;
   uint32_t most_key_tiles = 0;  // of a round
 };
+
+// Whether whole blocks of a codec are unpacked a tile at a time. Pointers are the host's.
+bool unpacks_by_tile(const CodecDesc& codec);
 
 PromptPlan make_prompt_plan(const PromptPlanInput& input);
 

@@ -74,10 +74,17 @@ TIERKV_DEVICE RowPair row_pair(const PromptLaunch& launch, const QueryTileDesc& 
   return out;
 }
 
-// Scores of N columns, products before, become weights; returns what earlier sums shrink by. `masked`: columns' positions decide.
-// Sums are of this lane's columns.
+inline constexpr float kTilePatience = 8.0f;  // weights may grow to 2^8 before sums are rescaled
+
+// What earlier sums of a lane's two rows have to be multiplied by; the same for all of a warp whether there is anything to do.
+struct Shrink {
+  bool needed;
+  float by[2];
+};
+
+// Scores of N columns, products before, become weights. `masked`: columns' positions decide. Sums are of this lane's columns.
 template <int N, bool kCapped>
-TIERKV_DEVICE float2 weigh(const PromptLaunch& launch, RowPair& rows, float (&s)[N / 8][4], bool masked,
+TIERKV_DEVICE Shrink weigh(const PromptLaunch& launch, RowPair& rows, float (&s)[N / 8][4], bool masked,
                            const uint32_t* positions) {
   if (kCapped) {
     const float cap = launch.softcap * kLog2E;
@@ -98,30 +105,58 @@ TIERKV_DEVICE float2 weigh(const PromptLaunch& launch, RowPair& rows, float (&s)
       }
     }
   }
-  float shrink[2];
+  // Several chains each: few warps share a scheduler here, and one chain of 32 would wait for itself.
+  float most[2][4];
+#pragma unroll
+  for (int n = 0; n < N / 8; ++n) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float two = fmaxf(s[n][2 * r], s[n][2 * r + 1]);
+      most[r][n % 4] = n < 4 ? two : fmaxf(most[r][n % 4], two);
+    }
+  }
+  float top[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) top[r] = fmaxf(fmaxf(most[r][0], most[r][1]), fmaxf(most[r][2], most[r][3]));
+#pragma unroll
+  for (int d = 1; d < 4; d *= 2) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], d));
+  }
+  if (!kCapped) top[0] *= rows.factor[0], top[1] *= rows.factor[1];
+  Shrink shrink{__any_sync(~0u, top[0] > rows.top[0] + kTilePatience || top[1] > rows.top[1] + kTilePatience) != 0, {1.0f, 1.0f}};
+  float base[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float most = fmaxf(s[0][2 * r], s[0][2 * r + 1]);
-#pragma unroll
-    for (int n = 1; n < N / 8; ++n) most = fmaxf(most, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
-    most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-    most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-    const float factor = kCapped ? 1.0f : rows.factor[r], top = fmaxf(rows.top[r], most * factor);
-    const float base = top == -INFINITY ? 0.0f : top;
-    shrink[r] = power2(rows.top[r] - base);
-    rows.top[r] = top;
-    float sum = 0.0f;
-#pragma unroll
-    for (int n = 0; n < N / 8; ++n) {
-#pragma unroll
-      for (int i = 2 * r; i < 2 * r + 2; ++i) {
-        s[n][i] = power2(fmaf(s[n][i], factor, -base));
-        sum += s[n][i];
-      }
+    if (shrink.needed) {
+      const float next = fmaxf(rows.top[r], top[r]);
+      shrink.by[r] = power2(rows.top[r] - (next == -INFINITY ? 0.0f : next));
+      rows.top[r] = next, rows.sum[r] *= shrink.by[r];
     }
-    rows.sum[r] = rows.sum[r] * shrink[r] + sum;
+    base[r] = rows.top[r] == -INFINITY ? 0.0f : rows.top[r];
   }
-  return {shrink[0], shrink[1]};
+  float sum[2][2] = {};
+#pragma unroll
+  for (int n = 0; n < N / 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      s[n][i] = power2(kCapped ? s[n][i] - base[i / 2] : fmaf(s[n][i], rows.factor[i / 2], -base[i / 2]));
+      sum[i / 2][i % 2] += s[n][i];
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) rows.sum[r] += sum[r][0] + sum[r][1];
+  return shrink;
+}
+
+template <int N>
+TIERKV_DEVICE void shrink_rows(const Shrink& shrink, float (&out)[N][4]) {
+  if (!shrink.needed) return;
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) out[n][i] *= shrink.by[i / 2];
+  }
 }
 
 // The state of a warp's rows goes to its slot, or is merged with what is there.

@@ -167,13 +167,48 @@ TEST(PromptPlan, FewQueriesKeepEveryMultiprocessorBusy) {
   for (uint32_t q = 0; q < 32; ++q) positions[q] = 1024 * 128 - 32 + q;
   const PromptTask task{heads, positions, 0};
   attn::AttendParams params;
-  const PromptPlan plan = make_prompt_plan({{&task, 1}, params, 4, 132, 2048});
+  const PromptPlan plan = make_prompt_plan({{&task, 1}, params, 4, 132, {}, 2080});
   EXPECT_EQ(plan.rounds.size(), 4u);  // two heads each
   for (const PromptRound& round : plan.rounds) {
     uint32_t most = 0;
     for (uint32_t i = 0; i < round.items; ++i) most = std::max(most, plan.items[round.first_item + i].keys);
     EXPECT_GE(round.items, 120u);
     EXPECT_LE(most, 18u);  // of 2,048 tiles
+  }
+}
+
+// Whole blocks in codes of one plane, and klt's, are unpacked a tile at a time; they are listed first and fill a tile.
+TEST(PromptPlan, BlocksThatFillATileComeFirst) {
+  TwinMachine machine;
+  CodecTables tables(machine);
+  for (const auto& [name, by_tile] : {std::pair<std::string, bool>{"klt1.25+top4", true},
+                                      {"kivi2", true},
+                                      {"mid4", true},
+                                      {"rot4", false},
+                                      {"even4", false},
+                                      {"kivi3", false}}) {
+    SCOPED_TRACE(name);
+    testing::SceneShape shape;
+    shape.codecs = {name}, shape.lengths = {1200}, shape.sinks = 4, shape.kv_heads = 1, shape.cut = true;
+    const testing::Scene scene(shape, 6);
+    ASSERT_TRUE(scene.status().ok());
+    std::vector<Placed> placed;
+    for (const attn::BlockView& view : scene.views(0))
+      placed.push_back({nullptr, nullptr, *tables.find(*view.key_codec, *view.value_codec)});
+    const PromptHead head{scene.views(0), placed};
+    const std::vector<uint32_t> positions(20, 1199);
+    const PromptTask task{{&head, 1}, positions, 0};
+    const PromptPlan plan = make_prompt_plan({{&task, 1}, scene.shape().params, 4, 8, tables.on_host(), 64});
+    ASSERT_EQ(plan.rounds.size(), 1u);
+    uint32_t whole = 0;
+    for (uint32_t v = 0; v < plan.views.size(); ++v) {
+      const bool fits = unpacks_by_tile(tables.on_host()[plan.views[v].codec]) && plan.views[v].rows == kKeyTile;
+      whole += fits;
+      EXPECT_TRUE(!fits || (plan.views[v].to % kKeyTile == 0 && plan.views[v].filled == kKeyTile));
+      EXPECT_EQ(fits, v < plan.rounds[0].tile_views);
+    }
+    EXPECT_EQ(whole != 0, by_tile);
+    EXPECT_LT(whole, plan.views.size());
   }
 }
 

@@ -6,7 +6,8 @@
 
 #include "cuda/better.h"
 #include "cuda/halves.cuh"
-#include "cuda/prompt_unpack_tile.cuh"
+#include "cuda/prompt.h"
+#include "cuda/warp.cuh"
 
 namespace tierkv::cuda {
 
@@ -362,9 +363,7 @@ class Unpacking {
 
 template <int D>
 __global__ void __launch_bounds__(kUnpackThreads) unpack_kernel(const __grid_constant__ PromptLaunch launch) {
-  const PromptView view = launch.views[blockIdx.x];
-  if (fits_tile(launch, view, launch.codecs[view.codec], blockIdx.y == 0)) return;
-  Unpacking<D>(launch, view, blockIdx.y == 0).run();
+  Unpacking<D>(launch, launch.views[launch.tile_views + blockIdx.x], blockIdx.y == 0).run();
 }
 
 }  // namespace tierkv::cuda

@@ -23,23 +23,6 @@ struct UnpackTileShared {
   float signs[kTileDim];  // of the Hadamard frame, and its norm
 };
 
-// Whether a side of a view takes this way. All threads of a block ask together.
-__device__ inline bool fits_tile(const PromptLaunch& launch, const PromptView& view, const CodecDesc& codec, bool keys) {
-  if (launch.head_dim != kTileDim || view.rows != kKeyTile || view.filled != kKeyTile || view.to % kKeyTile != 0) return false;
-  if (view.positions != kNoPositions) return false;
-  const quant::SideLayout& side = keys ? codec.key : codec.value;
-  if (side.tokens != kKeyTile) return false;
-  if (side.kind == quant::LayoutKind::words) {
-    if (side.components > kTileComponents || side.pairs != kTileDim / 2) return false;
-    // Channels that turn together lie half a head apart: one lane has both.
-    const uint32_t p = threadIdx.x % (kTileDim / 2);
-    return __syncthreads_and(side.turned[2 * p] == p && side.turned[2 * p + 1] == p + kTileDim / 2) != 0;
-  }
-  return side.kind == quant::LayoutKind::packed && side.groups == 1 && side.planes[1].bits == 0 && side.planes[0].shift == 0 &&
-         side.planes[0].bits >= 2 && side.planes[0].offset % 8 == 0 && !side.has_levels && !side.even && side.mean_at == 0 &&
-         !(side.hadamard && side.by_channel);
-}
-
 class TileUnpacking {
  public:
   TIERKV_DEVICE TileUnpacking(const PromptLaunch& launch, UnpackTileShared& all, bool keys)
@@ -87,7 +70,7 @@ class TileUnpacking {
       __syncthreads();
     }
     copy_out(view);
-    if (bad_) launch_.failed[view.work] = 1;
+    if (bad_ || !(__low2float(most_) <= 65504.0f) || !(__high2float(most_) <= 65504.0f)) launch_.failed[view.work] = 1;
     __syncthreads();
   }
 
@@ -240,29 +223,44 @@ class TileUnpacking {
   }
 
   TIERKV_DEVICE void scale(const quant::SideLayout& side, float (&sums)[kTileDim / 8][4]) const {
-    const bool frame = side.hadamard != 0, by_channel = side.by_channel != 0;
+    if (side.by_channel) {
+#pragma unroll
+      for (uint32_t n = 0; n < kTileDim / 8; ++n) {
+#pragma unroll
+        for (uint32_t k = 0; k < 2; ++k) {
+          const float2 by = all_.scales[8 * n + 2 * t_ + k];
+          sums[n][k] = sums[n][k] * by.x + by.y, sums[n][2 + k] = sums[n][2 + k] * by.x + by.y;
+        }
+      }
+      return;
+    }
     const float2 rows[2] = {all_.scales[16 * warp_ + g_], all_.scales[16 * warp_ + g_ + 8]};
+    if (!side.hadamard) {
+#pragma unroll
+      for (uint32_t n = 0; n < kTileDim / 8; ++n) {
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) sums[n][i] = sums[n][i] * rows[i / 2].x + rows[i / 2].y;
+      }
+      return;
+    }
+    // A constant along the frame's channels is the first plain one's.
+    const float constant[2] = {t_ == 0 ? rows[0].y * kTileDim : 0.0f, t_ == 0 ? rows[1].y * kTileDim : 0.0f};
 #pragma unroll
     for (uint32_t n = 0; n < kTileDim / 8; ++n) {
+      const float2 signs = *reinterpret_cast<const float2*>(all_.signs + 8 * n + 2 * t_);
 #pragma unroll
-      for (uint32_t k = 0; k < 2; ++k) {
-        const uint32_t c = 8 * n + 2 * t_ + k;
-        const float2 channel = by_channel ? all_.scales[c] : float2{};
-        const float sign = frame ? all_.signs[c] : 1.0f;
-        // A constant along the frame's channels is the first plain one's.
-        const float share = !frame ? 1.0f : c == 0 ? static_cast<float>(kTileDim) : 0.0f;
-#pragma unroll
-        for (uint32_t r = 0; r < 2; ++r) {
-          const float2 by = by_channel ? channel : rows[r];
-          sums[n][2 * r + k] = (sums[n][2 * r + k] * by.x + by.y * share) * sign;
-        }
+      for (uint32_t i = 0; i < 4; ++i) {
+        const float x = n == 0 && i % 2 == 0 ? sums[n][i] * rows[i / 2].x + constant[i / 2] : sums[n][i] * rows[i / 2].x;
+        sums[n][i] = x * (i % 2 ? signs.y : signs.x);
       }
     }
   }
 
+  // The largest so far tells whether one left the range of halves.
   TIERKV_DEVICE uint32_t halves(float a, float b) {
-    bad_ |= !(fabsf(a) <= 65504.0f) || !(fabsf(b) <= 65504.0f);
-    return pack_halves(a, b);
+    const uint32_t both = pack_halves(a, b);
+    most_ = __hmax2_nan(most_, __habs2(*reinterpret_cast<const __half2*>(&both)));
+    return both;
   }
   TIERKV_DEVICE void store_keys(const float (&sums)[kTileDim / 8][4]) {
 #pragma unroll
@@ -350,6 +348,7 @@ class TileUnpacking {
   const bool keys_;
   const uint32_t warp_, lane_, g_, t_;
   const uint16_t* basis_ = nullptr;  // whose rows are in shared memory
+  __half2 most_ = __float2half2_rn(0.0f);
   bool bad_ = false;
 };
 
@@ -358,10 +357,9 @@ __global__ void __launch_bounds__(kTileThreads, 2) unpack_tile_kernel(const __gr
   extern __shared__ __align__(128) uint8_t memory[];
   const bool keys = blockIdx.y == 0;
   TileUnpacking unpacking(launch, *reinterpret_cast<UnpackTileShared*>(memory), keys);
-  for (uint32_t v = blockIdx.x; v < launch.view_count; v += gridDim.x) {
-    const PromptView view = launch.views[v];
-    if (v + gridDim.x < launch.view_count) unpacking.prefetch(launch.views[v + gridDim.x]);
-    if (fits_tile(launch, view, launch.codecs[view.codec], keys)) unpacking.run(view);
+  for (uint32_t v = blockIdx.x; v < launch.tile_views; v += gridDim.x) {
+    if (v + gridDim.x < launch.tile_views) unpacking.prefetch(launch.views[v + gridDim.x]);
+    unpacking.run(launch.views[v]);
   }
 }
 

@@ -104,4 +104,32 @@ TIERKV_DEVICE void barrier_init_for(uint32_t at, uint32_t arrivals) {
 }
 TIERKV_DEVICE void barrier_arrive(uint32_t at) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory"); }
 
+// Thread blocks of a cluster: all of their threads meet; and an address of this block's shared memory as it is in another's.
+TIERKV_DEVICE void cluster_meet() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+TIERKV_DEVICE uint32_t cluster_rank() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+TIERKV_DEVICE uint32_t address_in(uint32_t at, uint32_t rank) {
+  uint32_t other;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(other) : "r"(at), "r"(rank));
+  return other;
+}
+TIERKV_DEVICE void barrier_arrive_in(uint32_t at) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(at) : "memory");
+}
+TIERKV_DEVICE void barrier_expect(uint32_t at, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+}
+// A copy into the same place of several blocks, each of whose barriers hears of it.
+TIERKV_DEVICE void copy_to_all(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier, uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "h"(blocks)
+      : "memory");
+}
+
 }  // namespace tierkv::cuda
