@@ -28,6 +28,8 @@ foreach(arch IN LISTS TIERKV_CUDA_ARCHITECTURES)
 endforeach()
 list(GET TIERKV_CUDA_ARCHITECTURES -1 arch)
 list(APPEND cuda_codes -gencode arch=compute_${arch},code=compute_${arch})
+# Of files that use what 9.0 alone has (*_hopper.cu); nothing later runs it.
+set(cuda_hopper_codes -gencode arch=compute_90a,code=sm_90a)
 
 set(cuda_flags -std=c++20 -O3 -Xcompiler -fPIC,-Wall -diag-suppress 2810 -I${PROJECT_SOURCE_DIR}/src -I${PROJECT_SOURCE_DIR}/include
   -I${TIERKV_CUDA_INCLUDE} -ccbin ${CMAKE_CXX_COMPILER})
@@ -46,8 +48,12 @@ function(tierkv_cuda_object source out)
   if(name MATCHES "/encode[^/]*\\.cu$")
     set(own_flags -fmad=false)
   endif()
+  set(codes ${cuda_codes})
+  if(name MATCHES "_hopper\\.cu$")
+    set(codes ${cuda_hopper_codes})
+  endif()
   add_custom_command(OUTPUT ${object}
-    COMMAND ${cuda_launcher} ${TIERKV_NVCC} ${cuda_flags} ${own_flags} ${cuda_codes} -MD -MF ${object}.d -c ${source} -o ${object}
+    COMMAND ${cuda_launcher} ${TIERKV_NVCC} ${cuda_flags} ${own_flags} ${codes} -MD -MF ${object}.d -c ${source} -o ${object}
     DEPENDS ${source} DEPFILE ${object}.d COMMENT "Building CUDA object ${name}.o" VERBATIM)
   set(${out} ${object} PARENT_SCOPE)
 endfunction()
@@ -67,8 +73,8 @@ if(NOT PROJECT_IS_TOP_LEVEL)
   return()
 endif()
 
-# What bench/cuda/bench.py and model_step.py load beside torch.
-add_library(tierkv_bench_cuda SHARED bench/cuda/cases.cc bench/cuda/model_cache.cc)
+# What bench/cuda/bench.py, prompt.py and model_step.py load beside torch.
+add_library(tierkv_bench_cuda SHARED bench/cuda/cases.cc bench/cuda/prompt_cases.cc bench/cuda/model_cache.cc)
 target_include_directories(tierkv_bench_cuda PRIVATE src ${TIERKV_CUDA_INCLUDE})
 target_link_libraries(tierkv_bench_cuda PRIVATE tierkv tierkv_options)
 add_executable(tierkv_steps_cuda bench/cuda/steps.cc)
@@ -81,7 +87,7 @@ target_link_libraries(tierkv_encode_cuda PRIVATE tierkv tierkv_options)
 # Needs a device: `make test-cuda`, not ctest.
 if(TIERKV_BUILD_TESTS)
   find_package(GTest REQUIRED)
-  add_executable(cuda_device_test tests/cuda/device_test.cc tests/cuda/encode_test.cc)
+  add_executable(cuda_device_test tests/cuda/device_test.cc tests/cuda/encode_test.cc tests/cuda/prompt_test.cc)
   target_include_directories(cuda_device_test PRIVATE src tests ${TIERKV_CUDA_INCLUDE})
   target_link_libraries(cuda_device_test PRIVATE tierkv tierkv_options GTest::gtest_main)
 endif()

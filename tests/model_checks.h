@@ -108,7 +108,7 @@ inline void Machine::check_head_attention(SeqId id, uint32_t layer, uint32_t hea
       o.sink_logit = options.sink_logits ? options.sink_logits + h : nullptr;
       reference_attention(rows, {queries.data() + at, d}, first + q, o, expected, &weights);
       const double error = relative_error({out.data() + at, d}, expected, 0.1);
-      if (!(error < attention_tolerance()))
+      if (!(error < std::max(attention_tolerance(), setup_.query_tolerance)))
         return fail("query ", q, " of ", count, " at ", first + q, ", query head ", h, ": error ", error, " over ", rows.size(),
                     " rows");
       for (size_t i = 0; i < rows.size(); ++i) sum[i] += weights[i];

@@ -3,23 +3,25 @@
 //   auto device = tierkv::cuda::attach(*cache);         // the first device
 //   if (!device.ok()) std::puts(device.status().message().c_str());
 //
-// From then on attention() of up to kMostQueries queries a call is one launch over all sequences and all tiers. Sealed blocks are
-// copied to the device once and stay there, and so do hot rows. What the device does not do, the processor does, with the same
-// results: longer prompts, codecs without a device reader (kvquant), and calls that ask what more than about a thousand rows of a
-// head receive. What fewer receive it adds up beside the device's attention. Coding, eviction, snapshots and all errors are the
-// cache's own.
+// From then on attention() of up to kMostQueries queries a sequence is one launch over all sequences and all tiers. Sealed blocks
+// are copied to the device once and stay there, and so do hot rows. More queries a sequence, a prompt, are attended to in rounds:
+// some heads of the past are unpacked into at most 144 MiB of 16-bit floats, once for all queries, and never the whole of it.
+// Blocks are coded on the device too, to the bits that the processor makes. What the device does not do, the processor does, with
+// the same results: codecs without a device reader (kvquant), prompts whose rows 16-bit floats cannot hold, and calls that ask what
+// more than about a thousand rows of a head receive. What fewer receive it adds up beside the device's attention. Eviction,
+// snapshots and all errors are the cache's own.
 //
 // Rows and queries may be in host memory, or in the device's (RowsView::place, ready):
 //   Queries:  results are in the device's memory too, for work that comes after on the queries' stream, which the call works on. It
 //             does not wait for the device, unless somebody wants to know what rows receive (AttentionOptions::observe, mass): then
-//             queries and sums come down. What the processor does comes down and goes up again: right, and slow.
+//             queries and sums come down. A prompt is waited for too. What the processor does comes down and goes up again: right,
+//             and slow.
 //   Rows:     up to kMostQueries tokens a sequence that go on to hot rows which the device has are moved there and do not wait;
-//   their
-//             contents come to host memory in time for whoever reads them there, and he waits. Others are copied to host memory and
-//             waited for, once a call, whatever the number of items: prompts, the first step of a sequence, layers with a window,
-//             caches that evict, spill, skip or learn a model. Rows that did not wait and are not finite are found when they land:
-//             from then on calls on the sequence are refused with invalid_argument, which says where, until truncate() takes that
-//             position back. What was on its way when the device failed is lost in the same way, with io_error.
+//             their contents come to host memory in time for whoever reads them there, and he waits. Others are copied to host
+//             memory and waited for, once a call, whatever the number of items: prompts, the first step of a sequence, layers with
+//             a window, caches that evict, spill, skip or learn a model. Rows that did not wait and are not finite are found when
+//             they land: from then on calls on the sequence are refused with invalid_argument, which says where, until truncate()
+//             takes that position back. What was on its way when the device failed is lost in the same way, with io_error.
 //   Later:    what can only be known when the device is done is said by the next call that works on it, which does nothing else
 //             then, or by Device::check(), once: out_of_range for queries that were not finite or scores beyond the range of 16-bit
 //             floats, whose results are zeros; io_error for a stream that failed.

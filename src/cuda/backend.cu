@@ -4,6 +4,7 @@
 #include "base/guarded.h"
 #include "cuda/device_attention.h"
 #include "cuda/kernels.h"
+#include "cuda/prompt_kernels.h"
 #include "cuda/runtime.h"
 
 namespace tierkv::cuda {
@@ -30,6 +31,7 @@ class CudaMachine final : public Machine {
 
   Status start() {
     TIERKV_RETURN_IF_ERROR(status_of(static_cast<cudaError_t>(prepare_kernels(facts_.tensor_paths)), "loading the kernels"));
+    TIERKV_RETURN_IF_ERROR(status_of(static_cast<cudaError_t>(prepare_prompt_kernels(facts_.hopper)), "loading the kernels"));
     TIERKV_RETURN_IF_ERROR(last_.make());
     TIERKV_RETURN_IF_ERROR(status_of(cudaStreamCreateWithFlags(&own_, cudaStreamNonBlocking), "making a stream"));
     stream_ = own_;
@@ -99,7 +101,10 @@ class CudaMachine final : public Machine {
     return status_of(static_cast<cudaError_t>(launch_attend(launch, plan.firsts, plan.fast, now())), "the launch");
   }
   Status encode(const EncodeLaunch& launch) override {
-    return status_of(static_cast<cudaError_t>(launch_encode(launch, stream_)), "encoding blocks");
+    return status_of(static_cast<cudaError_t>(launch_encode(launch, now())), "encoding blocks");
+  }
+  Status prompt(const PromptLaunch& launch, PromptStep step) override {
+    return status_of(static_cast<cudaError_t>(launch_prompt(launch, step, facts_.hopper, now())), "a prompt's launch");
   }
   Status fetch(void* to, const uint8_t* from, size_t bytes) override {
     return status_of(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, now()), "reading results");

@@ -20,10 +20,13 @@ namespace {
 
 const attn::Backend& cpu() { return attn::cpu_backend(); }
 
+bool is_prompt(const AttendWork& work) { return work.queries.tokens > kMostQueries; }
+
 bool same_shape(const AttendWork& a, const AttendWork& b) {
   return a.params.head_dim == b.params.head_dim && a.params.scale == b.params.scale && a.params.softcap == b.params.softcap &&
          a.params.causal == b.params.causal && a.params.window == b.params.window && a.sink_logits == b.sink_logits &&
-         a.heads.size() == b.heads.size() && a.queries.heads == b.queries.heads && stream_of(a.queries) == stream_of(b.queries);
+         a.heads.size() == b.heads.size() && a.queries.heads == b.queries.heads && stream_of(a.queries) == stream_of(b.queries) &&
+         is_prompt(a) == is_prompt(b);
 }
 
 uint32_t group_of(const AttendWork& work) { return work.queries.heads / static_cast<uint32_t>(work.heads.size()); }
@@ -38,12 +41,6 @@ const attn::Settled* settled_of(const AttendWork& work, size_t head) {
 bool sees_all(const AttendWork& work, const Standing::Area& area) {
   return !work.params.causal || std::all_of(work.positions, work.positions + work.queries.tokens,
                                             [&](uint32_t position) { return position >= area.last_position; });
-}
-
-// Halves have less range than the processor's floats.
-void again_on_processor(AttendWork& work, const Executor& run) {
-  work.status = work.land ? work.land() : Status();
-  if (work.status.ok()) cpu().attend({&work, 1}, run);
 }
 
 bool overflowed(const AttendWork& work) { return work.status.code() == StatusCode::out_of_range; }
@@ -65,7 +62,10 @@ DeviceAttention::DeviceAttention(std::unique_ptr<Machine> machine, uint64_t byte
       partials_(*machine_),
       counters_(*machine_),
       query_rows_(*machine_),
-      results_host_(*machine_) {}
+      results_host_(*machine_),
+      prompts_(*machine_, tables_),
+      prompt_queries_(*machine_),
+      prompt_host_(*machine_) {}
 
 Status DeviceAttention::accepts(const RowsView& rows, const char* what) const {
   return rows.place == MemoryPlace::device ? Status() : cpu().accepts(rows, what);
@@ -103,7 +103,10 @@ void DeviceAttention::attend(std::span<AttendWork> works, const Executor& run) c
 }
 
 bool DeviceAttention::serves(const AttendWork& work) const {
-  if (!few_rows_asked(work) || work.queries.tokens == 0 || work.queries.tokens > kMostQueries) return false;
+  // A prompt's own attention costs the processor more than what any number of rows receive.
+  if (is_prompt(work) ? work.params.weigh_only : !few_rows_asked(work)) return false;
+  if (work.queries.tokens == 0) return false;
+  if (is_prompt(work) && !(work.params.scale > 0.0f)) return false;
   if (work.heads.empty() || group_of(work) > kMostGroup || work.params.head_dim > 256) return false;
   for (size_t h = 0; h < work.heads.size(); ++h) {
     const attn::Settled* const settled = settled_of(work, h);
@@ -119,7 +122,7 @@ void DeviceAttention::attend_batch(Works& batch, const Executor& run) const {
   if (batch.empty()) return;
   Status status = guarded("attend on the device", [&]() -> Status {
     TIERKV_RETURN_IF_ERROR(machine_->follow(stream_of(batch.front()->queries)));
-    return on_device(batch, run);
+    return is_prompt(*batch.front()) ? prompts_on_device(batch, run) : on_device(batch, run);
   });
   const Status ended = slots_.end_call();
   if (status.ok()) status = ended;
@@ -129,6 +132,14 @@ void DeviceAttention::attend_batch(Works& batch, const Executor& run) const {
     else if (overflowed(*work)) again_on_processor(*work, run);
   }
   batch.clear();
+}
+
+// Halves have less range than the processor's floats.
+void DeviceAttention::again_on_processor(AttendWork& work, const Executor& run) const {
+  work.status = work.land ? work.land() : Status();
+  if (!work.status.ok()) return;
+  if (work.queries.place == MemoryPlace::host) cpu().attend({&work, 1}, run);
+  else on_processor(work, run);
 }
 
 Status DeviceAttention::on_device(const Works& batch, const Executor& run) const {

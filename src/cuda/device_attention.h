@@ -2,11 +2,12 @@
 //
 // A call is: blocks and hot rows that are not there yet to the device, descriptors of what is not settled and queries in one
 // parcel, one launch, results back, one wait. What is settled (attn/backend.h) costs no time again: its descriptors are there
-// (standing.h), hot rows are sent once (tails.h), and how work was shared out is remembered (plan.h).
+// (standing.h), hot rows are sent once (tails.h), and how work was shared out is remembered (plan.h). Works of more than
+// kMostQueries queries go another way from there (device_prompts.cc, prompt_attention.h).
 //
 // Queries that are in the device's memory stay there, and so do results: everything is asked for on the caller's stream, and the
-// call returns. Parcels lie in memory that stays until they are gone (slots.h), and so do the flags of rows that failed, which a
-// later call looks at (look_back()).
+// call returns, but for a prompt's, which waits. Parcels lie in memory that stays until they are gone (slots.h), and so do the
+// flags of rows that failed, which a later call looks at (look_back()).
 #pragma once
 
 #include <deque>
@@ -16,6 +17,7 @@
 
 #include "cuda/backend.h"
 #include "cuda/encode_batch.h"
+#include "cuda/prompt_attention.h"
 #include "cuda/slots.h"
 #include "cuda/standing.h"
 #include "cuda/tails.h"
@@ -80,6 +82,7 @@ class DeviceAttention final : public DeviceBackend {
   // What calls that did not wait have to say, those that are done, or after waiting for all. Each is said once.
   Status look_back(bool all) const;
   void on_processor(attn::AttendWork& work, const Executor& run) const;
+  void again_on_processor(attn::AttendWork& work, const Executor& run) const;
   Status land_if_read(const attn::AttendWork& work, bool served) const;
   Result<std::shared_ptr<const attn::Arrival>> take_rows(std::span<attn::TakeWork> works) const;
   Result<std::shared_ptr<Slot>> brought(std::span<RowsView> rows) const;
@@ -98,6 +101,19 @@ class DeviceAttention final : public DeviceBackend {
   Status leave_results(const Works& batch, const Launch& launch, const Executor& run) const;
   Status tell_mass(const Works& batch, const Launch& launch, const Executor& run) const;
 
+  // Of a batch of prompts, on the device.
+  struct PromptResults {
+    size_t rows = 0, works = 0;
+    float *out = nullptr, *lse = nullptr;  // [rows][head_dim], [rows]
+    uint32_t* failed = nullptr;            // [works]
+    size_t bytes(size_t head_dim) const { return (rows * (head_dim + 1) + works) * sizeof(float); }
+  };
+  Status prompts_on_device(const Works& batch, const Executor& run) const;
+  Status list_prompt_head(const attn::AttendWork& work, size_t head, Listed& out) const;
+  Status send_prompt_queries(const Works& batch, PromptResults& results) const;
+  Status take_prompt_results(const Works& batch, const PromptResults& results, const Executor& run) const;
+  Status add_prompt_mass(attn::AttendWork& work, const float* lse, const Executor& run) const;
+
   const std::shared_ptr<Machine> machine_;
   const MachineFacts facts_;
   mutable std::mutex mutex_;  // guards all below: one call at a time
@@ -112,6 +128,9 @@ class DeviceAttention final : public DeviceBackend {
   mutable DeviceMemory hot_, results_, partials_, counters_, query_rows_;
   mutable Staging results_host_;
   mutable std::deque<Late> late_;  // oldest first
+  mutable PromptAttention prompts_;
+  mutable DeviceMemory prompt_queries_;
+  mutable Staging prompt_host_;
   // Of the call under way.
   mutable std::vector<Listed> listed_;
   mutable std::vector<PlanTask> tasks_;

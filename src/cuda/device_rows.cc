@@ -262,7 +262,7 @@ Usage DeviceAttention::usage() const {
   Usage out;
   out.block_bytes = mirror_.places().bytes(), out.blocks = mirror_.places().blocks(), out.uploads = mirror_.uploads();
   out.scratch_bytes = standing_.bytes() + tails_.bytes() + hot_.size() + results_.size() + partials_.size() + counters_.size() +
-                      query_rows_.size() + tables_.bytes() + encoder_.bytes();
+                      query_rows_.size() + tables_.bytes() + encoder_.bytes() + prompts_.bytes() + prompt_queries_.size();
   out.device_bytes = machine_->bytes(), out.peak_bytes = machine_->most_bytes();
   out.launches = launches_, out.on_processor = on_processor_;
   return out;

@@ -17,6 +17,7 @@
 #include "base/status_macros.h"
 #include "cuda/encode.h"
 #include "cuda/plan.h"
+#include "cuda/prompt.h"
 #include "cuda/row_moves.h"
 #include "tierkv/status.h"
 
@@ -91,6 +92,8 @@ class Machine {
   virtual Status attend(const Launch& launch, const Plan& plan) = 0;
   // Blocks out of rows (encode.h).
   virtual Status encode(const EncodeLaunch& launch) = 0;
+  // One step of a round of many queries (prompt.h).
+  virtual Status prompt(const PromptLaunch& launch, PromptStep step) = 0;
   // Into staging memory.
   virtual Status fetch(void* to, const uint8_t* from, size_t bytes) = 0;
   // From the device's or staging memory to either.

@@ -47,7 +47,7 @@ Result<DeviceFacts> open_device(int ordinal) {
     return error(StatusCode::unsupported, "device ", ordinal, " has compute capability ", major, ".", minor,
                  "; this build is for 8.0 and later");
   }
-  facts.tensor_paths = major >= 9;
+  facts.tensor_paths = major >= 9, facts.hopper = major == 9 && minor == 0;
   return facts;
 }
 

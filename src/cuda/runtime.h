@@ -18,6 +18,7 @@ struct DeviceFacts {
   int ordinal = 0;
   int multiprocessors = 0;
   bool tensor_paths = false;  // compute capability 9.0 and later: bulk copies, stmatrix
+  bool hopper = false;        // 9.0 itself: wgmma
 };
 // Makes the device the thread's own and says what it is, or why it cannot serve.
 Result<DeviceFacts> open_device(int ordinal);

@@ -17,6 +17,7 @@
 
 #include "cuda/encode_twin_testing.h"
 #include "cuda/machine.h"
+#include "cuda/prompt_twin_testing.h"
 #include "cuda/twin_testing.h"
 
 namespace tierkv::cuda::testing {
@@ -74,6 +75,10 @@ class TwinMachine final : public Machine {
   }
   Status encode(const EncodeLaunch& launch) override {
     encode_on_host(launch);
+    return {};
+  }
+  Status prompt(const PromptLaunch& launch, PromptStep step) override {
+    if (attends) PromptTwin(launch).run(step);
     return {};
   }
   Status fetch(void* to, const uint8_t* from, size_t bytes) override {

@@ -46,6 +46,14 @@ class Twin {
     }
   }
 
+  // Row t of a view in plain channels.
+  std::vector<float> plain_key(const CodecDesc& codec, const ViewDesc& view, uint32_t t) const { return key_row(codec, view, t); }
+  std::vector<float> plain_value(const CodecDesc& codec, const ViewDesc& view, uint32_t t) const {
+    std::vector<float> row = value_row(codec, view.values, t);
+    if (codec.value.hadamard) quant::from_frame(quant::Frame::hadamard, row.data(), 1, d_);
+    return row;
+  }
+
  private:
   void attend(const SegmentDesc& segment) {
     for (uint32_t row = 0; row < launch_.group; ++row) {

@@ -1,0 +1,239 @@
+// prompt_hopper.cu — a query tile against key tiles on compute capability 9.0, with its products of four warps (wgmma): heads of up
+// to 128 channels. Compiled for sm_90a alone (cmake/TierkvCuda.cmake).
+//
+// Three groups of four warps. One thread of the first has key tiles copied as they lie in scratch, two of each side under way. The
+// other two groups have 64 rows of queries each: while the products of weights and values of a tile are under way they make weights
+// of the next tile's scores, and while one group does that the other's products are issued.
+#include <cuda_runtime_api.h>
+
+#include "cuda/prompt_kernels.h"
+#include "cuda/prompt_rows.cuh"
+#include "cuda/warpgroup.cuh"
+
+namespace tierkv::cuda {
+namespace {
+
+constexpr uint32_t kGroup = 128, kThreadsAll = 3 * kGroup, kWorkers = 2 * kGroup;
+#ifndef TIERKV_STAGES
+#define TIERKV_STAGES 3
+#endif
+constexpr uint32_t kStages = TIERKV_STAGES;
+#ifndef TIERKV_CLUSTER
+#define TIERKV_CLUSTER 2
+#endif
+constexpr uint32_t kCluster = TIERKV_CLUSTER;
+constexpr uint32_t kFirstTurn = 2, kQueriesThere = 1;  // barriers by number
+
+template <int D>
+struct HopperShared {
+  uint8_t queries[D * kQueryTile * 2];
+  uint8_t keys[kStages][D * kKeyTile * 2];
+  uint8_t values[kStages][D * kKeyTile * 2];
+  float factors[kQueryTile];
+  uint64_t keys_there[kStages], keys_read[kStages], values_there[kStages], values_read[kStages];
+};
+template <int D>
+constexpr size_t kHopperBytes = sizeof(HopperShared<D>) + 1024;  // to be aligned to 1,024
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// One thread has key tiles copied. `pair`: half of each, for this block and the other of its cluster, which copies the other half.
+template <int D>
+TIERKV_DEVICE void copy_tiles(const PromptLaunch& launch, const PromptItem& item, HopperShared<D>& all, bool pair) {
+  const uint32_t half = key_tile_side(D) / 2, mine = pair ? cluster_rank() * half : 0;
+  const auto copy = [&](uint8_t* to, const uint8_t* from, uint64_t& barrier) {
+    if (!pair) {
+      copy_in(shared_address(to), from, key_tile_side(D), shared_address(&barrier));
+      return;
+    }
+    barrier_expect(shared_address(&barrier), key_tile_side(D));
+    copy_to_all(shared_address(to) + mine, from + mine, half, shared_address(&barrier), 3);
+  };
+  uint32_t stage = 0, parity = 1;
+  for (uint32_t j = 0; j < item.keys; ++j) {
+    const uint8_t* const from = launch.scratch + static_cast<size_t>(item.first_key + j) * key_tile_bytes(D);
+    barrier_wait(shared_address(&all.keys_read[stage]), parity);
+    copy(all.keys[stage], from, all.keys_there[stage]);
+    barrier_wait(shared_address(&all.values_read[stage]), parity);
+    copy(all.values[stage], from + key_tile_side(D), all.values_there[stage]);
+    if (++stage == kStages) stage = 0, parity ^= 1u;
+  }
+}
+
+// Of one group of four warps: 64 rows.
+template <int D, bool kCapped>
+class Worker {
+ public:
+  TIERKV_DEVICE Worker(const PromptLaunch& launch, const PromptItem& item, const QueryTileDesc& tile, HopperShared<D>& all,
+                       bool pair)
+      : launch_(launch), item_(item), tile_(tile), all_(all), pair_(pair), index_(threadIdx.x / kGroup - 1) {}
+
+  TIERKV_DEVICE void run() {
+    load_queries<D>(launch_, tile_, all_.queries, all_.factors, threadIdx.x / 32 - 4, kWorkers / 32);
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    meet(kQueriesThere, kWorkers);
+    queries_ = shared_address(all_.queries) + index_ * (64 * 128);
+    const uint32_t row = index_ * 64 + threadIdx.x % kGroup / 32 * 16 + threadIdx.x % 32 / 4;
+    RowPair rows = row_pair(launch_, tile_, all_.factors, row);
+    float out[D / 8][4] = {};
+    float s[kKeyTile / 8][4];
+    uint32_t weights[kKeyTile / 16][4];
+    if (index_ == 1) let_pass(kFirstTurn, kWorkers);
+    bool masked = needs_mask(launch_, tile_, launch_.key_tiles[item_.first_key]);
+    take_turn();
+    score(0, s);
+    end_turn(item_.keys == 1);
+    group_wait<0>();
+    group_pin(s);
+    read(all_.keys_read[0]);
+    weigh<kKeyTile, kCapped>(launch_, rows, s, masked, positions(0));
+    pack(s, weights);
+#pragma unroll 1
+    for (uint32_t j = 1; j < item_.keys; ++j) {
+      masked = needs_mask(launch_, tile_, launch_.key_tiles[item_.first_key + j]);
+      take_turn();
+      score(j, s);
+      add_values(j - 1, weights, out);
+      end_turn(j + 1 == item_.keys);
+      group_wait<1>();
+      group_pin(s);
+      read(all_.keys_read[j % kStages]);
+      const Shrink shrink = weigh<kKeyTile, kCapped>(launch_, rows, s, masked, positions(j));
+      group_wait<0>();
+      group_pin(out);
+      read(all_.values_read[(j - 1) % kStages]);
+      shrink_rows(shrink, out);
+      pack(s, weights);
+    }
+    add_values(item_.keys - 1, weights, out);
+    group_wait<0>();
+    group_pin(out);
+    keep_state<D>(launch_, item_, tile_, rows, row, out);
+  }
+
+ private:
+  TIERKV_DEVICE const uint32_t* positions(uint32_t j) const {
+    return launch_.key_positions + static_cast<size_t>(item_.first_key + j) * kKeyTile;
+  }
+  // Groups issue their products in turn.
+  TIERKV_DEVICE void take_turn() const { meet(kFirstTurn + index_, kWorkers); }
+  TIERKV_DEVICE void end_turn(bool last) const {
+    if (index_ == 0 || !last) let_pass(kFirstTurn + 1 - index_, kWorkers);
+  }
+  // A warp has read a tile: whoever copies the next one there must know.
+  TIERKV_DEVICE void read(const uint64_t& barrier) const {
+    const uint32_t lane = threadIdx.x % 32, at = shared_address(&barrier);
+    if (!pair_ && lane == 0) barrier_arrive(at);
+    if (pair_ && lane < 2) barrier_arrive_in(address_in(at, lane));
+  }
+
+  TIERKV_DEVICE void score(uint32_t j, float (&s)[kKeyTile / 8][4]) const {
+    const uint32_t stage = j % kStages, keys = shared_address(all_.keys[stage]);
+    barrier_wait(shared_address(&all_.keys_there[stage]), j / kStages & 1u);
+    group_pin(s);
+    group_begin();
+#pragma unroll
+    for (uint32_t k = 0; k < D / 16; ++k) {
+      const uint32_t at = k / 4 * (kKeyTile * 128) + k % 4 * 32;
+      group_multiply(s, operand_desc(queries_ + at), operand_desc(keys + at), k != 0);
+    }
+    group_commit();
+  }
+  TIERKV_DEVICE void add_values(uint32_t j, const uint32_t (&weights)[kKeyTile / 16][4], float (&out)[D / 8][4]) const {
+    const uint32_t stage = j % kStages, values = shared_address(all_.values[stage]);
+    barrier_wait(shared_address(&all_.values_there[stage]), j / kStages & 1u);
+    group_pin(out);
+    group_begin();
+#pragma unroll
+    for (uint32_t k = 0; k < kKeyTile / 16; ++k) {
+      group_multiply(out, weights[k], operand_desc(values + k / 4 * (D * 128) + k % 4 * 32));
+    }
+    group_commit();
+  }
+  TIERKV_DEVICE static void pack(const float (&s)[kKeyTile / 8][4], uint32_t (&weights)[kKeyTile / 16][4]) {
+#pragma unroll
+    for (int k = 0; k < static_cast<int>(kKeyTile) / 16; ++k) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) weights[k][i] = pack_halves(s[2 * k + i / 2][i % 2 * 2], s[2 * k + i / 2][i % 2 * 2 + 1]);
+    }
+  }
+
+  const PromptLaunch& launch_;
+  const PromptItem& item_;
+  const QueryTileDesc& tile_;
+  HopperShared<D>& all_;
+  const bool pair_;
+  const uint32_t index_;
+  uint32_t queries_ = 0;
+};
+
+#endif
+
+// Two thread blocks of a cluster mostly have neighbouring query tiles and the same keys: each copies half of them for both.
+template <int D, bool kCapped>
+__global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreadsAll, 1)
+    hopper_kernel(const __grid_constant__ PromptLaunch launch) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ uint8_t memory[];
+  auto& all = *reinterpret_cast<HopperShared<D>*>(memory + (1024 - shared_address(memory) % 1024) % 1024);
+  const bool works = blockIdx.x < launch.item_count;
+  const PromptItem item = works ? launch.items[blockIdx.x] : PromptItem();
+  bool pair = false;
+  if (kCluster == 2 && works && (blockIdx.x ^ 1u) < launch.item_count) {
+    const PromptItem other = launch.items[blockIdx.x ^ 1u];
+    pair = other.first_key == item.first_key && other.keys == item.keys;
+  }
+  if (threadIdx.x == 0) {
+    for (uint32_t i = 0; i < kStages; ++i) {
+      barrier_init_for(shared_address(&all.keys_there[i]), 1), barrier_init_for(shared_address(&all.values_there[i]), 1);
+      barrier_init_for(shared_address(&all.keys_read[i]), (pair ? 2 : 1) * kWorkers / 32);
+      barrier_init_for(shared_address(&all.values_read[i]), (pair ? 2 : 1) * kWorkers / 32);
+    }
+    fence_copies();
+  }
+  __syncthreads();
+  if (kCluster == 2) cluster_meet();
+  if (threadIdx.x < kGroup) {
+    give_registers<24>();
+    if (threadIdx.x == 0 && works) copy_tiles<D>(launch, item, all, pair);
+  } else {
+    take_registers<240>();
+    if (works) {
+      const QueryTileDesc tile = launch.tiles[item.tile];
+      Worker<D, kCapped>(launch, item, tile, all, pair).run();
+    }
+  }
+  __syncwarp();
+  if (kCluster == 2) cluster_meet();  // the other block may still write here
+#endif
+}
+
+template <int D, bool kCapped>
+int prepare() {
+  return cudaFuncSetAttribute(reinterpret_cast<const void*>(hopper_kernel<D, kCapped>), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              static_cast<int>(kHopperBytes<D>));
+}
+
+template <int D>
+void launch_items(const PromptLaunch& launch, cudaStream_t stream) {
+  const uint32_t blocks = (launch.item_count + kCluster - 1) / kCluster * kCluster;
+  if (launch.softcap > 0.0f) hopper_kernel<D, true><<<blocks, kThreadsAll, kHopperBytes<D>, stream>>>(launch);
+  else hopper_kernel<D, false><<<blocks, kThreadsAll, kHopperBytes<D>, stream>>>(launch);
+}
+
+}  // namespace
+
+int prepare_prompt_hopper() {
+  for (const int error : {prepare<64, false>(), prepare<64, true>(), prepare<128, false>(), prepare<128, true>()}) {
+    if (error != 0) return error;
+  }
+  return 0;
+}
+
+int launch_prompt_hopper(const PromptLaunch& launch, cudaStream_t stream) {
+  if (prompt_dim(launch.head_dim) == 64) launch_items<64>(launch, stream);
+  else launch_items<128>(launch, stream);
+  return cudaGetLastError();
+}
+
+}  // namespace tierkv::cuda
