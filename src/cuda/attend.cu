@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if constexpr (P == Path::packed44) packed_segment<4, 4>(launch, piece, copies, memory);
     if constexpr (P == Path::packed42) packed_segment<4, 2>(launch, piece, copies, memory);
     if constexpr (P == Path::klt) attend_klt<false>(launch, SegmentDesc(piece.segment), copies, memory);
-    if constexpr (P == Path::klt_better) attend_klt<true>(launch, SegmentDesc(piece.segment), copies, memory);
+    if constexpr (P == Path::klt_better) attend_klt<true>(launch, SegmentDesc(launch.segments[first.at + i]), copies, memory);
     finish_segment(launch, piece.segment);
   }
   if (blockIdx.x == 0) wait_for_previous();

@@ -5,9 +5,10 @@
 //
 // Keys:    factors are the query (kivi: times the channels' scales, block by block) in 16 bits of the largest, a high and a low
 // byte,
-//          both signed. Fields of four times the code have sums of their own.
+//          both signed; those of fields of four times the code are a quarter.
 // Values:  weights times the tokens' scales are in 16 bits of the largest of the block, as bytes: columns 0..3 of the product have
-//          the high ones, 4..7 the low ones. Sums of a block become floats, so nothing is lost between blocks.
+//          the high ones, 4..7 the low ones. Fields of four times the code have sums of their own: values are where bits are short.
+//          Sums of a block become floats, so nothing is lost between blocks.
 // Columns: 4..7 of the scores are the same heads as 0..3.
 #pragma once
 
@@ -67,7 +68,7 @@ TIERKV_DEVICE void load_whole_query(float (&x)[4], bool hadamard, uint32_t* fact
       to[0] = pack_halves(from[0], from[1]), to[1] = pack_halves(from[2], from[3]);
     } else {
       constexpr float kMagic = kWholeMagic + 128.0f;
-      const float down = 1.0f / units[head];
+      const float down = 1.0f / (units[head] * (f % 2 == 0 ? 1.0f : 4.0f));
       const float r[4] = {fmaf(from[0], down, kMagic), fmaf(from[1], down, kMagic), fmaf(from[2], down, kMagic),
                           fmaf(from[3], down, kMagic)};
       const uint2 bytes = signed_bytes(r[0], r[1], r[2], r[3]);
@@ -76,7 +77,7 @@ TIERKV_DEVICE void load_whole_query(float (&x)[4], bool hadamard, uint32_t* fact
       int sum = 0;
 #pragma unroll
       for (int e = 0; e < 4; ++e) sum += static_cast<int>(r[e] - kMagic);
-      if (lane < 16) atomicAdd(sums + head, sum);
+      if (lane < 16) atomicAdd(sums + head, f % 2 == 0 ? sum : 4 * sum);
     }
   }
   for (uint32_t i = threadIdx.x; i < 512; i += kThreads) {
@@ -122,41 +123,38 @@ TIERKV_DEVICE float2 whole_factors(uint32_t scales, uint32_t factors, uint32_t (
     for (int i = 0; i < 8; ++i) most = __hmax2(most, __habs2(*reinterpret_cast<const __half2*>(&p[h][i])));
   }
   const float top = fmaxf(over_quad(fmaxf(__low2float(most), __high2float(most))), 1e-8f);
-  const float down = __fdividef(kWholeMost, top), unit = top / kWholeMost;
+  const float down = __fdividef(kWholeMost, top), unit = top / kWholeMost, less = 0.25f * down;
   constexpr float kMagic = kWholeMagic + 128.0f;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
 #pragma unroll
     for (int f = 0; f < 4; ++f) {
       const float2 u = halves_of(p[h][2 * f]), v = halves_of(p[h][2 * f + 1]);
-      const uint2 bytes =
-          signed_bytes(fmaf(u.x, down, kMagic), fmaf(u.y, down, kMagic), fmaf(v.x, down, kMagic), fmaf(v.y, down, kMagic));
+      const float by = f % 2 == 0 ? down : less;
+      const uint2 bytes = signed_bytes(fmaf(u.x, by, kMagic), fmaf(u.y, by, kMagic), fmaf(v.x, by, kMagic), fmaf(v.y, by, kMagic));
       low[f][h] = bytes.x, high[f][h] = bytes.y;
     }
   }
   return {__shfl_sync(~0u, unit, 2 * t % 4 * 4), __shfl_sync(~0u, unit, (2 * t + 1) % 4 * 4)};
 }
 
-// Sums of codes and factors, of rows g and g+8 of every tile, times four.
+// Sums of codes and factors, of rows g and g+8 of every tile.
 TIERKV_DEVICE void whole_scores(uint32_t keys, const uint32_t (&low)[4][2], const uint32_t (&high)[4][2], float (&s)[8][4]) {
   const uint32_t lane = threadIdx.x % 32, at = keys + lane % 4 * 64 + lane / 4 * 8;
 #pragma unroll
   for (int tile = 0; tile < 8; ++tile) {
     uint2 a = load2(at + tile * WholeShape::kTile), b = load2(at + tile * WholeShape::kTile + 256);
-    int x[2][4] = {}, y[2][4] = {};  // of fields that are the code, and of those that are four times the code
+    int x[4] = {}, y[4] = {};
 #pragma unroll
     for (int f = 0; f < 4; ++f) {
       const uint32_t mask = f % 2 == 0 ? 0x03030303u : 0x0C0C0C0Cu;
       if (f == 2) a.x >>= 4, a.y >>= 4, b.x >>= 4, b.y >>= 4;
       const uint32_t p = a.x & mask, q = a.y & mask, r = b.x & mask, v = b.y & mask;
-      multiply_signed(x[f % 2], p, q, r, v, high[f][0], high[f][1]);
-      multiply_signed(y[f % 2], p, q, r, v, low[f][0], low[f][1]);
+      multiply_signed(x, p, q, r, v, high[f][0], high[f][1]);
+      multiply_signed(y, p, q, r, v, low[f][0], low[f][1]);
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int more = x[0][i] * 4 + x[1][i], less = y[0][i] * 4 + y[1][i];
-      s[tile][i] = static_cast<float>(more * 256 + less);
-    }
+    for (int i = 0; i < 4; ++i) s[tile][i] = static_cast<float>(x[i] * 256 + y[i]);
   }
 }
 
@@ -221,8 +219,7 @@ TIERKV_DEVICE float2 whole_weights(WholeState& state, const float (&s)[8][4], fl
   const float y0 = base.x - n0, y1 = base.y - n1;
   state.raise(y0, y1);
   const float e0 = power2(y0 - state.top0), e1 = power2(y1 - state.top1);
-  // Tokens 2g and 2g+1 of a tile are in field g/2 of their words; fields 1 and 3 count four times.
-  const float up = kWholeWeight / grid.most * (g / 2 % 2 == 0 ? 1.0f : 0.25f);
+  const float up = kWholeWeight / grid.most;
   const uint32_t to = weights + lane / 8 * 128 + ((lane % 8 + 2 * (lane / 16)) % 8) * 16;
   constexpr float kMagic = 8388608.0f;
   float total0 = 0.0f, total1 = 0.0f, offset0 = 0.0f, offset1 = 0.0f;
@@ -270,18 +267,18 @@ TIERKV_DEVICE void whole_values(WholeState& state, uint32_t values, const uint32
 #pragma unroll
   for (int w = 0; w < 4; ++w) {
     uint4 u = load4(first + w * 2 * WholeShape::kTile), v = load4(first + w * 2 * WholeShape::kTile + 256);
-    int c[4] = {}, d[4] = {};
+    int c[2][4] = {}, d[2][4] = {};  // of fields that are the code, and of those that are four times the code
 #pragma unroll
     for (int f = 0; f < 4; ++f) {
       const uint32_t mask = f % 2 == 0 ? 0x03030303u : 0x0C0C0C0Cu;
       if (f == 2) u.x >>= 4, u.y >>= 4, u.z >>= 4, u.w >>= 4, v.x >>= 4, v.y >>= 4, v.z >>= 4, v.w >>= 4;
-      multiply_unsigned(c, u.x & mask, u.y & mask, v.x & mask, v.y & mask, b[f][0], b[f][1]);
-      multiply_unsigned(d, u.z & mask, u.w & mask, v.z & mask, v.w & mask, b[f][0], b[f][1]);
+      multiply_unsigned(c[f % 2], u.x & mask, u.y & mask, v.x & mask, v.y & mask, b[f][0], b[f][1]);
+      multiply_unsigned(d[f % 2], u.z & mask, u.w & mask, v.z & mask, v.w & mask, b[f][0], b[f][1]);
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      state.sums[w][0][i] = fmaf(i % 2 ? by.y : by.x, static_cast<float>(c[i]), state.sums[w][0][i]);
-      state.sums[w][1][i] = fmaf(i % 2 ? by.y : by.x, static_cast<float>(d[i]), state.sums[w][1][i]);
+      state.sums[w][0][i] = fmaf(i % 2 ? by.y : by.x, static_cast<float>(c[0][i] * 4 + c[1][i]), state.sums[w][0][i]);
+      state.sums[w][1][i] = fmaf(i % 2 ? by.y : by.x, static_cast<float>(d[0][i] * 4 + d[1][i]), state.sums[w][1][i]);
     }
   }
 }
@@ -290,7 +287,7 @@ TIERKV_DEVICE void whole_values(WholeState& state, uint32_t values, const uint32
 TIERKV_DEVICE WarpState ended(const WholeState& whole) {
   const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const float2 total = over_rows(whole.total0, whole.total1), offset = over_rows(whole.offset0, whole.offset1);
-  const float scale = (t < 2 ? 256.0f : 1.0f) / (kWholeWeight * 16777216.0f);
+  const float scale = (t < 2 ? 64.0f : 0.25f) / (kWholeWeight * 16777216.0f);
   WarpState state;
 #pragma unroll
   for (int i = 0; i < 32; ++i) state.sums[i / 8][i / 4 % 2][i % 4] = whole.sums[i / 8][i / 4 % 2][i % 4] * scale;
@@ -340,9 +337,9 @@ TIERKV_DEVICE void attend_whole(const Launch& launch, const FastPiece& piece, Wa
   const uint32_t factors_at = shared_address(factors), plain_at = shared_address(plain);
   const bool has_mean = kByChannel || codec.mean_at != 0;
   const uint32_t mean_at = keys + (kByChannel ? S::kCodes + 256 : codec.mean_at);
-  const float2 unit{0.25f * units[2 * t % 4], 0.25f * units[2 * t % 4 + 1]};
-  const float2 begin{-4.0f * codec.key_zero * unit.x * static_cast<float>(sums[2 * t % 4]),
-                     -4.0f * codec.key_zero * unit.y * static_cast<float>(sums[2 * t % 4 + 1])};
+  const float2 unit{units[2 * t % 4], units[2 * t % 4 + 1]};
+  const float2 begin{-codec.key_zero * unit.x * static_cast<float>(sums[2 * t % 4]),
+                     -codec.key_zero * unit.y * static_cast<float>(sums[2 * t % 4 + 1])};
   WholeState state;
   for (uint32_t v = warp; v < segment.views; v += kWarps, copies.phase ^= 1) {
     const bool more = v + kWarps < segment.views;
@@ -355,8 +352,7 @@ TIERKV_DEVICE void attend_whole(const Launch& launch, const FastPiece& piece, Wa
     barrier_wait(copies.keys, copies.phase);
     if (has_mean) base = whole_base<kByChannel>(mean_at, plain_at);
     if constexpr (kByChannel) {
-      const float2 own = whole_factors(keys + S::kCodes, factors_at, low, high);
-      scale = {0.25f * own.x, 0.25f * own.y};
+      scale = whole_factors(keys + S::kCodes, factors_at, low, high);
     } else {
       float own[4];
       log8_levels(load1f(keys + S::kCodes), load1(keys + S::kCodes + 4 + lane * 4), own);
