@@ -8,6 +8,7 @@
 #include "cuda/packed.cuh"
 #include "cuda/staged.cuh"
 #include "cuda/tiles.cuh"
+#include "cuda/whole.cuh"
 
 namespace tierkv::cuda {
 namespace {
@@ -43,12 +44,24 @@ __global__ void __launch_bounds__(kStagedThreads, T > 8 ? kStagedWideRoom : kSta
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 template <int K, int V>
-TIERKV_DEVICE void packed_segment(const Launch& launch, const SegmentDesc& segment, WarpCopies& copies, uint8_t* memory) {
-  if (launch.codecs[segment.codec].key.by_channel) {
-    attend_packed<K, V, true>(launch, segment, copies, memory);
+TIERKV_DEVICE void packed_segment(const Launch& launch, const FastPiece& piece, WarpCopies& copies, uint8_t* memory) {
+  if (piece.codec.by_channel) {
+    attend_packed<K, V, true>(launch, piece, copies, memory);
   } else {
-    attend_packed<K, V, false>(launch, segment, copies, memory);
+    attend_packed<K, V, false>(launch, piece, copies, memory);
   }
+}
+
+TIERKV_DEVICE void whole_segment(const Launch& launch, const FastPiece& piece, WarpCopies& copies, uint8_t* memory) {
+  if (piece.codec.by_channel) attend_whole<true>(launch, piece, copies, memory);
+  else attend_whole<false>(launch, piece, copies, memory);
+}
+
+// The first segment of a thread block is in the parameters.
+TIERKV_DEVICE FastPiece piece_of(const Launch& launch, const CtaFirst& first, uint32_t i) {
+  if (i == 0) return {first.segment, first.codec};
+  const SegmentDesc segment = launch.segments[first.at + i];
+  return {segment, fast_codec(launch.codecs[segment.codec])};
 }
 #endif
 
@@ -60,19 +73,24 @@ __global__ void __launch_bounds__(kThreads, 1)
   __shared__ uint64_t barriers[kThreads / 32][2];
   const uint32_t warp = threadIdx.x / 32;
   WarpCopies copies{shared_address(&barriers[warp][0]), shared_address(&barriers[warp][1]), 0};
-  if (threadIdx.x % 32 == 0) barrier_init(copies.keys), barrier_init(copies.values);
+  if (threadIdx.x % 32 == 0) {
+    barrier_init(copies.keys), barrier_init(copies.values);
+    fence_copies();
+  }
+  __syncwarp();
   const CtaFirst& first = firsts.of[blockIdx.x];
+  __shared__ FastPiece piece;
   for (uint32_t i = 0; i < first.segments; ++i) {
-    SegmentDesc segment = launch.segments[first.segment + i];
-    if constexpr (P != Path::klt && P != Path::klt_better) {  // these have no registers to spare
-      if (i == 0) segment.first_view = first.first_view, segment.views = first.views, segment.codec = first.codec;
-    }
-    if constexpr (P == Path::packed22) packed_segment<2, 2>(launch, segment, copies, memory);
-    if constexpr (P == Path::packed44) packed_segment<4, 4>(launch, segment, copies, memory);
-    if constexpr (P == Path::packed42) packed_segment<4, 2>(launch, segment, copies, memory);
-    if constexpr (P == Path::klt) attend_klt<false>(launch, segment, copies, memory);
-    if constexpr (P == Path::klt_better) attend_klt<true>(launch, segment, copies, memory);
-    finish_segment(launch, segment);
+    if (threadIdx.x == 0) piece = piece_of(launch, first, i);
+    if (i != 0) fence_copies();
+    __syncthreads();
+    if constexpr (P == Path::packed22) packed_segment<2, 2>(launch, piece, copies, memory);
+    if constexpr (P == Path::whole22) whole_segment(launch, piece, copies, memory);
+    if constexpr (P == Path::packed44) packed_segment<4, 4>(launch, piece, copies, memory);
+    if constexpr (P == Path::packed42) packed_segment<4, 2>(launch, piece, copies, memory);
+    if constexpr (P == Path::klt) attend_klt<false>(launch, SegmentDesc(piece.segment), copies, memory);
+    if constexpr (P == Path::klt_better) attend_klt<true>(launch, SegmentDesc(launch.segments[first.at + i]), copies, memory);
+    finish_segment(launch, piece.segment);
   }
   if (blockIdx.x == 0) wait_for_previous();
 #endif
@@ -93,6 +111,7 @@ const KernelRow kPaths[] = {
     {Path::staged, 16, 64, reinterpret_cast<const void*>(staged_kernel<4>), kStagedThreads, sizeof(StagedShared<4>), false},
     {Path::staged, 16, 128, reinterpret_cast<const void*>(staged_kernel<8>), kStagedThreads, sizeof(StagedShared<8>), false},
     {Path::staged, 16, 256, reinterpret_cast<const void*>(staged_kernel<16>), kStagedThreads, sizeof(StagedShared<16>), false},
+    {Path::whole22, 4, 128, reinterpret_cast<const void*>(fast_kernel<Path::whole22>), kThreads, WholeShape::kBytes, true},
     {Path::packed22, 8, 128, reinterpret_cast<const void*>(fast_kernel<Path::packed22>), kThreads, PackedShape<2, 2>::kBytes, true},
     {Path::packed44, 8, 128, reinterpret_cast<const void*>(fast_kernel<Path::packed44>), kThreads, PackedShape<4, 4>::kBytes, true},
     {Path::packed42, 8, 128, reinterpret_cast<const void*>(fast_kernel<Path::packed42>), kThreads, PackedShape<4, 2>::kBytes, true},

@@ -20,7 +20,8 @@ inline constexpr uint32_t kMaskWords = 8;   // of a view's 256 rows
 inline constexpr uint32_t kTileRows = 128;  // rows of a block, and channels, that the tensor-core paths take
 
 // How a segment is attended to. One launch has at most one of the fast ones (plan.h), which follow staged.
-enum class Path : uint8_t { general = 0, staged, packed22, packed44, packed42, klt, klt_better };
+enum class Path : uint8_t { general = 0, staged, packed22, packed44, packed42, klt, klt_better, whole22 };
+inline constexpr uint32_t kPathCount = 8;
 
 // What the fast path of klt has room for: words of a token, and steps of 16 components (fragments.h).
 inline constexpr uint32_t kMostKltWords = 8, kMostKltSteps = 8;
@@ -57,16 +58,29 @@ struct SegmentDesc {
   Path path = Path::general;
 };
 
-// Where a fast thread block begins, in the launch's own parameters, so that it need not ask far memory for it.
-struct CtaFirst {
-  uint32_t segment = 0, first_view = 0, views = 0;  // of its first segment
-  uint16_t codec = 0;
-  uint16_t segments = 0;  // of the thread block
+// What a fast path has to know of a codec before it has read anything of it (fast_codec.h).
+struct FastCodec {
+  float key_zero = 0.0f, value_zero = 0.0f;
+  uint16_t key_bytes = 0, value_bytes = 0;  // of a block that are copied: better rows of keys are read where they are
+  uint16_t mean_at = 0;                     // of keys; 0: none
+  uint8_t steps = 0, grouped = 0;           // klt
+  uint8_t by_channel = 0, key_hadamard = 0, value_hadamard = 0, value_bits = 0;
+  quant::MetaKind value_meta = quant::MetaKind::f16_pair;
 };
-inline constexpr uint32_t kMostFirsts = 160;  // thread blocks; a kernel has 4 KB of parameters
+
+// Where a fast thread block begins, in the launch's own parameters, so that it need not ask far memory for anything before its
+// first copies are under way.
+struct CtaFirst {
+  SegmentDesc segment;  // its first
+  FastCodec codec;      // of that
+  uint32_t at = 0;      // and its index
+  uint32_t segments = 0;
+};
+inline constexpr uint32_t kMostFirsts = 160;  // thread blocks
 struct CtaFirsts {
   CtaFirst of[kMostFirsts];
 };
+static_assert(sizeof(CtaFirsts) < 16384);  // a kernel may have 32,764 bytes of parameters
 
 struct TaskDesc {
   uint32_t first_row = 0;   // of queries, out and lse: `group` rows

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "cuda/common.cuh"
+#include "cuda/fast_codec.h"
 #include "cuda/warp.cuh"
 
 namespace tierkv::cuda {
@@ -43,6 +44,42 @@ struct WarpCopies {
   uint32_t keys, values;
   uint32_t phase;
 };
+
+// A segment and its codec. In shared memory: registers are what the loops over codes lack.
+struct FastPiece {
+  SegmentDesc segment;
+  FastCodec codec;
+  TIERKV_DEVICE MetaTerms value_terms() const { return {codec.value_meta, codec.value_zero}; }
+};
+
+// Into the Hadamard frame of 128 channels, or out of it: a warp has channels 4·lane .. 4·lane+3 of one row.
+struct FrameSigns {
+  uint32_t words[4] = {};
+  constexpr FrameSigns() {
+    for (uint32_t c = 0; c < kTileRows; ++c) words[c / 32] |= frame_sign(kTileRows, c) < 0.0f ? 1u << (c % 32) : 0u;
+  }
+};
+TIERKV_DEVICE void turn_frame(float (&x)[4], bool forward) {
+  constexpr FrameSigns kSigns;
+  constexpr float kNorm = 0.08838834764831845f;  // 128^-1/2
+  const uint32_t lane = threadIdx.x % 32;
+  const uint32_t low = lane < 8 ? kSigns.words[0] : kSigns.words[1], high = lane < 24 ? kSigns.words[2] : kSigns.words[3];
+  const uint32_t signs = (lane < 16 ? low : high) >> (lane % 8 * 4);
+  const auto scale = [&] {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) x[e] *= signs >> e & 1u ? -kNorm : kNorm;
+  };
+  if (forward) scale();
+  const float a = x[0] + x[1], b = x[0] - x[1], c = x[2] + x[3], d = x[2] - x[3];
+  x[0] = a + c, x[1] = b + d, x[2] = a - c, x[3] = b - d;
+#pragma unroll
+  for (uint32_t far = 1; far < 32; far *= 2) {
+    const float own = lane & far ? -1.0f : 1.0f;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) x[e] = fmaf(x[e], own, __shfl_xor_sync(~0u, x[e], far));
+  }
+  if (!forward) scale();
+}
 
 // A new maximum for columns 2t and 2t+1, of all lanes that have them.
 TIERKV_DEVICE void raise_top(WarpState& state, float x0, float x1) {
@@ -253,25 +290,21 @@ TIERKV_DEVICE void end_segment(const Launch& launch, const SegmentDesc& segment,
   auto* values = reinterpret_cast<float*>(memory);
   float* tops = values + 16 * kWarp;  // [warp][8]
   float* totals = tops + 16 * 8;
-  float* result = totals + 16 * 8;  // [channel][8]
-  float* top = result + kTileRows * 8;
-  float* sum = top + 8;
   __syncthreads();
   if (g == 0 && warp < warps) tops[warp * 8 + 2 * t] = state.top0, tops[warp * 8 + 2 * t + 1] = state.top1;
   __syncthreads();
   float all0 = -INFINITY, all1 = -INFINITY;
+#pragma unroll 4
   for (uint32_t w = 0; w < warps; ++w) {
-    all0 = fmaxf(all0, tops[w * 8 + 2 * t]), all1 = fmaxf(all1, tops[w * 8 + 2 * t + 1]);
-    if (fold) all0 = fmaxf(all0, tops[w * 8 + (2 * t + 4) % 8]), all1 = fmaxf(all1, tops[w * 8 + (2 * t + 5) % 8]);
+    const float2 x = *reinterpret_cast<const float2*>(tops + w * 8 + 2 * t);
+    all0 = fmaxf(all0, x.x), all1 = fmaxf(all1, x.y);
   }
+  if (fold) all0 = fmaxf(all0, __shfl_xor_sync(~0u, all0, 2)), all1 = fmaxf(all1, __shfl_xor_sync(~0u, all1, 2));
   if (warp < warps) {
     const float offset0 = __shfl_sync(~0u, state.rows[0], t), offset1 = __shfl_sync(~0u, state.rows[1], t);
     const float total0 = __shfl_sync(~0u, state.rows[0], 4 + t), total1 = __shfl_sync(~0u, state.rows[1], 4 + t);
     const float f0 = power2(state.top0 - all0 - up), f1 = power2(state.top1 - all1 - up);
-    if (g == 0) {
-      totals[warp * 8 + 2 * t] = total0 * f0, totals[warp * 8 + 2 * t + 1] = total1 * f1;
-      if (warp == 0) top[2 * t] = all0, top[2 * t + 1] = all1;
-    }
+    if (g == 0) totals[warp * 8 + 2 * t] = total0 * f0, totals[warp * 8 + 2 * t + 1] = total1 * f1;
     constexpr float kCode = 16777216.0f;  // a code's place is 2^-24
     const float u0 = f0 * state.unit, u1 = f1 * state.unit;
 #pragma unroll
@@ -280,29 +313,31 @@ TIERKV_DEVICE void end_segment(const Launch& launch, const SegmentDesc& segment,
       for (int m = 0; m < 2; ++m) {
         float* at = values + warp * kWarp + 2 * t * kRow + 32 * w + 4 * g + 2 * m;
         const float(&x)[4] = state.sums[w][m];
-        at[0] = (x[0] * kCode + offset0) * u0, at[1] = (x[2] * kCode + offset0) * u0;
-        at[kRow] = (x[1] * kCode + offset1) * u1, at[kRow + 1] = (x[3] * kCode + offset1) * u1;
+        *reinterpret_cast<float2*>(at) = {(x[0] * kCode + offset0) * u0, (x[2] * kCode + offset0) * u0};
+        *reinterpret_cast<float2*>(at + kRow) = {(x[1] * kCode + offset1) * u1, (x[3] * kCode + offset1) * u1};
       }
     }
   }
   __syncthreads();
-  for (uint32_t i = threadIdx.x; i < 8 * kTileRows; i += kThreads) {
-    const uint32_t head = i / kTileRows, c = i % kTileRows;
-    float x = 0.0f;
+  if (warp >= launch.group) return;
+  // A warp has a head: what it needs of the maxima is still in shared memory.
+  float x[4] = {}, sum = 0.0f, top = -INFINITY;
+  const uint32_t other = fold ? warp + 4 : warp;
 #pragma unroll 4
-    for (uint32_t w = 0; w < warps; ++w) {
-      x += values[w * kWarp + head * kRow + c];
-      if (fold) x += values[w * kWarp + (head + 4) % 8 * kRow + c];
-    }
-    result[c * 8 + head] = x;
-    if (c != 0) continue;
-    float l = 0.0f;
-    for (uint32_t w = 0; w < warps; ++w) l += totals[w * 8 + head] + (fold ? totals[w * 8 + (head + 4) % 8] : 0.0f);
-    sum[head] = l;
+  for (uint32_t w = 0; w < warps; ++w) {
+    const float* const from = values + w * kWarp + lane * 4;
+    const auto add = [&](uint32_t head) {
+      const float4 y = *reinterpret_cast<const float4*>(from + head * kRow);
+      x[0] += y.x, x[1] += y.y, x[2] += y.z, x[3] += y.w;
+      sum += totals[w * 8 + head], top = fmaxf(top, tops[w * 8 + head]);
+    };
+    add(warp);
+    if (fold) add(other);
   }
-  __syncthreads();
-  if (hadamard) rotate(result, kTileRows, false);
-  store_partial(launch, segment, 0, result, top, sum);
+  if (hadamard) turn_frame(x, false);
+  const size_t to = static_cast<size_t>(segment.partial) * launch.group + warp;
+  reinterpret_cast<float4*>(launch.partial_out + to * kTileRows)[lane] = {x[0], x[1], x[2], x[3]};
+  if (lane == 0) launch.partial_top[to] = top, launch.partial_sum[to] = sum;
 }
 
 }  // namespace tierkv::cuda

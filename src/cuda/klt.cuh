@@ -53,7 +53,7 @@ TIERKV_DEVICE float4 both_turns(float4 a, float4 b) {
 }
 
 TIERKV_DEVICE float4 load_turn(uint32_t at) {
-  const uint4 raw = load4(at + threadIdx.x % 32 * 16);
+  const uint4 raw = load4(at + lane_now() * 16);
   return {__uint_as_float(raw.x), __uint_as_float(raw.y), __uint_as_float(raw.z), __uint_as_float(raw.w)};
 }
 
@@ -74,7 +74,7 @@ struct NextTurn {
 
 // Cosines and sines of both blocks' positions, halves, two pairs of channels a lane: [block][pair] {cos, sin}.
 TIERKV_DEVICE void load_turns(const float* tables, uint32_t first, uint32_t second, const KltWarp& own, NextTurn& next) {
-  const uint32_t lane = threadIdx.x % 32;
+  const uint32_t lane = lane_now();
   const bool follows = own.now != 0 && first == next.position;
   const float4 x = follows ? load_turn(own.now) : turn_to(tables, first, own.kept, next.key);
   const float4 y =
@@ -90,7 +90,7 @@ TIERKV_DEVICE void load_turns(const float* tables, uint32_t first, uint32_t seco
 
 // The query in the frames of the blocks of this lane's column, as B operands of the product with the rows.
 TIERKV_DEVICE void turn_query(uint32_t query, uint32_t turns, bool fold, uint32_t (&q)[8][2]) {
-  const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const uint32_t lane = lane_now(), g = lane / 4, t = lane % 4;
 #pragma unroll
   for (int s = 0; s < 8; s += 2) {
     const uint4 v = load4(query + lane * 16 + s / 2 * 512);
@@ -112,7 +112,7 @@ TIERKV_DEVICE void turn_query(uint32_t query, uint32_t turns, bool fold, uint32_
 
 // Products of the query with the rows into `factors`, operands of the scores; returns what every score begins with.
 TIERKV_DEVICE float2 load_factors(uint32_t basis, uint32_t steps, const uint32_t (&q)[8][2], uint32_t factors) {
-  const uint32_t lane = threadIdx.x % 32, t = lane % 4;
+  const uint32_t lane = lane_now(), t = lane % 4;
   float c[4], d[4];
   for (uint32_t tile = 0; tile <= steps; ++tile) {
 #pragma unroll
@@ -387,14 +387,13 @@ TIERKV_DEVICE void attend_klt(const Launch& launch, const SegmentDesc& segment, 
   own.now = turns_fit ? shared_address(slots + warps * (kLines + own_bytes) + warp * kKltTurn) : 0;
 
   const uint32_t stride = launch.group <= 4 ? 2 : 1;
-  fence_copies();
-  __syncthreads();
+  load_klt_tables(launch, segment, codec, stride * warps, query, table, kept, basis);
+  // All multiprocessors ask for their first blocks at once, and it takes microseconds until they are there: the tables come before.
   if (const uint32_t at = warp * stride; warp < warps && at < segment.views && threadIdx.x % 32 == 0) {
     const ViewDesc* const view = launch.views + segment.first_view + at;
     copy_in(own.keys, view->keys, key_slot, copies.keys);
     copy_in(own.values, view->values, value_slot, copies.values);
   }
-  load_klt_tables(launch, segment, codec, stride * warps, query, table, kept, basis);
   __syncthreads();
   WarpState state;
   if (warp < warps) {

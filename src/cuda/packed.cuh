@@ -18,7 +18,7 @@ struct PackedShape {
   // Of a warp: copies of keys and values, weights, the values' grid, the tokens' scales.
   static constexpr uint32_t kWarp = kKeySlot + kValueSlot + kWeightBytes + kGridBytes + 512;
   static constexpr uint32_t kQuery =
-      2 * 8 * 64 * 4 + 128 + 4096;  // operands of the query, plain and raised; sums of its heads; rows
+      2 * 8 * 64 * 4 + 128 + 8 * (kTileRows + 4) * 4;  // operands of the query, plain and raised; sums of its heads; rows
   static constexpr uint32_t kBytes = kWarps * kWarp + kQuery;
 };
 
@@ -40,31 +40,29 @@ TIERKV_DEVICE void load_pairs(uint32_t at, uint32_t (&out)[N]) {
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
-// The query as B operands: [step pair][lane][4], step = chunk half·fields + field; and raised by 2^(top - place of the field).
+// The query as B operands: [step pair][lane][4], step = chunk half·fields + field; and raised by 2^(top - place of the field). `x`:
+// channels 4·lane .. 4·lane+3 of head `warp`.
 template <int K, int V>
-TIERKV_DEVICE void load_packed_query(const Launch& launch, const SegmentDesc& segment, bool hadamard, uint32_t* plain,
-                                     uint32_t* raised, float* sums, float* rows) {
+TIERKV_DEVICE void load_packed_query(float (&x)[4], bool hadamard, uint32_t* plain, uint32_t* raised, float* sums, float* rows) {
   using S = PackedShape<K, V>;
-  const float* queries = launch.queries + static_cast<size_t>(segment.first_row) * kTileRows;
-  for (uint32_t i = threadIdx.x; i < kTileRows * 8; i += kThreads) {
-    const uint32_t head = i / kTileRows, c = i % kTileRows;
-    rows[c * 8 + head] = head < launch.group ? queries[head * kTileRows + c] * launch.scale * kLog2E : 0.0f;
+  constexpr uint32_t kRow = kTileRows + 4;
+  if (const uint32_t head = threadIdx.x / 32, lane = threadIdx.x % 32; head < 8) {
+    float sum = 0.0f;
+    if (hadamard) turn_frame(x, true);
+    *reinterpret_cast<float4*>(rows + head * kRow + lane * 4) = {x[0], x[1], x[2], x[3]};
+    // Of the query as the operands have it, so that the codes' middle is taken out exactly.
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sum += __half2float(__float2half(x[e]));
+    for (uint32_t d = 16; d != 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
+    if (lane == 0) sums[head] = sum;
   }
   __syncthreads();
-  if (hadamard) rotate(rows, kTileRows, true);
   for (uint32_t i = threadIdx.x; i < 512; i += kThreads) {
     const int step = i / 64, lane = i / 2 % 32, j = i % 2, h = step / S::kFields, f = step % S::kFields, head = lane / 4;
     const int c = (lane % 4 + 4 * h) * S::kPerWord + 4 * f + j;
-    const float a = rows[c * 8 + head], b = rows[(c + 2) * 8 + head], up = static_cast<float>(1 << (S::kTop - K * f));
+    const float a = rows[head * kRow + c], b = rows[head * kRow + c + 2], up = static_cast<float>(1 << (S::kTop - K * f));
     const int at = (step / 2 * 32 + lane) * 4 + step % 2 * 2 + j;
     plain[at] = pack_halves(a, b), raised[at] = pack_halves(a * up, b * up);
-  }
-  if (const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32; warp < 8) {
-    // Of the query as the operands have it, so that the codes' middle is taken out exactly.
-    float sum = 0.0f;
-    for (uint32_t c = lane; c < kTileRows; c += 32) sum += __half2float(__float2half(rows[c * 8 + warp]));
-    for (uint32_t d = 16; d != 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
-    if (lane == 0) sums[warp] = sum;
   }
 }
 
@@ -99,36 +97,49 @@ TIERKV_DEVICE float2 load_block_query(uint32_t meta, uint32_t mean_at, bool has_
   return {__shfl_sync(~0u, base[0], t), __shfl_sync(~0u, base[1], t)};
 }
 
+// The first blocks of a segment. All multiprocessors ask for theirs at once, and it takes microseconds until they are there: what
+// is needed before them has to be asked for before. Half of the warps begin later, so that the others have theirs sooner.
+template <int K, int V>
+TIERKV_DEVICE void begin_packed(const Launch& launch, const FastPiece& piece, const WarpCopies& copies, uint8_t* memory) {
+  using S = PackedShape<K, V>;
+  const uint32_t warp = threadIdx.x / 32, keys = shared_address(memory + warp * S::kWarp);
+  if (warp >= S::kWarps || warp >= piece.segment.views || threadIdx.x % 32 != 0) return;
+  const ViewDesc& view = launch.views[piece.segment.first_view + warp];
+  const uint8_t *const from = view.keys, *const others = view.values;
+  copy_in(keys, from, piece.codec.key_bytes, copies.keys);
+  copy_in(keys + S::kKeySlot, others, piece.codec.value_bytes, copies.values);
+}
+
 template <int K, int V, bool kByChannel>
-TIERKV_DEVICE void attend_packed(const Launch& launch, const SegmentDesc& segment, WarpCopies& copies, uint8_t* memory) {
+TIERKV_DEVICE void attend_packed(const Launch& launch, const FastPiece& piece, WarpCopies& copies, uint8_t* memory) {
   using S = PackedShape<K, V>;
   using F = ValueFormat<V>;
   constexpr float kScore = static_cast<float>(1u << (24 - S::kTop));
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-  const CodecDesc& codec = launch.codecs[segment.codec];
-  const MetaTerms key_terms = meta_terms(codec.key), value_terms = meta_terms(codec.value);
-  const uint32_t key_bytes = (codec.key.bytes + 15) / 16 * 16, value_bytes = (codec.value.bytes + 15) / 16 * 16;
-
+  const SegmentDesc& segment = piece.segment;
+  const uint32_t keys = shared_address(memory + warp * S::kWarp), values = keys + S::kKeySlot;
+  const ViewDesc* views = launch.views + segment.first_view;
+  const FastCodec& codec = piece.codec;
+  float query[4];
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    const float* const from = launch.queries + static_cast<size_t>(segment.first_row + warp) * kTileRows + lane * 4 + e;
+    query[e] = warp < launch.group ? __ldg(from) * (launch.scale * kLog2E) : 0.0f;
+  }
+  if (warp < S::kWarps / 2) begin_packed<K, V>(launch, piece, copies, memory);
   auto* plain = reinterpret_cast<uint32_t*>(memory + S::kWarps * S::kWarp);
   uint32_t* raised = plain + 8 * 64;
   auto* query_sums = reinterpret_cast<float*>(raised + 8 * 64);
   WarpState state;
-  const uint32_t keys = shared_address(memory + warp * S::kWarp), values = keys + S::kKeySlot;
   const uint32_t weights = values + S::kValueSlot, grid = weights + kWeightBytes, scales = grid + kGridBytes;
   const uint32_t raised_at = shared_address(raised), plain_at = shared_address(plain);
-  const bool has_mean = kByChannel || codec.key.mean_at != 0;
-  const uint32_t mean_at = keys + (kByChannel ? S::kKeyCodes + 256 : codec.key.mean_at);
-  const ViewDesc* views = launch.views + segment.first_view;
-  fence_copies();
+  const bool has_mean = kByChannel || codec.mean_at != 0;
+  const uint32_t mean_at = keys + (kByChannel ? S::kKeyCodes + 256 : codec.mean_at);
+  load_packed_query<K, V>(query, codec.key_hadamard, plain, raised, query_sums, query_sums + 32);
   __syncthreads();
-  if (warp < S::kWarps && warp < segment.views && lane == 0) {
-    copy_in(keys, views[warp].keys, key_bytes, copies.keys);
-    copy_in(values, views[warp].values, value_bytes, copies.values);
-  }
-  load_packed_query<K, V>(launch, segment, codec.key.hadamard, plain, raised, query_sums, query_sums + 32);
-  __syncthreads();
-  const float begin0 = kByChannel ? 0.0f : -key_terms.zero * query_sums[2 * t] / kScore;
-  const float begin1 = kByChannel ? 0.0f : -key_terms.zero * query_sums[2 * t + 1] / kScore;
+  if (warp >= S::kWarps / 2) begin_packed<K, V>(launch, piece, copies, memory);
+  const float begin0 = kByChannel ? 0.0f : -codec.key_zero * query_sums[2 * t] / kScore;
+  const float begin1 = kByChannel ? 0.0f : -codec.key_zero * query_sums[2 * t + 1] / kScore;
 
   for (uint32_t v = warp; warp < S::kWarps && v < segment.views; v += S::kWarps, copies.phase ^= 1) {
     const bool more = v + S::kWarps < segment.views;
@@ -165,18 +176,18 @@ TIERKV_DEVICE void attend_packed(const Launch& launch, const SegmentDesc& segmen
       weigh_half<!kByChannel>(state, s, kByChannel ? kScore : 1.0f, scales + half * 256, base.x, base.y, true,
                               static_cast<float>(F::kTop), weights);
       __syncwarp();
-      if (half == 1 && more && lane == 0) copy_in(keys, next_keys, key_bytes, copies.keys);
+      if (half == 1 && more && lane == 0) copy_in(keys, next_keys, codec.key_bytes, copies.keys);
       if (half == 0) {
         barrier_wait(copies.values, copies.phase);
-        load_value_grid(state, value_terms, values + S::kValueCodes, grid);
+        load_value_grid(state, piece.value_terms(), values + S::kValueCodes, grid);
         __syncwarp();
       }
       add_value_half<V>(state, values, grid, weights, half);
       __syncwarp();
-      if (half == 1 && more && lane == 0) copy_in(values, next_values, value_bytes, copies.values);
+      if (half == 1 && more && lane == 0) copy_in(values, next_values, codec.value_bytes, copies.values);
     }
   }
-  end_segment(launch, segment, state, S::kWarps, static_cast<float>(F::kTop), false, codec.value.hadamard, memory);
+  end_segment(launch, segment, state, S::kWarps, static_cast<float>(F::kTop), false, codec.value_hadamard, memory);
 }
 
 #endif

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "cuda/better.h"
+#include "cuda/fast_codec.h"
 #include "cuda/reading.h"
 #include "cuda/tile_map.h"
 
@@ -87,7 +88,7 @@ class Planner {
         if (run.path > Path::staged) bytes[run.codec] += uint64_t{kTileRows} * run.views;
       }
     }
-    std::array<uint64_t, 8> by_path{};
+    std::array<uint64_t, kPathCount> by_path{};
     for (size_t c = 0; c < input_.codecs.size(); ++c) {
       paths_[c] = ready_path(input_.codecs[c], input_.group);
       by_path[static_cast<size_t>(paths_[c])] += bytes[c] * (input_.codecs[c].key.bytes + input_.codecs[c].value.bytes);
@@ -181,7 +182,26 @@ class Planner {
     }
   }
 
+  // Rows of 16-bit floats are read alike whatever a block's length: as one codec's, they need nothing made ready in between.
+  uint32_t read_as(uint32_t codec) {
+    if (read_as_.empty()) {
+      for (uint32_t c = 0; c < input_.codecs.size(); ++c) {
+        uint32_t first = 0;
+        while (first < c && !alike(input_.codecs[first], input_.codecs[c])) ++first;
+        read_as_.push_back(first);
+      }
+    }
+    return read_as_[codec];
+  }
+  static bool alike(const CodecDesc& a, const CodecDesc& b) {
+    const auto plain = [](const SideLayout& x, const SideLayout& y) {
+      return x.kind == LayoutKind::rows16 && y.kind == LayoutKind::rows16 && x.bf16 == y.bf16 && x.head_dim == y.head_dim;
+    };
+    return plain(a.key, b.key) && plain(a.value, b.value);
+  }
+
   void add_staged(ViewDesc view) {
+    view.codec = read_as(view.codec);
     const uint32_t end = view.end, each = cut_views_ ? kStagedRows : end;
     for (uint32_t from = view.begin / 16 * 16; from < end; from += each) {
       view.begin = std::max(view.begin, static_cast<uint16_t>(from)), view.end = static_cast<uint16_t>(std::min(end, from + each));
@@ -452,8 +472,7 @@ class Planner {
     for (uint32_t c = plan_.general_ctas + plan_.staged_ctas, i = 0; c < ctas(); ++c, ++i) {
       const SegmentDesc& first = plan_.segments[plan_.cta_begin[c]];
       const uint32_t count = plan_.cta_begin[c + 1] - plan_.cta_begin[c];
-      plan_.firsts.of[i] = {plan_.cta_begin[c], first.first_view, first.views, static_cast<uint16_t>(first.codec),
-                            static_cast<uint16_t>(count)};
+      plan_.firsts.of[i] = {first, fast_codec(input_.codecs[first.codec]), plan_.cta_begin[c], count};
     }
   }
 
@@ -494,6 +513,7 @@ class Planner {
   std::vector<Run> runs_;
   std::vector<uint32_t> next_;              // by task: its next partial
   std::vector<ViewDesc> fast_, staged_[2];  // of the task at hand; staged ones by the frame of their values
+  std::vector<uint32_t> read_as_;           // by codec: the one whose rows of 16-bit floats are alike
   bool cut_views_ = false;                  // staged views, into what a thread block takes at once
 };
 
@@ -528,7 +548,7 @@ Path fast_path(const CodecDesc& codec, uint32_t group) {
   if (better) return Path::general;
   if (key.kind != LayoutKind::packed || key.has_levels || key.even || key.groups != 1) return Path::general;
   if (key.by_channel ? key.meta != MetaKind::f16_pair || key.mean_at != 0 : key.meta != MetaKind::log8_scale) return Path::general;
-  if (key.bits == 2 && value.bits == 2) return Path::packed22;
+  if (key.bits == 2 && value.bits == 2) return group <= 4 ? Path::whole22 : Path::packed22;
   if (key.bits == 4 && value.bits == 4) return Path::packed44;
   if (key.bits == 4 && value.bits == 2) return Path::packed42;
   return Path::general;

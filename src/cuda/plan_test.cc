@@ -6,6 +6,7 @@
 #include <list>
 #include <set>
 
+#include "cuda/better.h"
 #include "cuda/device_form.h"
 #include "cuda/scene_testing.h"
 #include "cuda/twin_testing.h"
@@ -114,7 +115,7 @@ TEST(CudaPlan, EverySeenRowIsInOnePieceAndPiecesAreEqual) {
     Planned planned;
     plan_of(scene, ctas, true, planned);
     const Plan& plan = planned.plan;
-    EXPECT_EQ(plan.fast, Path::packed22);
+    EXPECT_EQ(plan.fast, Path::whole22);
     ASSERT_LE(plan.cta_begin.size(), ctas + 1);
     EXPECT_EQ(plan.cta_begin.back(), plan.segments.size());
     std::vector<uint64_t> rows(scene.tasks());
@@ -161,11 +162,19 @@ TEST(CudaPlan, AThreadBlockHasOneKindOfWorkInTheOrderOfPaths) {
     for (uint32_t c = before; c + 1 < plan.cta_begin.size(); ++c) {
       const CtaFirst& first = plan.firsts.of[c - before];
       const SegmentDesc& segment = plan.segments[plan.cta_begin[c]];
-      EXPECT_EQ(first.segment, plan.cta_begin[c]);
+      EXPECT_EQ(first.at, plan.cta_begin[c]);
       EXPECT_EQ(first.segments, plan.cta_begin[c + 1] - plan.cta_begin[c]);
-      EXPECT_EQ(first.first_view, segment.first_view);
-      EXPECT_EQ(first.views, segment.views);
-      EXPECT_EQ(first.codec, segment.codec);
+      EXPECT_EQ(first.segment.task, segment.task);
+      EXPECT_EQ(first.segment.first_view, segment.first_view);
+      EXPECT_EQ(first.segment.views, segment.views);
+      EXPECT_EQ(first.segment.partial, segment.partial);
+      EXPECT_EQ(first.segment.first_row, segment.first_row);
+      EXPECT_EQ(first.segment.codec, segment.codec);
+      const CodecDesc& codec = planned.codecs[segment.codec];
+      EXPECT_EQ(first.codec.key_bytes, padded_bytes(codec.key.bytes));
+      EXPECT_EQ(first.codec.value_bytes, padded_bytes(codec.value.bytes) + better_bytes(kMostFastBetter, 128));
+      EXPECT_EQ(first.codec.steps, klt_steps(codec.key));
+      EXPECT_EQ(first.codec.value_bits, codec.value.bits);
     }
     for (uint32_t c = 0; c + 1 < plan.cta_begin.size(); ++c) {
       for (uint32_t i = plan.cta_begin[c]; i < plan.cta_begin[c + 1]; ++i)
@@ -235,6 +244,43 @@ TEST(CudaPlan, ARememberedSharingIsTheSame) {
     }
   }
   EXPECT_EQ(sharings.kept.size(), Sharings::kMost);
+}
+
+TEST(CudaPlan, TwoBitsAreWholeNumbersForGroupsOfUpToFour) {
+  for (const char* name : {"kivi2", "rot2"}) {
+    for (const uint32_t group : {1u, 4u, 5u, 8u, 9u}) {
+      SCOPED_TRACE(std::string(name) + " " + std::to_string(group));
+      SceneShape shape;
+      shape.codecs = {name};
+      shape.lengths = {2048};
+      shape.hot = 0, shape.group = group;
+      const Scene scene(shape, 3);
+      ASSERT_TRUE(scene.status().ok());
+      Planned planned;
+      plan_of(scene, 4, true, planned);
+      EXPECT_EQ(planned.plan.fast, group <= 4 ? Path::whole22 : group <= 8 ? Path::packed22 : Path::general);
+    }
+  }
+}
+
+// Sinks and hot rows are blocks of their own lengths, so of their own codecs.
+TEST(CudaPlan, RowsOfHalvesAreReadAsOneCodecs) {
+  SceneShape shape;
+  shape.codecs = {"kivi2"};
+  shape.lengths = {1000};
+  shape.hot = 60, shape.sinks = 4, shape.group = 2;
+  const Scene scene(shape, 3);
+  ASSERT_TRUE(scene.status().ok());
+  Planned planned;
+  plan_of(scene, 4, true, planned);
+  uint32_t plain = 0;
+  for (const CodecDesc& codec : planned.codecs) plain += codec.key.kind == quant::LayoutKind::rows16;
+  ASSERT_GE(plain, 2u);
+  std::set<uint32_t> seen;
+  for (const ViewDesc& view : planned.plan.views) {
+    if (planned.codecs[view.codec].key.kind == quant::LayoutKind::rows16) seen.insert(view.codec);
+  }
+  EXPECT_EQ(seen.size(), 1u);
 }
 
 TEST(CudaPlan, ATaskThatSeesNothingIsStillWritten) {

@@ -175,7 +175,7 @@ TIERKV_BOTH void turn_of(const quant::SideLayout& side, uint32_t position, uint3
 }
 
 // The sign of a channel in the Hadamard frame (frame.cc).
-TIERKV_BOTH float frame_sign(uint32_t head_dim, uint32_t channel) {
+TIERKV_BOTH constexpr float frame_sign(uint32_t head_dim, uint32_t channel) {
   uint64_t z = (static_cast<uint64_t>(head_dim) << 32) + (channel + 1u) * 0x9E3779B97F4A7C15ull;
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
   z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;

@@ -324,11 +324,14 @@ TIERKV_DEVICE void attend_staged(const Launch& launch, const SegmentDesc& segmen
   for (uint32_t c = threadIdx.x; c < dim; c += kStagedThreads) all.signs[c] = frame_sign(dim, c) * rsqrtf(static_cast<float>(run));
   StagedState<T> state;
   const CodecDesc& codec = *reinterpret_cast<const CodecDesc*>(all.codec);
+  uint32_t tiles = 0;  // of the views before: warps take turns, whatever the view
 #pragma unroll 1
   for (uint32_t v = 0; v < segment.views; ++v) {
     const ViewDesc view = launch.views[segment.first_view + v];
-    __syncthreads();
     const bool fresh = v == 0 || view.codec != known;
+    // Views of one codec that need nothing in common are not waited for.
+    const bool in_common = fresh || own_channels(codec.key);
+    if (in_common) __syncthreads();
     if (view.codec != known) {
       known = view.codec;
       load_codec();
@@ -343,10 +346,12 @@ TIERKV_DEVICE void attend_staged(const Launch& launch, const SegmentDesc& segmen
       __syncthreads();
       if (v == 0 || first_head + 2 * warp < launch.group) stage_query<T>(codec.key, query, all);  // of no heads it stays zeros
     }
-    __syncthreads();
+    if (in_common) __syncthreads();
+    const uint32_t begin = view.begin / 16 * 16;
 #pragma unroll 1
-    for (uint32_t first = view.begin / 16 * 16 + 16 * warp; first < view.end; first += 16 * kStagedWarps)
+    for (uint32_t first = begin + 16 * ((warp - tiles) % kStagedWarps); first < view.end; first += 16 * kStagedWarps)
       staged_tile<T>(launch, view, first, all, state);
+    tiles += (view.end - begin + 15) / 16;
   }
   end_staged<T>(launch, segment, first_head, segment.views != 0 && codec.value.hadamard != 0, all, state);
   __syncthreads();

@@ -23,6 +23,25 @@ TIERKV_DEVICE void multiply8(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t b
       : "r"(a0), "r"(a1), "r"(b0));
 }
 
+// The same of bytes, 16x8x32, whole numbers: A unsigned, B signed or not.
+TIERKV_DEVICE void multiply_signed(int (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+TIERKV_DEVICE void multiply_unsigned(int (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.u8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// The lane, read anew: what is computed from it is not kept in registers over a loop, where there are none to spare.
+TIERKV_DEVICE uint32_t lane_now() {
+  uint32_t lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
+
 TIERKV_DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 TIERKV_DEVICE uint2 load2(uint32_t at) {
   uint2 v;
@@ -129,16 +148,25 @@ TIERKV_DEVICE void barrier_wait(uint32_t at, uint32_t parity) {
       "r"(parity)
       : "memory");
 }
+// What a thread wrote to shared memory comes before copies into it that follow; and so do barriers that it made.
+TIERKV_DEVICE void fence_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 TIERKV_DEVICE void fence_copies() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  fence_writes();
 }
-// One thread has `bytes` (a multiple of 16) copied into shared memory; the barrier completes its phase when they are there.
-TIERKV_DEVICE void copy_in(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+// One thread has `bytes` (a multiple of 16) copied into shared memory; the barrier completes its phase when all that it was told to
+// expect are there.
+TIERKV_DEVICE void expect_bytes(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+TIERKV_DEVICE void copy_more(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
                "r"(bytes), "r"(barrier)
                : "memory");
+}
+TIERKV_DEVICE void copy_in(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+  expect_bytes(barrier, bytes);
+  copy_more(to, from, bytes, barrier);
 }
 #endif
 
