@@ -7,9 +7,9 @@
 // are copied to the device once and stay there, and so do hot rows; queries and results travel with every call. More queries a
 // sequence, a prompt, are attended to in rounds: some heads of the past are unpacked into at most 144 MiB of 16-bit floats, once
 // for all queries, and never the whole of it. What the device does not do, the processor does, with the same results: codecs
-// without a device reader (kvquant), prompts whose rows 16-bit floats cannot hold, and calls that ask what more than about a
-// thousand rows of a head receive. What fewer receive it adds up beside the device's attention. Appending, coding, eviction,
-// snapshots and all errors are the cache's own.
+// without a device reader (kvquant), prompts whose rows 16-bit floats cannot hold, and calls of few queries that ask what more than
+// about a thousand rows of a head receive. What rows receive otherwise it adds up beside the device's attention. Appending, coding,
+// eviction, snapshots and all errors are the cache's own.
 //
 // Build:   -DTIERKV_CUDA=ON. Without it every call here is `unsupported`.
 // Errors:  unsupported: no CUDA in this build, or a device older than compute capability 8.0. failed_precondition: no device, or a
