@@ -84,6 +84,7 @@ class Worker {
       group_pin(s);
       read(all_.keys_read[j % kStages]);
       const Shrink shrink = weigh<kKeyTile, kCapped>(launch_, rows, s, masked, positions(j));
+      hold_before_wait(rows);
       group_wait<0>();
       group_pin(out);
       read(all_.values_read[(j - 1) % kStages]);
@@ -104,6 +105,15 @@ class Worker {
   TIERKV_DEVICE void take_turn() const { meet(kFirstTurn + index_, kWorkers); }
   TIERKV_DEVICE void end_turn(bool last) const {
     if (index_ == 0 || !last) let_pass(kFirstTurn + 1 - index_, kWorkers);
+  }
+  // A branch that depends on all weights, and is taken where one is not a number: the compiler would otherwise move the wait for
+  // the products that are under way to before the weights, which are to be made meanwhile.
+  TIERKV_DEVICE void hold_before_wait(const RowPair& rows) const {
+    if (__any_sync(~0u, !(rows.sum[0] + rows.sum[1] >= 0.0f))) {
+      uint32_t* const failed = launch_.failed + launch_.rows[tile_.rows_of].work;
+      while (atomicExch(failed, 1u) == 0) {
+      }
+    }
   }
   // A warp has read a tile: the next one may be copied there.
   TIERKV_DEVICE static void read(const uint64_t& barrier) {
