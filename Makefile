@@ -128,6 +128,7 @@ test-cuda: cuda  ## the device tests, and a short run of them under compute-sani
 
 bench-cuda: cuda  ## attention on the device beside torch's SDPA; needs a GPU and a python3 with torch
 	python3 bench/cuda/bench.py build-cuda/libtierkv_bench_cuda.so --json build-cuda/bench.json
+	python3 bench/cuda/prompt.py build-cuda/libtierkv_bench_cuda.so --json build-cuda/prompt.json
 
 fuzz-brief: deps  ## every fuzzer for a few seconds under ASan and UBSan, no clang needed
 	$(call build_preset,asan)

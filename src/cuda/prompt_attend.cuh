@@ -34,11 +34,6 @@ TIERKV_DEVICE uint32_t operand_b(uint32_t base, uint32_t first, uint32_t unit) {
   const uint32_t lane = threadIdx.x % 32, run = first + lane / 16 * 8 + lane % 8;
   return base + run * 128 + ((unit + lane / 8 % 2) ^ (run % 8)) * 16;
 }
-TIERKV_DEVICE uint32_t operand_a(uint32_t base, uint32_t first, uint32_t unit) {
-  const uint32_t lane = threadIdx.x % 32, run = first + lane % 16;
-  return base + run * 128 + ((unit + lane / 16) ^ (run % 8)) * 16;
-}
-
 template <int D>
 TIERKV_DEVICE void copy_keys(const PromptLaunch& launch, uint32_t step, uint32_t to) {
   const uint8_t* const from = launch.scratch + static_cast<size_t>(step / 2) * key_tile_bytes(D) + step % 2 * (kPromptKeys * 128);

@@ -14,14 +14,7 @@ namespace tierkv::cuda {
 namespace {
 
 constexpr uint32_t kGroup = 128, kThreadsAll = 3 * kGroup, kWorkers = 2 * kGroup;
-#ifndef TIERKV_STAGES
-#define TIERKV_STAGES 3
-#endif
-constexpr uint32_t kStages = TIERKV_STAGES;
-#ifndef TIERKV_CLUSTER
-#define TIERKV_CLUSTER 2
-#endif
-constexpr uint32_t kCluster = TIERKV_CLUSTER;
+constexpr uint32_t kStages = 2;
 constexpr uint32_t kFirstTurn = 2, kQueriesThere = 1;  // barriers by number
 
 template <int D>
@@ -37,26 +30,16 @@ constexpr size_t kHopperBytes = sizeof(HopperShared<D>) + 1024;  // to be aligne
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// One thread has key tiles copied. `pair`: half of each, for this block and the other of its cluster, which copies the other half.
+// One thread has key tiles copied.
 template <int D>
-TIERKV_DEVICE void copy_tiles(const PromptLaunch& launch, const PromptItem& item, HopperShared<D>& all, bool pair) {
-  const uint32_t half = key_tile_side(D) / 2, mine = pair ? cluster_rank() * half : 0;
-  const auto copy = [&](uint8_t* to, const uint8_t* from, uint64_t& barrier) {
-    if (!pair) {
-      copy_in(shared_address(to), from, key_tile_side(D), shared_address(&barrier));
-      return;
-    }
-    barrier_expect(shared_address(&barrier), key_tile_side(D));
-    copy_to_all(shared_address(to) + mine, from + mine, half, shared_address(&barrier), 3);
-  };
-  uint32_t stage = 0, parity = 1;
+TIERKV_DEVICE void copy_tiles(const PromptLaunch& launch, const PromptItem& item, HopperShared<D>& all) {
   for (uint32_t j = 0; j < item.keys; ++j) {
+    const uint32_t stage = j % kStages, parity = (j / kStages & 1u) ^ 1u;
     const uint8_t* const from = launch.scratch + static_cast<size_t>(item.first_key + j) * key_tile_bytes(D);
     barrier_wait(shared_address(&all.keys_read[stage]), parity);
-    copy(all.keys[stage], from, all.keys_there[stage]);
+    copy_in(shared_address(all.keys[stage]), from, key_tile_side(D), shared_address(&all.keys_there[stage]));
     barrier_wait(shared_address(&all.values_read[stage]), parity);
-    copy(all.values[stage], from + key_tile_side(D), all.values_there[stage]);
-    if (++stage == kStages) stage = 0, parity ^= 1u;
+    copy_in(shared_address(all.values[stage]), from + key_tile_side(D), key_tile_side(D), shared_address(&all.values_there[stage]));
   }
 }
 
@@ -64,16 +47,18 @@ TIERKV_DEVICE void copy_tiles(const PromptLaunch& launch, const PromptItem& item
 template <int D, bool kCapped>
 class Worker {
  public:
-  TIERKV_DEVICE Worker(const PromptLaunch& launch, const PromptItem& item, const QueryTileDesc& tile, HopperShared<D>& all,
-                       bool pair)
-      : launch_(launch), item_(item), tile_(tile), all_(all), pair_(pair), index_(threadIdx.x / kGroup - 1) {}
+  TIERKV_DEVICE Worker(const PromptLaunch& launch, const PromptItem& item, const QueryTileDesc& tile, HopperShared<D>& all)
+      : launch_(launch), item_(item), tile_(tile), all_(all), index_(threadIdx.x / kGroup - 1) {}
 
   TIERKV_DEVICE void run() {
     load_queries<D>(launch_, tile_, all_.queries, all_.factors, threadIdx.x / 32 - 4, kWorkers / 32);
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     meet(kQueriesThere, kWorkers);
-    queries_ = shared_address(all_.queries) + index_ * (64 * 128);
-    const uint32_t row = index_ * 64 + threadIdx.x % kGroup / 32 * 16 + threadIdx.x % 32 / 4;
+    const uint32_t first_row = index_ * 64 + threadIdx.x % kGroup / 32 * 16, row = first_row + threadIdx.x % 32 / 4;
+#pragma unroll
+    for (uint32_t k = 0; k < D / 16; ++k) {
+      const uint4 a = load_matrices(operand_a(shared_address(all_.queries) + k / 4 * (kQueryTile * 128), first_row, k % 4 * 2));
+      queries_[k][0] = a.x, queries_[k][1] = a.y, queries_[k][2] = a.z, queries_[k][3] = a.w;
+    }
     RowPair rows = row_pair(launch_, tile_, all_.factors, row);
     float out[D / 8][4] = {};
     float s[kKeyTile / 8][4];
@@ -90,15 +75,16 @@ class Worker {
     pack(s, weights);
 #pragma unroll 1
     for (uint32_t j = 1; j < item_.keys; ++j) {
-      masked = needs_mask(launch_, tile_, launch_.key_tiles[item_.first_key + j]);
       take_turn();
       score(j, s);
       add_values(j - 1, weights, out);
       end_turn(j + 1 == item_.keys);
+      masked = needs_mask(launch_, tile_, launch_.key_tiles[item_.first_key + j]);
       group_wait<1>();
       group_pin(s);
       read(all_.keys_read[j % kStages]);
       const Shrink shrink = weigh<kKeyTile, kCapped>(launch_, rows, s, masked, positions(j));
+      hold_before_wait(rows);
       group_wait<0>();
       group_pin(out);
       read(all_.values_read[(j - 1) % kStages]);
@@ -120,11 +106,18 @@ class Worker {
   TIERKV_DEVICE void end_turn(bool last) const {
     if (index_ == 0 || !last) let_pass(kFirstTurn + 1 - index_, kWorkers);
   }
-  // A warp has read a tile: whoever copies the next one there must know.
-  TIERKV_DEVICE void read(const uint64_t& barrier) const {
-    const uint32_t lane = threadIdx.x % 32, at = shared_address(&barrier);
-    if (!pair_ && lane == 0) barrier_arrive(at);
-    if (pair_ && lane < 2) barrier_arrive_in(address_in(at, lane));
+  // A branch that depends on all weights, and is taken where one is not a number: the compiler would otherwise move the wait for
+  // the products that are under way to before the weights, which are to be made meanwhile.
+  TIERKV_DEVICE void hold_before_wait(const RowPair& rows) const {
+    if (__any_sync(~0u, !(rows.sum[0] + rows.sum[1] >= 0.0f))) {
+      uint32_t* const failed = launch_.failed + launch_.rows[tile_.rows_of].work;
+      while (atomicExch(failed, 1u) == 0) {
+      }
+    }
+  }
+  // A warp has read a tile: the next one may be copied there.
+  TIERKV_DEVICE static void read(const uint64_t& barrier) {
+    if (threadIdx.x % 32 == 0) barrier_arrive(shared_address(&barrier));
   }
 
   TIERKV_DEVICE void score(uint32_t j, float (&s)[kKeyTile / 8][4]) const {
@@ -135,7 +128,7 @@ class Worker {
 #pragma unroll
     for (uint32_t k = 0; k < D / 16; ++k) {
       const uint32_t at = k / 4 * (kKeyTile * 128) + k % 4 * 32;
-      group_multiply(s, operand_desc(queries_ + at), operand_desc(keys + at), k != 0);
+      group_multiply(s, queries_[k], operand_desc(keys + at), k != 0);
     }
     group_commit();
   }
@@ -146,7 +139,7 @@ class Worker {
     group_begin();
 #pragma unroll
     for (uint32_t k = 0; k < kKeyTile / 16; ++k) {
-      group_multiply(out, weights[k], operand_desc(values + k / 4 * (D * 128) + k % 4 * 32));
+      group_multiply(out, weights[k], operand_desc(values + k / 4 * (D * 128) + k % 4 * 32), true);
     }
     group_commit();
   }
@@ -162,49 +155,35 @@ class Worker {
   const PromptItem& item_;
   const QueryTileDesc& tile_;
   HopperShared<D>& all_;
-  const bool pair_;
   const uint32_t index_;
-  uint32_t queries_ = 0;
+  uint32_t queries_[D / 16][4];  // operands: shared memory has enough to do with keys and values
 };
 
 #endif
 
-// Two thread blocks of a cluster mostly have neighbouring query tiles and the same keys: each copies half of them for both.
 template <int D, bool kCapped>
-__global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreadsAll, 1)
-    hopper_kernel(const __grid_constant__ PromptLaunch launch) {
+__global__ void __launch_bounds__(kThreadsAll, 1) hopper_kernel(const __grid_constant__ PromptLaunch launch) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ uint8_t memory[];
   auto& all = *reinterpret_cast<HopperShared<D>*>(memory + (1024 - shared_address(memory) % 1024) % 1024);
-  const bool works = blockIdx.x < launch.item_count;
-  const PromptItem item = works ? launch.items[blockIdx.x] : PromptItem();
-  bool pair = false;
-  if (kCluster == 2 && works && (blockIdx.x ^ 1u) < launch.item_count) {
-    const PromptItem other = launch.items[blockIdx.x ^ 1u];
-    pair = other.first_key == item.first_key && other.keys == item.keys;
-  }
+  const PromptItem item = launch.items[blockIdx.x];
   if (threadIdx.x == 0) {
     for (uint32_t i = 0; i < kStages; ++i) {
       barrier_init_for(shared_address(&all.keys_there[i]), 1), barrier_init_for(shared_address(&all.values_there[i]), 1);
-      barrier_init_for(shared_address(&all.keys_read[i]), (pair ? 2 : 1) * kWorkers / 32);
-      barrier_init_for(shared_address(&all.values_read[i]), (pair ? 2 : 1) * kWorkers / 32);
+      barrier_init_for(shared_address(&all.keys_read[i]), kWorkers / 32);
+      barrier_init_for(shared_address(&all.values_read[i]), kWorkers / 32);
     }
     fence_copies();
   }
   __syncthreads();
-  if (kCluster == 2) cluster_meet();
   if (threadIdx.x < kGroup) {
     give_registers<24>();
-    if (threadIdx.x == 0 && works) copy_tiles<D>(launch, item, all, pair);
+    if (threadIdx.x == 0) copy_tiles<D>(launch, item, all);
   } else {
     take_registers<240>();
-    if (works) {
-      const QueryTileDesc tile = launch.tiles[item.tile];
-      Worker<D, kCapped>(launch, item, tile, all, pair).run();
-    }
+    const QueryTileDesc tile = launch.tiles[item.tile];
+    Worker<D, kCapped>(launch, item, tile, all).run();
   }
-  __syncwarp();
-  if (kCluster == 2) cluster_meet();  // the other block may still write here
 #endif
 }
 
@@ -216,9 +195,8 @@ int prepare() {
 
 template <int D>
 void launch_items(const PromptLaunch& launch, cudaStream_t stream) {
-  const uint32_t blocks = (launch.item_count + kCluster - 1) / kCluster * kCluster;
-  if (launch.softcap > 0.0f) hopper_kernel<D, true><<<blocks, kThreadsAll, kHopperBytes<D>, stream>>>(launch);
-  else hopper_kernel<D, false><<<blocks, kThreadsAll, kHopperBytes<D>, stream>>>(launch);
+  if (launch.softcap > 0.0f) hopper_kernel<D, true><<<launch.item_count, kThreadsAll, kHopperBytes<D>, stream>>>(launch);
+  else hopper_kernel<D, false><<<launch.item_count, kThreadsAll, kHopperBytes<D>, stream>>>(launch);
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 namespace tierkv::cuda {
 namespace {
 
-constexpr uint32_t kItemCost = 3;   // what an item takes beside its tiles, in tiles
+constexpr uint32_t kItemCost = 5;   // what an item takes beside its tiles, in tiles
 constexpr uint32_t kLeastKeys = 4;  // tiles that are worth an item of their own
 // And at most: tensor cores round their sums down, which shows in the end (5e-4 after 1,000 tiles of even weights).
 constexpr uint32_t kMostKeys = 1100;

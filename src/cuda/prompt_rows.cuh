@@ -45,6 +45,13 @@ TIERKV_DEVICE void load_queries(const PromptLaunch& launch, const QueryTileDesc&
   }
 }
 
+// Address of a lane's row of four matrices of operand A, runs of 128 bytes: 16 runs from `first` on, 16 halves of each from unit
+// `unit` on.
+TIERKV_DEVICE uint32_t operand_a(uint32_t base, uint32_t first, uint32_t unit) {
+  const uint32_t lane = threadIdx.x % 32, run = first + lane % 16;
+  return base + run * 128 + ((unit + lane / 16) ^ (run % 8)) * 16;
+}
+
 // Whether scores of a key tile have to be looked at one by one.
 TIERKV_DEVICE bool needs_mask(const PromptLaunch& launch, const QueryTileDesc& tile, const KeyTileDesc& keys) {
   return !keys.whole || (launch.causal && keys.high > tile.low) ||
