@@ -65,9 +65,19 @@ TEST_P(DeviceRows, GiveTheSameResults) {
     const Twin twin(GetParam());
     TwinMemory memory(*twin.device);
     Steps steps(spec, twin.device, 3, &memory);
-    many_steps(steps, 40, kTolerance);
+    many_steps(steps, 30, kTolerance);
     if (::testing::Test::HasFatalFailure()) return;
     EXPECT_EQ(twin.device->usage().on_processor, 0u);
+  }
+}
+
+TEST_P(DeviceRows, GiveTheSameResultsWithSmallHeads) {
+  for (const uint32_t dim : {32u, 48u}) {
+    const Twin twin(GetParam());
+    TwinMemory memory(*twin.device);
+    Steps steps("fp16", twin.device, dim, &memory, dim);
+    many_steps(steps, 60, kTolerance);
+    if (::testing::Test::HasFatalFailure()) return;
   }
 }
 
@@ -115,7 +125,7 @@ TEST(DeviceRows, AnAttentionCallDoesNotWait) {
   ASSERT_TRUE(small.cache->append(seq, 0, view, view).ok());
   std::vector<float> out(queries.size(), NAN);
   const uint64_t waits = twin.machine->waits;
-  for (int i = 0; i < 300; ++i) {  // more calls than there are slots
+  for (int i = 0; i < 300; ++i) {  // more calls than slots are kept
     ASSERT_TRUE(small.cache->attention(seq, 0, Small::there(RowsView::f32(queries.data(), 1, kHeads, kDim)), out.data()).ok());
   }
   EXPECT_EQ(twin.machine->waits, waits);

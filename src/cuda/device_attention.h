@@ -100,6 +100,7 @@ class DeviceAttention final : public DeviceBackend {
   const MachineFacts facts_;
   mutable std::mutex mutex_;  // guards all below: one call at a time
   mutable Slots slots_;
+  mutable Bounce bounce_;
   mutable CodecTables tables_;
   mutable Mirror mirror_;
   mutable Standing standing_;

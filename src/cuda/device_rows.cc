@@ -12,11 +12,14 @@ namespace tierkv::cuda {
 
 using attn::AttendWork;
 
+// Calls that may be on their way: a processor that is further ahead waits for the first of them.
+constexpr size_t kMostLate = 512;
+
 Status DeviceAttention::look_back(bool all) const {
   Status found;
   while (!late_.empty()) {
     const Late late = late_.front();
-    if (!all && !late.slot->reached()) break;
+    if (!all && late_.size() < kMostLate && !late.slot->reached()) break;
     late_.pop_front();
     if (late.slot->put) {
       if (Status waited = late.slot->mark->wait(); !waited.ok()) {

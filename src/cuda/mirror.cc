@@ -5,8 +5,8 @@
 
 namespace tierkv::cuda {
 
-Mirror::Mirror(Machine& machine, uint64_t byte_limit)
-    : machine_(machine), places_(byte_limit, [this](size_t bytes) -> Result<uint8_t*> {
+Mirror::Mirror(Machine& machine, Bounce& bounce, uint64_t byte_limit)
+    : machine_(machine), bounce_(bounce), places_(byte_limit, [this](size_t bytes) -> Result<uint8_t*> {
         slabs_.reserve(slabs_.size() + 1);
         TIERKV_ASSIGN_OR_RETURN(uint8_t* const slab, machine_.allocate(bytes));
         slabs_.push_back(slab);
@@ -24,8 +24,8 @@ Result<Places::Entry*> Mirror::place(const attn::BlockView& view, const CodecDes
   const std::span<const std::byte> keys = device_form(*view.key_codec, codec.key, view.keys, key_form_);
   const std::span<const std::byte> values = device_form(*view.value_codec, codec.value, view.values, value_form_);
   TIERKV_ASSIGN_OR_RETURN(Places::Entry* const entry, places_.add(view.sealed, keys.size(), values.size()));
-  Status sent = machine_.send(entry->keys, keys.data(), keys.size());
-  if (sent.ok()) sent = machine_.send(entry->values, values.data(), values.size());
+  Status sent = bounce_.send(entry->keys, keys.data(), keys.size());
+  if (sent.ok()) sent = bounce_.send(entry->values, values.data(), values.size());
   if (!sent.ok()) {
     places_.forget(entry);
     return sent;

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "attn/attention.h"
+#include "cuda/bounce.h"
 #include "cuda/machine.h"
 #include "cuda/places.h"
 
@@ -11,7 +12,7 @@ namespace tierkv::cuda {
 
 class Mirror {
  public:
-  Mirror(Machine& machine, uint64_t byte_limit);
+  Mirror(Machine& machine, Bounce& bounce, uint64_t byte_limit);
   ~Mirror();
   Mirror(const Mirror&) = delete;
   Mirror& operator=(const Mirror&) = delete;
@@ -26,6 +27,7 @@ class Mirror {
 
  private:
   Machine& machine_;
+  Bounce& bounce_;
   std::vector<uint8_t*> slabs_;
   Places places_;
   std::vector<std::byte> key_form_, value_form_;  // of the block at hand

@@ -238,10 +238,10 @@ Status Standing::send_areas() {
   }
   uint8_t* const to = memory_.data() + front_bytes();
   if (whole_) {
-    TIERKV_RETURN_IF_ERROR(list_.empty() ? Status() : machine_.send(to, list_.data(), list_.size() * sizeof(ViewDesc)));
+    TIERKV_RETURN_IF_ERROR(list_.empty() ? Status() : bounce_.send(to, list_.data(), list_.size() * sizeof(ViewDesc)));
   } else {
     for (const auto& [first, views] : unsent_) {
-      TIERKV_RETURN_IF_ERROR(machine_.send(to + size_t{first} * sizeof(ViewDesc), list_.data() + first, views * sizeof(ViewDesc)));
+      TIERKV_RETURN_IF_ERROR(bounce_.send(to + size_t{first} * sizeof(ViewDesc), list_.data() + first, views * sizeof(ViewDesc)));
     }
   }
   unsent_.clear();

@@ -40,8 +40,8 @@ class AreaRoom {
 
 class Standing {
  public:
-  Standing(Machine& machine, Mirror& mirror, CodecTables& tables)
-      : machine_(machine), mirror_(mirror), tables_(tables), memory_(machine) {}
+  Standing(Machine& machine, Bounce& bounce, Mirror& mirror, CodecTables& tables)
+      : bounce_(bounce), mirror_(mirror), tables_(tables), memory_(machine) {}
 
   struct Area {
     uint64_t version = 0;
@@ -102,7 +102,7 @@ class Standing {
 
   static constexpr uint64_t kIdleCalls = 8192;
 
-  Machine& machine_;
+  Bounce& bounce_;
   Mirror& mirror_;
   CodecTables& tables_;
   DeviceMemory memory_;

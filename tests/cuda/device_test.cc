@@ -264,6 +264,22 @@ TEST(CudaDevice, RowsAndResultsInTheDevicesMemory) {
   }
 }
 
+TEST(CudaDevice, RowsOfSmallHeadsInTheDevicesMemory) {
+  for (const uint32_t dim : {32u, 48u, 64u}) {
+    for (const char* spec : {"fp16", "hot=32,warm=64,warm_codec=int8,archive=kivi4-g16,sinks=4"}) {
+      SCOPED_TRACE(spec);
+      const auto device = backend();
+      ASSERT_TRUE(device);
+      testing::CudaMemory memory(false);
+      testing::Steps steps(spec, device, dim, &memory, dim);
+      steps.options.observe = false;
+      many_steps(steps, brief() ? 12 : 100, 2e-2);
+      if (::testing::Test::HasFatalFailure()) return;
+      EXPECT_EQ(device->usage().on_processor, 0u);
+    }
+  }
+}
+
 TEST(CudaDevice, WhatTheDeviceFindsIsSaidLater) {
   const auto device = backend();
   ASSERT_TRUE(device);

@@ -56,10 +56,11 @@ class Steps {
   static constexpr uint32_t kLayers = 2, kHeads = 8, kKvHeads = 2, kDim = 128;
 
   // `memory`: rows, queries and results of the second cache are there; null: in host memory.
-  Steps(const std::string& spec, std::shared_ptr<const attn::Backend> backend, uint32_t seed, RemoteMemory* memory = nullptr)
-      : rng_(seed), memory_(memory) {
+  Steps(const std::string& spec, std::shared_ptr<const attn::Backend> backend, uint32_t seed, RemoteMemory* memory = nullptr,
+        uint32_t dim = kDim)
+      : rng_(seed), memory_(memory), dim_(dim) {
     CacheConfig config;
-    config.num_layers = kLayers, config.num_heads = kHeads, config.num_kv_heads = kKvHeads, config.head_dim = kDim;
+    config.num_layers = kLayers, config.num_heads = kHeads, config.num_kv_heads = kKvHeads, config.head_dim = dim;
     EXPECT_TRUE(apply_spec(spec, config).ok());
     for (auto& cache : caches_) {
       auto made = AdaptiveKVCache::create(config);
@@ -92,8 +93,8 @@ class Steps {
     for (uint32_t layer = 0; layer < kLayers && tokens != 0; ++layer) {
       std::vector<TypedRows> keys, values;
       for (size_t i = 0; i < ids.size(); ++i) {
-        keys.emplace_back(noise(size_t{tokens} * kKvHeads * kDim), next_type(), tokens, kKvHeads, kDim);
-        values.emplace_back(noise(size_t{tokens} * kKvHeads * kDim), next_type(), tokens, kKvHeads, kDim);
+        keys.emplace_back(noise(size_t{tokens} * kKvHeads * dim_), next_type(), tokens, kKvHeads, dim_);
+        values.emplace_back(noise(size_t{tokens} * kKvHeads * dim_), next_type(), tokens, kKvHeads, dim_);
       }
       for (int c = 0; c < 2; ++c) {
         RemoteMemory* const memory = c == 1 ? memory_ : nullptr;
@@ -108,10 +109,10 @@ class Steps {
   // All sequences in one call, every layer, `count` queries each.
   void compare(double tolerance, uint32_t count = 1) {
     for (uint32_t layer = 0; layer < kLayers; ++layer) {
-      const size_t row = size_t{count} * kHeads * kDim;
+      const size_t row = size_t{count} * kHeads * dim_;
       const DType type = next_type();
       std::vector<TypedRows> queries;
-      for (size_t s = 0; s < sequences_.size(); ++s) queries.emplace_back(noise(row), type, count, kHeads, kDim);
+      for (size_t s = 0; s < sequences_.size(); ++s) queries.emplace_back(noise(row), type, count, kHeads, dim_);
       std::vector<float> out[2];
       for (int c = 0; c < 2; ++c) {
         out[c].assign(sequences_.size() * row, NAN);
@@ -165,6 +166,7 @@ class Steps {
 
   std::mt19937 rng_;
   RemoteMemory* const memory_;
+  const uint32_t dim_;
   std::unique_ptr<AdaptiveKVCache> caches_[2];  // on the processor, on the device
   std::vector<SeqId> sequences_;
   double worst_ = 0.0;
@@ -181,7 +183,14 @@ inline void many_steps(Steps& steps, uint32_t count, double tolerance) {
     else if (what == 1) did = "truncate", steps.truncate(any, 1 + steps.below(steps.length(any)));
     else if (what == 2 && steps.sequences().size() > 2) did = "remove", steps.remove(any);
     else if (what == 3) did = "append many", steps.append(any, 1 + steps.below(300));
-    else if (what < 8) did = "append to one", steps.append(any, 1);
+    else if (what == 4 || what == 5) {  // a guess of several tokens, of which some stay
+      const uint32_t guessed = 2 + steps.below(7), right = steps.below(guessed + 1);
+      did = "guess " + std::to_string(guessed) + ", keep " + std::to_string(right);
+      steps.append(any, guessed);
+      steps.compare(tolerance, guessed);
+      steps.truncate(any, steps.length(any) - guessed + right);
+      if (right == 0 || what == 5) steps.append(any, 1);
+    } else if (what < 8) did = "append to one", steps.append(any, 1);
     else {
       did = "append to all";
       steps.append(steps.sequences(), 1);
