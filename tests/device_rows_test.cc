@@ -190,6 +190,58 @@ TEST(DeviceRows, StepsOfDecodingDoNotWait) {
   for (size_t c = 0; c < out.size(); ++c) ASSERT_NEAR(out[c], here[c], 5e-3);
 }
 
+// Layer after layer, as a model goes: several tokens are guessed, attended from, and some taken back.
+TEST(DeviceRows, GuessesOfSeveralTokensAreTakenBack) {
+  constexpr uint32_t kDims = 32, kLayers = 3;
+  const Twin twin(true);
+  TwinMemory memory(*twin.device);
+  std::unique_ptr<AdaptiveKVCache> caches[2];
+  for (int c = 0; c < 2; ++c) {
+    CacheConfig config;
+    config.num_layers = kLayers, config.num_heads = 4, config.num_kv_heads = 2, config.head_dim = kDims;
+    ASSERT_TRUE(apply_spec("fp16", config).ok());
+    caches[c] = AdaptiveKVCache::create(config).value();
+    ASSERT_TRUE(caches[c]->add_sequence().ok());
+  }
+  caches[1]->attend_with(twin.device);
+  std::mt19937 rng(4);
+  std::normal_distribution<float> normal;
+  const auto noise = [&](size_t n) {
+    std::vector<float> out(n);
+    for (float& x : out) x = normal(rng);
+    return out;
+  };
+  uint32_t length = 0;
+  for (int step = 0; step < 60; ++step) {
+    const uint32_t tokens = step == 0 ? 36 : 1 + static_cast<uint32_t>(rng() % 6);
+    for (uint32_t layer = 0; layer < kLayers; ++layer) {
+      const TypedRows keys(noise(size_t{tokens} * 2 * kDims), DType::f32, tokens, 2, kDims);
+      const TypedRows values(noise(size_t{tokens} * 2 * kDims), DType::f32, tokens, 2, kDims);
+      const TypedRows queries(noise(size_t{tokens} * 4 * kDims), DType::f32, tokens, 4, kDims);
+      std::vector<float> out[2];
+      for (int c = 0; c < 2; ++c) {
+        auto* const there = c == 1 ? &memory : nullptr;
+        out[c].assign(size_t{tokens} * 4 * kDims, NAN);
+        AppendItem item{1, keys.in(there), values.in(there), {}};
+        ASSERT_TRUE(caches[c]->append_many(layer, {&item, 1}).ok()) << item.status.message();
+        float* const to = there ? static_cast<float*>(there->make(out[c].size() * sizeof(float))) : out[c].data();
+        ASSERT_TRUE(caches[c]->attention(1, layer, queries.in(there), to).ok());
+        if (there && rng() % 2 == 0) there->fetch(out[c].data(), to, out[c].size() * sizeof(float));
+        else if (there) out[c].clear();
+      }
+      for (size_t i = 0; i < out[1].size(); ++i) ASSERT_NEAR(out[1][i], out[0][i], 5e-3) << step << " " << layer << " " << i;
+    }
+    length += tokens;
+    if (tokens > 1) {
+      length -= static_cast<uint32_t>(rng() % tokens);
+      for (auto& cache : caches) ASSERT_TRUE(cache->truncate(1, length).ok());
+    }
+    if (step % 5 == 0) memory.forget();
+  }
+  EXPECT_GT(twin.device->counts().rows_taken, 30u);
+  EXPECT_TRUE(*caches[0]->freeze(1) == *caches[1]->freeze(1));
+}
+
 TEST(DeviceRows, RowsThatAreNotFiniteAreRefusedWhenTheyLand) {
   const Twin twin(true);
   Small small(twin);

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Times whole decoding steps of an 8B-shaped model with random weights, its keys and values in a cache on the device, beside the same
-model with SDPA over preallocated bf16 keys and values, in one process.
+"""Times whole decoding steps of an 8B-shaped model with random weights, its keys and values in a cache on the device, beside the
+same model with SDPA over preallocated bf16 keys and values, in one process.
 
     model_step.py LIBRARY [--spec SPEC] [--tokens N] [--batch N] [--layers N] [--kept N] [--steps N] [--json FILE]
 
-The model: hidden size 4096, 32 query heads and 8 KV heads of 128 channels, an MLP of 14336, a vocabulary of 128256, bf16. Its layers
-take turns with `--kept` layers of keys and values (2), on both sides: bf16 rows of 32 layers of 8 x 131,072 tokens are 137 GB. Each of
-these is larger than the device's L2 cache, so a layer never finds what the one before it read. A step appends a row a layer, attends,
-and ends in the next token; steps follow one another without a wait, and their time is that of all of them over their number. What is
-between calls of attention is a CUDA graph a layer. SDPA's step is that too, or one graph as a whole, whichever is faster; its length
-stays the same. host_us is what the calls for a layer take of the caller's time, appending, attending and graduating.
+The model: hidden size 4096, 32 query heads and 8 KV heads of 128 channels, an MLP of 14336, a vocabulary of 128256, bf16. Its
+layers take turns with `--kept` layers of keys and values (2), on both sides: bf16 rows of 32 layers of 8 x 131,072 tokens are 137
+GB. Each of these is larger than the device's L2 cache, so a layer never finds what the one before it read. A step appends a row a
+layer, attends, and ends in the next token; steps follow one another without a wait, and their time is that of all of them over
+their number. What is between calls of attention is a CUDA graph a layer. SDPA's step is that too, or one graph as a whole,
+whichever is faster; its length stays the same. host_us is what the calls for a layer take of the caller's time, appending,
+attending and graduating.
 """
 
 import argparse
@@ -25,7 +26,7 @@ HIDDEN, HEADS, KV_HEADS, DIM, MLP, VOCABULARY = 4096, 32, 8, 128, 14336, 128256
 
 
 class Model:
-    """A step in pieces, between which somebody attends: rows of queries, keys and values lie in `q`, `k` and `v`, and results in `out`."""
+    """A step in pieces, between which somebody attends: queries, keys and values lie in `q`, `k` and `v`, results in `out`."""
 
     def __init__(self, layers, batch, position):
         torch.manual_seed(1)
@@ -48,7 +49,7 @@ class Model:
         return torch.cat((a * cosine - b * sine, a * sine + b * cosine), -1)
 
     def piece(self, index):
-        """From the results of layer index - 1 to the rows of layer index; the first begins at the token, the last ends at the next."""
+        """From the results of layer index - 1 to the rows of layer index; the first begins at a token, the last ends at one."""
         if index == 0:
             self.x.copy_(self.embedding[self.tokens])
         else:
@@ -123,8 +124,8 @@ class Tierkv:
             k, v = (torch.randn(batch, KV_HEADS, DIM, device="cuda", dtype=torch.bfloat16) for _ in range(2))
             out = torch.empty(q.shape, dtype=torch.float32, device="cuda")
             for _ in range(2):  # the second finds what the first left there
-                self.checked(self.lib.tierkv_model_step(self.model, layer, 2, k.data_ptr(), v.data_ptr(), q.data_ptr(), out.data_ptr(),
-                                                        torch.cuda.current_stream().cuda_stream))
+                self.checked(self.lib.tierkv_model_step(self.model, layer, 2, k.data_ptr(), v.data_ptr(), q.data_ptr(),
+                                                        out.data_ptr(), torch.cuda.current_stream().cuda_stream))
             self.checked(self.lib.tierkv_model_check(self.model))
             for sequence in (0, batch - 1):
                 queries, want = q[sequence].float().cpu(), torch.empty(HEADS, DIM)
@@ -137,7 +138,8 @@ class Sdpa:
     """The faster of flash and cuDNN, the heads of a group as queries. The length stays, so that a whole step can be a graph."""
 
     def __init__(self, kept, batch, tokens):
-        self.rows = [torch.empty(2, batch, KV_HEADS, tokens, DIM, dtype=torch.bfloat16, device="cuda").normal_() for _ in range(kept)]
+        self.rows = [torch.empty(2, batch, KV_HEADS, tokens, DIM, dtype=torch.bfloat16, device="cuda").normal_()
+                     for _ in range(kept)]
         self.kept, self.tokens = kept, tokens
         q = torch.randn(batch, HEADS, DIM, dtype=torch.bfloat16, device="cuda")
         times = {}
