@@ -58,7 +58,7 @@ def caches(length: int, learn: bool = False) -> dict[str, Callable[[Any], Any]]:
         made[f"QuantizedCache {backend} 4"] = lambda model, backend=backend: QuantizedCache(backend, model.config, nbits=4)
     for preset in ("quality", "balanced", "compact"):
         made[f"AKV {preset}"] = lambda model, preset=preset: akv_cache(model, preset)
-    for spec in ("fp16", "int8", "kivi4", "kivi2", "quality", "balanced"):
+    for spec in ("fp16", "int8", "kivi4", "kivi2", "quality", "balanced", "balanced,calibrate=off"):
         made[f"tierkv {spec}"] = lambda model, spec=spec: TieredCache(spec, model, learn=learn)
     for policy in ("h2o", "snapkv", "tova", "streaming_llm", "pyramidkv", "scissorhands"):
         made[f"tierkv fp16, {policy} 1/4"] = lambda model, policy=policy: TieredCache(

@@ -62,6 +62,11 @@ def test_crop_in_both_generations():
     assert cache.get_seq_length() == 25 and cache.tiered.length(cache.sequence_ids[0]) == 25
     cache.crop(100)
     assert cache.get_seq_length() == 25
+    read(model, ids[:, 25:], cache)
+    cache.crop(torch.tensor(-5))  # as transformers 5.17 has it
+    read(model, ids[:, 25:26], cache)
+    assert [layer.seen for layer in cache.layers] == [26] * 3
+    cache.crop(25)
     cache.crop(0)
     assert cache.get_seq_length() == (0 if transformers.__version__.startswith("4.") else 25)
 

@@ -6,7 +6,7 @@
     model.generate(**inputs, past_key_values=cache, max_new_tokens=200)
     print(cache.tiers())
 
-Needs torch and transformers, 4.57 or 5; models whose weights are in host memory.
+Needs torch and transformers, 4.57 or 5; models whose weights are in host memory or, in a build with CUDA, on one CUDA device.
 """
 
 from .attention import NAME

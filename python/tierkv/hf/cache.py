@@ -31,6 +31,9 @@ MASKS_ON_TRUST = 64
 OBSERVED = 8
 """On a device every how many tokens an archive that keeps rows better sees what they receive: seeing waits for the device."""
 
+DEVICE_ARCHIVES = {"auto": "rot4/mid2", "auto1": "rot4/mid2", "auto3": "rot4"}
+"""What `auto` is on a device without tables: the archives of the same size that its fast kernels read."""
+
 WINDOW_SLACK = 128
 """Tokens that a windowed layer keeps past its window, so that assisted decoding can take back what it guessed."""
 
@@ -140,10 +143,18 @@ class TieredCache(HostCache):  # type: ignore[misc, unused-ignore]
         if calibration is not None:
             tables = calibration if isinstance(calibration, Calibration) else load_calibration(calibration)
             calibration = fitting(tables, model, self.shape)
+        looks = learn is not False and calibration is None and config.calibrate != "off" and config.wants_calibration()
+        path = None if learn is True or learn is False else pathlib.Path(learn)
+        self.device: cuda.Device | None = None
+        if self.shape.device >= 0:
+            calibration = self._tables_there(model, path) if looks else calibration
+            if calibration is None and config.tiers.archive_codec in DEVICE_ARCHIVES:
+                config.tiers.archive_codec = DEVICE_ARCHIVES[config.tiers.archive_codec]
         self.tiered = Cache(config, calibration=calibration)
-        self.device = cuda.attach(self.tiered, self.shape.device) if self.shape.device >= 0 else None
-        if learn is not False and calibration is None:
-            self._find_or_learn(model, None if learn is True else pathlib.Path(learn))
+        if self.shape.device >= 0:
+            self.device = cuda.attach(self.tiered, self.shape.device)
+        elif looks:
+            self._find_or_learn(model, path)
         if model.config._attn_implementation != NAME:
             model.set_attn_implementation(NAME)
         self._set_up()
@@ -166,25 +177,24 @@ class TieredCache(HostCache):  # type: ignore[misc, unused-ignore]
         return OBSERVED if any("+top" in codec for codec in codecs) else 0
 
     def _find_or_learn(self, model: Any, path: pathlib.Path | None) -> None:
-        config = self.tiered.config()
-        if config.calibrate == "off" or config.calibration_file() or not config.wants_calibration():
+        tables = self._tables_there(model, path)
+        if tables is not None:
+            self.tiered.set_calibration(tables)
             return
-        number = fingerprint_of(model, self.shape)
-        path = path or calibration_path(number)
-        if path.exists() and self._use(model, path, number):
-            return
-        ropes = ropes_of(model, self.shape) if self.device is None else None
+        ropes = ropes_of(model, self.shape)
         if ropes is not None:
-            grams = grams_of(model, self.shape)
+            number = fingerprint_of(model, self.shape)
+            grams, path = grams_of(model, self.shape), path or calibration_path(number)
             self.tiered.learn(ropes, name=self.shape.name, fingerprint=number, grams=grams, path=path)
 
-    def _use(self, model: Any, path: pathlib.Path, number: int) -> bool:
-        """Takes the tables of an earlier time; one that is damaged or another model's is passed over."""
+    def _tables_there(self, model: Any, path: pathlib.Path | None) -> Calibration | None:
+        """The tables of an earlier time; one that is damaged or another model's is passed over."""
+        number = fingerprint_of(model, self.shape)
+        path = path or calibration_path(number)
         try:
-            self.tiered.set_calibration(fitting(load_calibration(path), model, self.shape, number))
+            return fitting(load_calibration(path), model, self.shape, number) if path.exists() else None
         except Error:
-            return False
-        return True
+            return None
 
     # --- a forward pass, as the layers see it
 
@@ -286,7 +296,7 @@ class TieredCache(HostCache):  # type: ignore[misc, unused-ignore]
 
         0 is nothing to do, and before transformers 5 everything.
         """
-        seen = self.get_seq_length()
+        seen, tokens = self.get_seq_length(), int(tokens)  # 5.17 hands over a tensor
         length = max(seen + tokens, 0) if tokens < 0 or not (tokens or CROPS_TO_A_LENGTH) else tokens
         if length < seen:
             self._shorten(length)
@@ -335,7 +345,7 @@ class TieredCache(HostCache):  # type: ignore[misc, unused-ignore]
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Every row `repeats` times, side by side."""
-        self._select([row for row in range(len(self.sequence_ids)) for _ in range(repeats)])
+        self._select([row for row in range(len(self.sequence_ids)) for _ in range(int(repeats))])
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keeps these rows only: indices, or a bool for each row."""
