@@ -7,7 +7,7 @@
 //
 // Regions:  2 MiB of addresses each (more for what is larger). The first ones grow page by page, and shrink, and count as far as
 //           they are used, because pages that nobody touched are not in memory; an arena past 32 MiB takes the rest whole, as huge
-//           pages where the system has them.
+//           pages where the system has them; a region that has grown to its end becomes one at once (Linux 6.1).
 // Pools:    archive blocks, which stay, lie in regions apart from what comes and goes (tails, warm blocks, lists): in the holes of
 //           warm blocks, which are all of one size, they left gaps that fit nothing, 5 % of a cache of 8K tokens. Near the limit
 //           each pool serves the other; books, which stay, go as far to the front there as they can.

@@ -15,6 +15,24 @@ uint32_t first_recent(const StreamViews& views) {
   return static_cast<uint32_t>(recent - views.tiers.begin());
 }
 
+// Rows in use at or before a position. Blocks that lie before it whole are counted and not looked through: a step of a long
+// sequence asks for every head.
+uint32_t tokens_seen(const HeadStream& stream, uint32_t at) {
+  uint32_t seen = 0;
+  for (const tiers::BlockRef& ref : stream.blocks) {
+    if (ref.first_position > at) break;
+    uint32_t end = ref.rows;
+    while (end > 0 && !ref.alive(end - 1)) --end;
+    if (end == 0 || ref.position(end - 1) <= at) {
+      seen += ref.live;
+      continue;
+    }
+    for (uint32_t row = 0; row < end; ++row) seen += ref.alive(row) && ref.position(row) <= at ? 1 : 0;
+  }
+  for (uint32_t row = 0; row < stream.tail.rows(); ++row) seen += stream.tail.position(row) <= at ? 1 : 0;
+  return seen;
+}
+
 // statistic = fade·statistic + sum, for each row. No sums are zeros.
 void fade_and_add(float* stats, size_t stride, float fade, const float* sums, uint32_t rows) {
   if (!sums) {
@@ -100,11 +118,8 @@ void StreamObserver::plan_lanes() {
 
 // Less than 1/t of a query's mass, t the tokens that it saw.
 void StreamObserver::plan_low_counts(const HeadStream& stream) {
-  std::vector<uint32_t> live;
-  tiers::live_positions(stream, live);
   for (const uint32_t at : positions_) {
-    const auto seen = std::upper_bound(live.begin(), live.end(), at) - live.begin();
-    below_.push_back(static_cast<float>(settings_.group) / static_cast<float>(std::max<ptrdiff_t>(seen, 1)));
+    below_.push_back(static_cast<float>(settings_.group) / static_cast<float>(std::max(tokens_seen(stream, at), 1u)));
   }
 }
 
@@ -119,9 +134,20 @@ attn::HeadMass StreamObserver::wanted() {
   return mass;
 }
 
+// Statistics lie block by block, apart from each other, which no hardware prefetcher foresees: waiting for them was half of what it
+// cost to listen.
+void StreamObserver::fetch_stats(size_t v) const {
+  if (v >= views_.views.size() || !views_.stats[v]) return;
+  const size_t floats = size_t{views_.views[v].rows} * settings_.signals;
+  for (size_t i = 0; i < floats; i += 16) __builtin_prefetch(views_.stats[v] + i);
+}
+
 void StreamObserver::fold() {
+  constexpr size_t kAhead = 4;
+  for (size_t v = from_; v < from_ + kAhead && settings_.signals; ++v) fetch_stats(v);
   size_t at = 0;
   for (size_t v = from_; v < views_.views.size(); at += views_.views[v++].rows) {
+    if (settings_.signals) fetch_stats(v + kAhead);
     if (report_lane_ != kNoLane) report_view(v, sums_ + static_cast<size_t>(report_lane_) * rows_ + at);
     if (settings_.signals && views_.stats[v]) fold_view(views_.stats[v], sums_ + at, views_.views[v].rows);
   }

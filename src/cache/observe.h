@@ -61,6 +61,7 @@ class StreamObserver {
   void plan_lanes();
   void plan_low_counts(const HeadStream& stream);
   int lane(std::vector<float> weights, bool low = false);
+  void fetch_stats(size_t v) const;
   void fold_view(float* stats, const float* sums, uint32_t rows) const;
   void report_view(size_t view, const float* sums);
 

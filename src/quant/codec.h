@@ -79,7 +79,16 @@ struct Workspace {
   struct {
     uint64_t of = 0;
     std::vector<float> table;
+    std::vector<int32_t> pairs;  // or, where kernels are faster so, as 16-bit integers, and what brings rows to such
+    std::vector<float> scales;
   } widened;
+  // What brings numbered queries to 16-bit integers of kPairLength; turning them changes no length.
+  struct {
+    uint64_t id = 0;
+    const float* of = nullptr;
+    uint32_t count = 0;
+    std::vector<float> scales;
+  } lengths;
   // Numbered queries turned to where the last block began (turned_queries.h).
   struct Turned {
     uint64_t id = 0;

@@ -87,6 +87,17 @@ bool rows_work(const Kernels& k) {
     for (uint32_t c = 0; c < d; ++c) want += static_cast<double>(q[i / 48 * d + c]) * matrix[c * 48 + i % 48];
     if (!near(products[i], want, 1e-3)) return false;
   }
+  float scales[34], units[32];
+  int32_t pairs[n / 2 * 32];
+  for (uint32_t c = 0; c < 32; ++c) scales[c] = 1024.0f, units[c] = 1.0f / 1024.0f;
+  scales[32] = 64.0f, scales[33] = 0.0f;  // of the rows
+  k.pair_rows(rows, n - 4, 32, scales, pairs);
+  k.multiply_pairs(pairs, units, 32, q, scales + 32, n - 4, 2, products);
+  for (uint32_t i = 0; i < 2 * 32; ++i) {
+    double want = 0;
+    for (uint32_t c = 0; c < n - 4; ++c) want += static_cast<double>(q[c]) * f16_to_f32(rows[c * 32 + i % 32]);
+    if (!near(products[i], i < 32 ? want : 0.0, 1e-3)) return false;
+  }
   float x[16], sum = 0.0f;
   for (int i = 0; i < 16; ++i) x[i] = -static_cast<float>(i * i) / 2.0f;
   if (k.largest(x, 16) != 0.0f) return false;

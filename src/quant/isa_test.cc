@@ -97,6 +97,10 @@ TEST_P(IsaKernels, AWrongKernelIsFoundOut) {
   };
   EXPECT_FALSE(kernels_work(broken));
   broken = *kernels;
+  broken.multiply_pairs = [](const int32_t*, const float*, uint32_t n, const float*, const float*, uint32_t, uint32_t count,
+                             float* out) { std::fill(out, out + count * n, 0.0f); };
+  EXPECT_FALSE(kernels_work(broken));
+  broken = *kernels;
   broken.transpose_tile = [](const float*, size_t, uint32_t n, float* tile) { std::fill(tile, tile + 16 * n, 0.0f); };
   EXPECT_FALSE(kernels_work(broken));
 }
@@ -154,6 +158,48 @@ TEST_P(IsaKernels, RowsTurnInPairs) {
     }
     kernels->turn_rows(rows.data(), 3, d, apart, step.data(), out.data());
     for (size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(out[i], want[i], 1e-6 * (1 + std::fabs(want[i]))) << d << " at " << i;
+  }
+}
+
+// Columns as long as they may be: spread out, all in one channel, and along a query, where the sum of products is the largest there
+// is.
+TEST_P(IsaKernels, ProductsInPairsAreThoseOfFloats) {
+  const auto length = [](const auto& x, size_t from, size_t n, size_t apart) {
+    double squares = 0.0;
+    for (size_t c = 0; c < n; ++c) squares += double{x[from + c * apart]} * x[from + c * apart];
+    return std::sqrt(squares);
+  };
+  for (const uint32_t d : {32u, 64u, 80u, 128u, 256u}) {
+    for (const uint32_t n : {16u, 32u, 48u, 64u, 80u, 112u, 256u}) {
+      for (const uint32_t count : {1u, 2u, 3u, 4u, 5u, 9u}) {
+        std::vector<float> rows = normals(count * d), matrix = normals(d * n), scales(n), units(n), row_scales(count);
+        std::fill_n(rows.begin() + (count - 1) * d, count > 1 ? d : 0, 0.0f);
+        for (uint32_t c = 0; c < d; ++c)
+          matrix[c * n] = rows[c], matrix[c * n + 1] = c == 5 ? -3.0f : 0.0f, matrix[c * n + 2] = 0.0f;
+        std::vector<uint16_t> halves(matrix.size());
+        for (size_t i = 0; i < matrix.size(); ++i) halves[i] = f32_to_f16(matrix[i]), matrix[i] = f16_to_f32(halves[i]);
+        for (uint32_t j = 0; j < n; ++j) {
+          const double size = length(matrix, j, d, n);
+          scales[j] = size > 0 ? static_cast<float>(kPairLength / size) : 0.0f;
+          units[j] = static_cast<float>(size / kPairLength);
+        }
+        for (uint32_t i = 0; i < count; ++i) {
+          const double size = length(rows, i * d, d, 1);
+          row_scales[i] = size > 0 ? static_cast<float>(kPairLength / size) : 0.0f;
+        }
+        std::vector<int32_t> pairs(d / 2 * n);
+        std::vector<float> out(count * n, 7.0f);
+        kernels->pair_rows(halves.data(), d, n, scales.data(), pairs.data());
+        kernels->multiply_pairs(pairs.data(), units.data(), n, rows.data(), row_scales.data(), d, count, out.data());
+        for (uint32_t i = 0; i < count * n; ++i) {
+          const uint32_t row = i / n, column = i % n;
+          double want = 0.0;
+          for (uint32_t c = 0; c < d; ++c) want += double{rows[row * d + c]} * matrix[c * n + column];
+          const double most = length(rows, row * d, d, 1) * length(matrix, column, d, n);
+          ASSERT_NEAR(out[i], want, 8e-5 * most) << d << " x " << n << ", row " << row << " of " << count << ", column " << column;
+        }
+      }
+    }
   }
 }
 

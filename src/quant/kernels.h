@@ -42,6 +42,9 @@ struct PackedSide {
 // The unit of kept weights: they are 1 at most, so all sixteen bits' range lies below, and full precision reaches 2^-29.
 inline constexpr float kKeptUnit = 32768.0f;
 
+// Square root of the sum of squares of 16-bit integers that are multiplied and added up (multiply_pairs()).
+inline constexpr float kPairLength = 32000.0f;
+
 // Words of 32 bits that hold 2-, 4- and 8-bit codes of one token (klt.h).
 struct WordCounts {
   uint32_t words[3] = {0, 0, 0};
@@ -129,6 +132,14 @@ struct Kernels {
                           uint32_t n, float* acc, const Ahead&);
   // out[i*n + j] = sum over c < dim of rows[i*dim + c]·matrix[c*n + j]. n % 16 == 0.
   void (*multiply)(const float* matrix, uint32_t n, const float* rows, uint32_t dim, uint32_t count, float* out);
+  // The same in 16-bit integers, where fast_pairs says that it is worth it. The matrix comes from rows of 16-bit floats: a word of
+  // channels c and c + 1, the first in its low half, is round(scales[j]·halves[c*n + j]) and its neighbour below. Products are
+  // sums·units[j]/scales[i] of rows that are rounded by scales[i]; a scale of 0 gives 0. Columns and rows in integers must be no
+  // longer than kPairLength, so that no sum of products leaves 32 bits: each product is then off by 2e-5 of the two lengths, about.
+  bool fast_pairs;
+  void (*pair_rows)(const uint16_t* halves, uint32_t dim, uint32_t n, const float* scales, int32_t* out);
+  void (*multiply_pairs)(const int32_t* matrix, const float* units, uint32_t n, const float* rows, const float* scales,
+                         uint32_t dim, uint32_t count, float* out);
   // Queries times better rows, but for their steps: out[i*better.count + k]. With `turn`, queries go through rotate_rows(.., run,
   // turn, forward) first. Then what that adds to scores, out[i*stride + index] += step·product, every index below `rows`; and what
   // better rows add to sums, acc[i*dim + c] += weights[i*stride + index]·row[c].

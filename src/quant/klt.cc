@@ -136,7 +136,8 @@ class KltCodec final : public Codec {
 
   size_t table_bytes() const override {
     return sizeof *this +
-           (mean_.size() + step_.size() + shift_.size() + middle_.size() + weights_.size() + unit_.size() + into_errors_.size()) *
+           (mean_.size() + step_.size() + shift_.size() + middle_.size() + weights_.size() + unit_.size() + into_errors_.size() +
+            pair_units_.size()) *
                sizeof(float) +
            (analysis_.size() + rows_.size()) * sizeof(uint16_t);
   }
@@ -355,6 +356,17 @@ class KltCodec final : public Codec {
     });
     weigh_directions(head);
     if (spec().top != 0) build_errors(head);
+    measure_columns();
+  }
+
+  void measure_columns() {
+    const uint32_t d = shape().head_dim;
+    std::vector<float> column(d);
+    for (uint32_t j = 0; j < known_; ++j) {
+      for (uint32_t c = 0; c < d; ++c) column[c] = f16_to_f32(rows_[static_cast<size_t>(c) * known_ + j]);
+      const float scale = scale_to_pairs(column.data(), d);
+      pair_units_.push_back(scale > 0.0f ? 1.0f / scale : 0.0f);
+    }
   }
 
   // The metric of keys' errors is the sum over components of variance · row · row'. The first ones stand for themselves, the others
@@ -421,6 +433,7 @@ class KltCodec final : public Codec {
   // in ws.c.
   void prepare(const BlockContext& ctx, const float* queries, uint32_t count, Workspace& ws) const {
     const uint32_t d = shape().head_dim;
+    if (ws.queries_id != 0) measure_queries(queries, count, ws);
     const float* turned = turn_to_block(turner_, shape(), queries, count, ctx.first_position, ws);
     float* factors = at_least_aligned(ws.b, static_cast<size_t>(count) * known_);
     float* base = at_least(ws.c, count);
@@ -434,6 +447,10 @@ class KltCodec final : public Codec {
     const uint32_t d = shape().head_dim, n = known_;
     if (n == 0) return;
     const Kernels* kernels = active_kernels();
+    if (kernels && kernels->fast_pairs && ws.queries_id != 0) {
+      const int32_t* pairs = pairs_for(*kernels, ws);
+      return kernels->multiply_pairs(pairs, pair_units_.data(), n, turned, ws.lengths.scales.data(), d, count, out);
+    }
     if (kernels && ws.queries_id != 0) return kernels->multiply(floats_for(*kernels, ws), n, turned, d, count, out);
     std::fill_n(out, static_cast<size_t>(count) * n, 0.0f);
     if (kernels) return kernels->half_accumulate(rows_.data(), /*bf16=*/false, n, turned, d, count, d, out, Ahead());
@@ -456,6 +473,36 @@ class KltCodec final : public Codec {
       ws.widened.of = number_;
     }
     return table;
+  }
+
+  // The same as 16-bit integers.
+  const int32_t* pairs_for(const Kernels& kernels, Workspace& ws) const {
+    int32_t* pairs = at_least_aligned(ws.widened.pairs, rows_.size() / 2);
+    if (ws.widened.of != number_) {
+      float* scales = at_least(ws.widened.scales, known_);
+      for (uint32_t j = 0; j < known_; ++j) scales[j] = pair_units_[j] > 0.0f ? 1.0f / pair_units_[j] : 0.0f;
+      kernels.pair_rows(rows_.data(), shape().head_dim, known_, scales, pairs);
+      ws.widened.of = number_;
+    }
+    return pairs;
+  }
+
+  // What brings queries to such integers, once for all blocks.
+  void measure_queries(const float* queries, uint32_t count, Workspace& ws) const {
+    auto& lengths = ws.lengths;
+    if (lengths.id == ws.queries_id && lengths.of == queries && lengths.count == count) return;
+    const uint32_t d = shape().head_dim;
+    float* scales = at_least(lengths.scales, count);
+    for (uint32_t i = 0; i < count; ++i) scales[i] = scale_to_pairs(queries + static_cast<size_t>(i) * d, d);
+    lengths.id = ws.queries_id, lengths.of = queries, lengths.count = count;
+  }
+
+  // Brings n floats to kPairLength; 0 where there is nothing to bring.
+  static float scale_to_pairs(const float* x, uint32_t n) {
+    double squares = 0.0;
+    for (uint32_t c = 0; c < n; ++c) squares += static_cast<double>(x[c]) * x[c];
+    const double scale = kPairLength / std::sqrt(squares);
+    return scale < 1e30 ? static_cast<float>(scale) : 0.0f;
   }
 
   void fast_scores(const Kernels& kernels, std::span<const std::byte> in, uint32_t count, uint32_t rows, const float* factors,
@@ -488,6 +535,7 @@ class KltCodec final : public Codec {
   std::vector<float> shift_;              // [known]: what a code is beside (analysis / step) · key
   std::vector<float> middle_;             // [padded]: of the codes
   std::vector<uint16_t> rows_;            // fp16 [d][known]: a step of each component
+  std::vector<float> pair_units_;         // [known]: what 1 is of each column of rows_ in 16-bit integers
   mutable std::vector<uint16_t> device_rows_;
   mutable std::vector<float> device_analysis_, device_looks_;
   mutable std::once_flag device_rows_made_, device_analysis_made_, device_looks_made_;

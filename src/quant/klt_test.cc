@@ -127,7 +127,8 @@ TEST_P(KltScores, AreThoseOfDecodedRows) {
   }
 }
 
-// Tables are widened once for numbered queries. Heads take turns here, so that one's tables would be met by another's block.
+// Tables are widened once for numbered queries, to floats or to 16-bit integers. Heads take turns here, so that one's tables would
+// be met by another's block.
 TEST(Klt, NumberedQueriesGetTheScoresOfOthers) {
   Made made({});
   const uint32_t d = made.calibration->model.head_dim, count = 3, tokens = 128;
@@ -147,7 +148,7 @@ TEST(Klt, NumberedQueriesGetTheScoresOfOthers) {
       codec->scores(bytes, ctx, queries.data(), count, tokens, want.data(), tokens, plain);
       for (int again = 0; again < 2; ++again) {
         codec->scores(bytes, ctx, queries.data(), count, tokens, got.data(), tokens, numbered);
-        EXPECT_LT(relative_error(got, want), 1e-5) << text << " round " << round;
+        EXPECT_LT(relative_error(got, want), 3e-4) << text << " round " << round;
       }
     }
     // The same number, another codec.
@@ -161,7 +162,7 @@ TEST(Klt, NumberedQueriesGetTheScoresOfOthers) {
       std::vector<float> want(count * tokens), got(count * tokens);
       codec->scores(bytes, ctx, queries.data(), count, tokens, want.data(), tokens, plain);
       codec->scores(bytes, ctx, queries.data(), count, tokens, got.data(), tokens, numbered);
-      EXPECT_LT(relative_error(got, want), 1e-5) << text;
+      EXPECT_LT(relative_error(got, want), 3e-4) << text;
     }
   }
 }

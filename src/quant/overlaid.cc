@@ -252,8 +252,10 @@ class OverlaidCodec final : public Codec {
     }
   }
 
-  // Better rows among the first `rows`.
+  // Better rows among the first `rows`. Whole blocks are not asked: their bytes may still be on their way from memory, and there is
+  // work to do that needs none of them.
   uint32_t better_below(std::span<const std::byte> in, uint32_t rows) const {
+    if (rows >= shape().tokens) return top();
     uint32_t better = 0;
     while (better < top() && index(in, better) < rows) ++better;
     return better;

@@ -37,10 +37,11 @@ T* at_least(std::vector<T>& v, size_t n) {
 }
 
 // The same for whole vectors: one that lies across two lines of the cache takes twice as long to load.
-inline float* at_least_aligned(std::vector<float>& v, size_t n) {
-  constexpr size_t kLine = 64 / sizeof(float);
-  float* at = at_least(v, n + kLine);
-  return at + (kLine - reinterpret_cast<uintptr_t>(at) / sizeof(float) % kLine) % kLine;
+template <class T>
+T* at_least_aligned(std::vector<T>& v, size_t n) {
+  constexpr size_t kLine = 64 / sizeof(T);
+  T* at = at_least(v, n + kLine);
+  return at + (kLine - reinterpret_cast<uintptr_t>(at) / sizeof(T) % kLine) % kLine;
 }
 
 }  // namespace tierkv::quant

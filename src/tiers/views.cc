@@ -88,6 +88,9 @@ bool read_row(const StreamEnv& env, const HeadStream& s, uint32_t position, floa
 
 namespace {
 
+// Headers lie apart, and a long sequence has more of them than caches hold: so many are asked for before they are read.
+constexpr size_t kHeadersAhead = 16;
+
 void collect_blocks(const StreamEnv& env, const HeadStream& s, StreamViews& out) {
   out.forget();
   out.views.clear();
@@ -102,7 +105,9 @@ void collect_blocks(const StreamEnv& env, const HeadStream& s, StreamViews& out)
   const bool summaries = env.store->keeps_summaries();
   if (summaries) out.summaries.reserve(s.blocks.size() + 2);
   uint32_t rows = 0;
-  for (const BlockRef& ref : s.blocks) {
+  for (size_t i = 0; i < s.blocks.size(); ++i) {
+    const BlockRef& ref = s.blocks[i];
+    if (i + kHeadersAhead < s.blocks.size()) __builtin_prefetch(s.blocks[i + kHeadersAhead].block.identity());
     if (ref.block.spilled()) {
       out.spilled.push_back(&ref);
       continue;

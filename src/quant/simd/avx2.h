@@ -168,6 +168,10 @@ TIERKV_INLINE I byte_products(I codes, I factors) { return _mm256_maddubs_epi16(
 TIERKV_INLINE I add_pairs(I a, I b) { return _mm256_add_epi16(a, b); }
 TIERKV_INLINE I join_pairs(I v) { return _mm256_madd_epi16(v, _mm256_set1_epi16(1)); }
 
+// sums + what each word's two 16-bit halves are, multiplied and added up. kFastPairs: faster than floats.
+constexpr bool kFastPairs = false;
+TIERKV_INLINE I add_pair_products(I sums, I a, I b) { return _mm256_add_epi32(sums, _mm256_madd_epi16(a, b)); }
+
 TIERKV_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
 }  // namespace

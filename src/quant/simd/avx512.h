@@ -174,6 +174,15 @@ TIERKV_INLINE I add_pairs(I a, I b) { return _mm512_add_epi16(a, b); }
 TIERKV_INLINE I join_pairs(I v) { return _mm512_madd_epi16(v, _mm512_set1_epi16(1)); }
 #endif
 
+// sums + what each word's two 16-bit halves are, multiplied and added up. kFastPairs: faster than floats.
+#ifdef TIERKV_SIMD_VNNI
+constexpr bool kFastPairs = true;
+TIERKV_INLINE I add_pair_products(I sums, I a, I b) { return _mm512_dpwssd_epi32(sums, a, b); }
+#else
+constexpr bool kFastPairs = false;
+TIERKV_INLINE I add_pair_products(I sums, I a, I b) { return _mm512_add_epi32(sums, _mm512_madd_epi16(a, b)); }
+#endif
+
 TIERKV_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
 }  // namespace

@@ -67,8 +67,60 @@ void better_products(const BetterRows& better, const float* queries, float* out)
   for (; t < better.count; ++t) better_products<N, 1>(better, t, queries, out);
 }
 
+// Four rows, and queries that are turned in registers on their way, kVectors vectors of a run: the operations and the order of the
+// loops above.
+template <uint32_t N, uint32_t kVectors>
+void turned_products(const BetterRows& better, const float* queries, const float* turn, float* out) {
+  const uint32_t dim = better.dim;
+  const size_t row_bytes = dim / 8 * 3;
+  const uint8_t* codes = reinterpret_cast<const uint8_t*>(better.codes);
+  F acc[4][N];
+#pragma GCC unroll 16
+  for (uint32_t k = 0; k < 4 * N; ++k) acc[k / N][k % N] = splat(0.0f);
+  for (uint32_t c = 0; c < dim; c += kVectors * kLanes) {
+    F v[N][kVectors];
+#pragma GCC unroll 16
+    for (uint32_t i = 0; i < N; ++i) turn_run<kVectors>(queries + static_cast<size_t>(i) * dim + c, turn + c, v[i]);
+#pragma GCC unroll 16
+    for (uint32_t k = 0; k < kVectors; ++k) {
+#pragma GCC unroll 16
+      for (uint32_t t = 0; t < 4; ++t) {
+        const F x = load_threes(codes + t * row_bytes, c + k * kLanes);
+#pragma GCC unroll 16
+        for (uint32_t i = 0; i < N; ++i) acc[t][i] = fma(x, v[i][k], acc[t][i]);
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (uint32_t i = 0; i < N; ++i)
+    sum_four(acc[0][i], acc[1][i], acc[2][i], acc[3][i], out + static_cast<size_t>(i) * better.count);
+}
+
+// As far as the registers of one set hold what others would have to put away.
+template <uint32_t N>
+bool turned_products(const BetterRows& better, const float* queries, const float* turn, uint32_t run, float* out) {
+  if (kLanes != 16 || better.count != 4) return false;
+  switch (run / kLanes) {
+    case 1: return turned_products<N, 1>(better, queries, turn, out), true;
+    case 2: return turned_products<N, 2>(better, queries, turn, out), true;
+    case 4: return N <= 3 && (turned_products<smaller(N, 3), 4>(better, queries, turn, out), true);
+    default: return false;
+  }
+}
+
+bool turned_products(const BetterRows& better, const float* queries, const float* turn, uint32_t run, uint32_t count, float* out) {
+  switch (count) {
+    case 1: return turned_products<1>(better, queries, turn, run, out);
+    case 2: return turned_products<2>(better, queries, turn, run, out);
+    case 3: return turned_products<3>(better, queries, turn, run, out);
+    case 4: return turned_products<4>(better, queries, turn, run, out);
+    default: return false;
+  }
+}
+
 void better_products(const BetterRows& better, const float* queries, const float* turn, uint32_t run, uint32_t count, float* out) {
   alignas(64) float turned[4 * 256];
+  if (turn && turned_products(better, queries, turn, run, count, out)) return;
   while (count > 0) {
     const uint32_t take = smaller(count, 4);
     if (turn) rotate_rows(queries, take, better.dim, run, turn, /*forward=*/true, turned);

@@ -14,12 +14,14 @@ constexpr uint32_t kTile = 16;
 constexpr uint32_t kTileRow = kTile * 4;  // bytes of one word per lane
 constexpr uint32_t kMaxBatch = 8;         // rows of factors at a time
 
-TIERKV_INLINE uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
+TIERKV_INLINE constexpr uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 // Fetches what comes next, a part at every step of the work at hand.
 class Prefetcher {
  public:
+  // The last two lines come first: better rows lie there (overlaid.h), and a block with some begins with them.
   Prefetcher(const Ahead& ahead, uint32_t steps) : at_(ahead.at), end_(ahead.at + ahead.bytes) {
+    if (ahead.bytes >= 128) prefetch(end_ - 128), prefetch(end_ - 64);
     part_ = steps == 0 ? 0 : ((ahead.bytes + 63) / 64 + steps - 1) / steps * 64;
   }
   TIERKV_INLINE void step() {

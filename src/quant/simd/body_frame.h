@@ -46,20 +46,25 @@ TIERKV_INLINE void butterflies(F (&v)[N]) {
   }
 }
 
-// A run that fits the registers stays there.
-template <uint32_t N, bool kForward>
-TIERKV_INLINE void rotate_run(const float* in, const float* signs, float* out) {
-  F v[N];
+// A run that fits the registers stays there: signs, where there are some, and the transform.
+template <uint32_t N>
+TIERKV_INLINE void turn_run(const float* in, const float* signs, F (&v)[N]) {
 #pragma GCC unroll 16
   for (uint32_t i = 0; i < N; ++i) {
     v[i] = load(in + i * kLanes);
-    if (kForward) v[i] = mul(v[i], load(signs + i * kLanes));
+    if (signs) v[i] = mul(v[i], load(signs + i * kLanes));
     v[i] = butterfly<1>(v[i]);
     v[i] = butterfly<2>(v[i]);
     if constexpr (kLanes > 4) v[i] = butterfly<4>(v[i]);
     if constexpr (kLanes > 8) v[i] = butterfly<8>(v[i]);
   }
   butterflies<1, N>(v);
+}
+
+template <uint32_t N, bool kForward>
+TIERKV_INLINE void rotate_run(const float* in, const float* signs, float* out) {
+  F v[N];
+  turn_run<N>(in, kForward ? signs : nullptr, v);
 #pragma GCC unroll 16
   for (uint32_t i = 0; i < N; ++i) store(out + i * kLanes, kForward ? v[i] : mul(v[i], load(signs + i * kLanes)));
 }

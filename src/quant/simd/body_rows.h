@@ -8,6 +8,7 @@
 #include "quant/simd/body_frame.h"
 #include "quant/simd/body_keys.h"
 #include "quant/simd/body_mass.h"
+#include "quant/simd/body_pairs.h"
 #include "quant/simd/body_values.h"
 
 namespace tierkv::quant {
@@ -280,6 +281,9 @@ constexpr Kernels make_kernels(const char* isa) {
           half_scores,
           half_accumulate,
           multiply,
+          kFastPairs,
+          pair_rows,
+          multiply_pairs,
           better_products,
           add_products,
           better_sums,

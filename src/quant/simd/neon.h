@@ -221,6 +221,13 @@ struct Dot {
 #endif
 };
 
+// sums + what each word's two 16-bit halves are, multiplied and added up. kFastPairs: faster than floats.
+constexpr bool kFastPairs = false;
+TIERKV_INLINE I add_pair_products(I sums, I a, I b) {
+  const int16x8_t x = vreinterpretq_s16_s32(a), y = vreinterpretq_s16_s32(b);
+  return vaddq_s32(sums, vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y)));
+}
+
 TIERKV_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
 
 }  // namespace
