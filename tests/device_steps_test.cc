@@ -165,6 +165,32 @@ TEST(DeviceSteps, AParcelThatOutgrowsItsRoomIsPlannedAgain) {
   for (size_t i = 0; i < out[0].size(); ++i) ASSERT_NEAR(out[1][i], out[0][i], 2e-3) << i;
 }
 
+TEST(DeviceSteps, BlocksThatTheDeviceEncodesAreTheProcessors) {
+  for (const char* spec : {"balanced", "kivi2", "kivi4", "deep", "int8", "hot=32,warm=64,warm_codec=rot3,archive=even3/mid3"}) {
+    SCOPED_TRACE(spec);
+    const std::shared_ptr<DeviceAttention> device = twin();
+    std::vector<std::byte> images[2];
+    for (int c = 0; c < 2; ++c) {
+      CacheConfig config;
+      config.num_layers = 1, config.num_heads = config.num_kv_heads = 3, config.head_dim = 64, config.threads = 2;
+      ASSERT_TRUE(apply_spec(spec, config).ok());
+      auto cache = AdaptiveKVCache::create(config);
+      ASSERT_TRUE(cache.ok());
+      if (c == 1) (*cache)->attend_with(device);
+      std::vector<float> rows(size_t{900} * 3 * 64);
+      for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<float>((i * 2654435761u) % 1000) / 500.0f - 1.0f;
+      const RowsView view = RowsView::f32(rows.data(), 900, 3, 64);
+      const SeqId id = *(*cache)->add_sequence();
+      ASSERT_TRUE((*cache)->append(id, 0, view, view).ok());
+      auto image = (*cache)->freeze(id);
+      ASSERT_TRUE(image.ok());
+      images[c] = std::move(*image);
+    }
+    EXPECT_GT(device->counts().encoded, 0u);
+    EXPECT_TRUE(images[0] == images[1]);
+  }
+}
+
 TEST(DeviceSteps, BlocksThatNothingStandsOnMakeRoom) {
   // 32 MiB hold 512 blocks of FP16 keys and values of 128 tokens: not those of all sequences together.
   const std::shared_ptr<DeviceAttention> device = twin(uint64_t{32} << 20);

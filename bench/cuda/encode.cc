@@ -1,9 +1,9 @@
 // tierkv_encode_cuda [decode step in us] — what coding blocks costs on a device beside the processor: 8 KV heads of 128 channels.
 //
 // kernel: the launch alone, rows in the device's memory, of one sequence's blocks and of eight. trip: what a cache sees, rows from
-// the processor's memory and bytes back in it. processor: one thread. share: eight sequences' trips, per token, of a decode step of
-// one layer (258 us: 8 sequences, 128K tokens, `balanced`). Bytes are compared with the processor's first; ends with 1 if they
-// differ.
+// the processor's memory and bytes back in it, by four threads. processor: one thread. share: eight sequences' trips, per token, of
+// a decode step of one layer (258 us: 8 sequences, 128K tokens, `balanced`). Bytes are compared with the processor's first; ends
+// with 1 if they differ.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -14,6 +14,7 @@
 #include <string>
 
 #include "attn/cpu_backend.h"
+#include "base/thread_pool.h"
 #include "cuda/backend.h"
 #include "cuda/encode_batch.h"
 #include "quant/table_testing.h"
@@ -21,7 +22,7 @@
 namespace tierkv::cuda {
 namespace {
 
-constexpr uint32_t kHeads = 8, kDim = 128, kSequences = 8, kRepeats = 30;
+constexpr uint32_t kHeads = 8, kDim = 128, kSequences = 8, kRepeats = 30, kThreads = 4;
 
 double median(std::vector<double> times) {
   std::sort(times.begin(), times.end());
@@ -127,6 +128,8 @@ int run(double step_us) {
   auto machine = open_machine(0);
   if (!machine.ok() || !(*machine)->enter().ok()) return std::fprintf(stderr, "%s\n", machine.status().message().c_str()), 1;
   EncodeBatch batch(**machine);
+  ThreadPool pool(kThreads);
+  const Executor shared = [&](uint32_t count, const std::function<void(uint32_t)>& task) { pool.run(count, task); };
   std::printf("%-20s %6s %10s %12s %9s %9s %12s %8s\n", "codec", "tokens", "kernel us", "8 seqs, us", "trip us", "cpu us",
               "us a token", "share");
   bool same = true;
@@ -146,7 +149,7 @@ int run(double step_us) {
     batch.encode(one.works, attn::in_turn());
     const bool there = batch.encoded() - before == one.works.size();
     if (one.bytes != wanted) same = false, std::printf("%s: other bytes than the processor's\n", of.codec);
-    const double trip = time_us([&] { batch.encode(one.works, attn::in_turn()); });
+    const double trip = time_us([&] { batch.encode(one.works, shared); });
     const double cpu = time_us([&] { attn::cpu_backend().encode(one.works, attn::in_turn()); });
     const Blocks many(of.codec, {of.tokens, kDim}, kSequences, of.guided);
     const double a_token = kSequences * trip / of.tokens;

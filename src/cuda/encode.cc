@@ -24,7 +24,7 @@ uint32_t encode_floats(const quant::SideCoding& coding, bool guided) {
 }
 
 bool guidable(const quant::SideCoding& coding) {
-  return coding.layout.even != 0 && coding.layout.group == coding.layout.head_dim &&
+  return coding.layout.even != 0 && coding.layout.group == coding.layout.head_dim && coding.layout.head_dim <= 128 &&
          encode_floats(coding, true) * sizeof(float) <= kMostEncodeBytes;
 }
 

@@ -104,18 +104,25 @@ TIERKV_BOTH float load_row_value(const EncodeDesc& work, uint32_t token, uint32_
 // Rows from `first` on into x[count][pitch].
 TIERKV_BOTH void load_rows(const Team& team, const EncodeDesc& work, uint32_t first, uint32_t count, uint32_t dim, uint32_t pitch,
                            float* x) {
-  for (uint32_t i = team.thread; i < count * dim; i += team.threads) {
-    const float value = load_row_value(work, first + i / dim, i % dim);
-    x[i / dim * pitch + i % dim] = value;
-    if (!(fabsf(value) <= kMostMagnitude)) *work.refused = 1;
+  bool good = true;
+  for (uint32_t t = team.warp(); t < count; t += team.warps()) {
+    for (uint32_t c = team.lane(); c < dim; c += team.lanes()) {
+      const float value = load_row_value(work, first + t, c);
+      x[t * pitch + c] = value;
+      good = good && fabsf(value) <= kMostMagnitude;
+    }
   }
+  if (!good) *work.refused = 1;
   team.sync();
 }
 
 TIERKV_BOTH void refuse_large(const Team& team, const EncodeDesc& work, const quant::SideLayout& side, const EncodeShared& at) {
-  for (uint32_t i = team.thread; i < side.tokens * side.head_dim; i += team.threads) {
-    if (!(fabsf(at.x[i / side.head_dim * at.pitch + i % side.head_dim]) <= kMostMagnitude)) *work.refused = 1;
+  bool good = true;
+  for (uint32_t t = team.warp(); t < side.tokens; t += team.warps()) {
+    for (uint32_t c = team.lane(); c < side.head_dim; c += team.lanes())
+      good = good && fabsf(at.x[t * at.pitch + c]) <= kMostMagnitude;
   }
+  if (!good) *work.refused = 1;
 }
 
 // --- channels (even.cc, centered.cc)
@@ -188,21 +195,25 @@ TIERKV_BOTH void rotate_rows(const Team& team, uint32_t d, uint32_t count, uint3
   team.sync();
   uint32_t half = 1;
   for (; 4 * half <= run; half *= 4) {
-    for (uint32_t i = team.thread; i < count * (d / 4); i += team.threads) {
-      const uint32_t four = i % (d / 4);
-      float* const low = rows + i / (d / 4) * pitch + (four / half * 4 * half + four % half);
-      const float a = low[0] + low[half], b = low[0] - low[half], c = low[2 * half] + low[3 * half];
-      const float e = low[2 * half] - low[3 * half];
-      low[0] = a + c, low[half] = b + e, low[2 * half] = a - c, low[3 * half] = b - e;
+    for (uint32_t four = team.lane(); four < d / 4; four += team.lanes()) {
+      float* const column = rows + (four & ~(half - 1)) * 4 + (four & (half - 1));  // half is a power of two
+      for (uint32_t t = team.warp(); t < count; t += team.warps()) {
+        float* const low = column + t * pitch;
+        const float a = low[0] + low[half], b = low[0] - low[half], c = low[2 * half] + low[3 * half];
+        const float e = low[2 * half] - low[3 * half];
+        low[0] = a + c, low[half] = b + e, low[2 * half] = a - c, low[3 * half] = b - e;
+      }
     }
     team.sync();
   }
-  for (uint32_t i = team.thread; half < run && i < count * (d / 2); i += team.threads) {
-    const uint32_t pair = i % (d / 2);
-    float* const low = rows + i / (d / 2) * pitch + (pair / half * 2 * half + pair % half);
-    const float a = low[0], b = low[half];
-    low[half] = a - b;
-    low[0] = a + b;
+  for (uint32_t pair = team.lane(); half < run && pair < d / 2; pair += team.lanes()) {
+    float* const column = rows + (pair & ~(half - 1)) * 2 + (pair & (half - 1));
+    for (uint32_t t = team.warp(); t < count; t += team.warps()) {
+      float* const low = column + t * pitch;
+      const float a = low[0], b = low[half];
+      low[half] = a - b;
+      low[0] = a + b;
+    }
   }
   team.sync();
 }

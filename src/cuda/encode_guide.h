@@ -73,27 +73,27 @@ TIERKV_BOTH void turn_looks(const Team& team, const EncodeDesc& work, const quan
 TIERKV_BOTH void turn_floor(const Team& team, const EncodeDesc& work, const quant::SideLayout& side, float floor,
                             const EncodeGuide& at) {
   const uint32_t d = side.head_dim;
-  for (uint32_t i = team.thread; i < d * d; i += team.threads) {
-    const uint32_t a = i / d, b = i % d;
-    const float factor = a == b ? channel_factor(work, side, a) : 0.0f;
-    at.metric[a * at.pitch + b] = a == b ? floor * factor * factor : 0.0f;
+  for (uint32_t a = team.warp(); a < d; a += team.warps()) {
+    const float factor = channel_factor(work, side, a);
+    for (uint32_t b = team.lane(); b < d; b += team.lanes()) at.metric[a * at.pitch + b] = a == b ? floor * factor * factor : 0.0f;
   }
   team.sync();
   rotate_rows(team, d, d, at.pitch, at.metric);
-  for (uint32_t i = team.thread; i < d * d; i += team.threads) {
-    const uint32_t a = i / d, b = i % d;
-    if (b >= a) continue;
-    const float below = at.metric[a * at.pitch + b];
-    at.metric[a * at.pitch + b] = at.metric[b * at.pitch + a];
-    at.metric[b * at.pitch + a] = below;
+  for (uint32_t a = team.warp(); a < d; a += team.warps()) {
+    for (uint32_t b = team.lane(); b < a; b += team.lanes()) {
+      const float below = at.metric[a * at.pitch + b];
+      at.metric[a * at.pitch + b] = at.metric[b * at.pitch + a];
+      at.metric[b * at.pitch + a] = below;
+    }
   }
   team.sync();
   rotate_rows(team, d, d, at.pitch, at.metric);
 }
 
-// P = U·W·U', the rows of U in place of P (error_feedback.h). Each entry loses its parts in the order of the channels.
+// P = U·W·U', the rows of U in place of P (error_feedback.h). Each entry loses its parts in the order of the channels. A warp takes
+// four rows at a time, so that it waits once for all of them.
 TIERKV_BOTH void factor_metric(const Team& team, uint32_t d, const EncodeGuide& at) {
-  constexpr uint32_t kWide = 8;  // columns of a lane: 256 channels over 32 lanes
+  constexpr uint32_t kWide = 4, kRows = 4;  // 128 channels over 32 lanes
   for (uint32_t c = d; c-- > 0;) {
     const float* const row = at.metric + c * at.pitch;
     const float own = row[c], inverse = 1.0f / (own < 1.17549435e-38f ? 1.17549435e-38f : own);
@@ -106,12 +106,26 @@ TIERKV_BOTH void factor_metric(const Team& team, uint32_t d, const EncodeGuide& 
       float mine[kWide];
       TIERKV_UNROLL
       for (uint32_t k = 0; k < kWide; ++k) mine[k] = team.lane() + 32 * k < c ? row[team.lane() + 32 * k] : 0.0f;
-      for (uint32_t j = team.warp(); j < c; j += team.warps()) {
-        const float part = row[j] * inverse;
-        float* const left = at.metric + j * at.pitch + team.lane();
+      for (uint32_t first = team.warp(); first < c; first += kRows * team.warps()) {
+        float part[kRows], left[kRows][kWide];
         TIERKV_UNROLL
-        for (uint32_t k = 0; k < kWide; ++k) {
-          if (team.lane() + 32 * k <= j) left[32 * k] -= part * mine[k];
+        for (uint32_t r = 0; r < kRows; ++r) {
+          const uint32_t j = first + r * team.warps();
+          part[r] = j < c ? row[j] * inverse : 0.0f;
+          TIERKV_UNROLL
+          for (uint32_t k = 0; k < kWide; ++k) {
+            const uint32_t i = team.lane() + 32 * k;
+            left[r][k] = j < c && i <= j ? at.metric[j * at.pitch + i] : 0.0f;
+          }
+        }
+        TIERKV_UNROLL
+        for (uint32_t r = 0; r < kRows; ++r) {
+          const uint32_t j = first + r * team.warps();
+          TIERKV_UNROLL
+          for (uint32_t k = 0; k < kWide; ++k) {
+            const uint32_t i = team.lane() + 32 * k;
+            if (j < c && i <= j) at.metric[j * at.pitch + i] = left[r][k] - part[r] * mine[k];
+          }
         }
       }
     }
@@ -128,12 +142,12 @@ TIERKV_BOTH bool make_rule(const Team& team, const EncodeDesc& work, const quant
   const uint32_t d = side.head_dim;
   turn_looks(team, work, side, guide, at);
   turn_floor(team, work, side, guide.floor, at);
-  for (uint32_t i = team.thread; i < d * d; i += team.threads) {
-    const uint32_t a = i / d, b = i % d;
-    if (b > a) continue;
-    float sum = at.metric[a * at.pitch + b];
-    for (uint32_t k = 0; k < guide.count; ++k) sum += at.rows[k * at.pitch + a] * at.rows[k * at.pitch + b];
-    at.metric[a * at.pitch + b] = sum;
+  for (uint32_t a = team.warp(); a < d; a += team.warps()) {
+    for (uint32_t b = team.lane(); b <= a; b += team.lanes()) {
+      float sum = at.metric[a * at.pitch + b];
+      for (uint32_t k = 0; k < guide.count; ++k) sum += at.rows[k * at.pitch + a] * at.rows[k * at.pitch + b];
+      at.metric[a * at.pitch + b] = sum;
+    }
   }
   team.sync();
   if (team.thread == 0) {
@@ -155,25 +169,36 @@ TIERKV_BOTH bool make_rule(const Team& team, const EncodeDesc& work, const quant
 // channels behind it, so that every one of those loses its parts in the order of the channels.
 TIERKV_BOTH void answer_for_errors(const Team& team, const quant::SideLayout& side, const EncodeShared& at,
                                    const EncodeGuide& rule) {
+  constexpr uint32_t kAtOnce = 8;
   const uint32_t d = side.head_dim, tokens = side.tokens;
-  const uint32_t helpers = team.lanes() == 1 ? 1 : 8, at_once = team.threads / helpers;
+  const uint32_t helpers = team.lanes() == 1 ? 1 : 8, helper = team.thread % helpers;
   const float top = static_cast<float>((1u << side.bits) - 1u);
-  for (uint32_t i = team.thread; i < tokens * d; i += team.threads)
-    rule.rows[i / d * rule.pitch + i % d] = at.x[i / d * at.pitch + i % d];
+  for (uint32_t t = team.warp(); t < tokens; t += team.warps()) {
+    for (uint32_t c = team.lane(); c < d; c += team.lanes()) rule.rows[t * rule.pitch + c] = at.x[t * at.pitch + c];
+  }
   team.sync();
-  for (uint32_t first = 0; first < tokens; first += at_once) {
-    const uint32_t t = first + team.thread / helpers, helper = team.thread % helpers;
-    const bool mine = t < tokens;
-    const uint32_t token = mine ? t : 0;
-    const float scale = at.scale[token], offset = at.lo[token];
-    float* const values = at.x + token * at.pitch;
-    float* const wanted = rule.rows + token * rule.pitch;
+  // A warp has four tokens, and there are sixteen of them or more: it works as a whole, or not at all.
+  for (uint32_t t = team.thread / helpers; t < tokens; t += team.threads / helpers) {
+    const float scale = at.scale[t], offset = at.lo[t];
+    float* const values = at.x + t * at.pitch;
+    float* const wanted = rule.rows + t * rule.pitch;
     for (uint32_t c = 0; c < d; ++c) {
       const float level = scale > 0.0f ? round_to_even(least_of(most_of((wanted[c] - offset) / scale, 0.0f), top)) : 0.0f;
       const float rounded = offset + scale * level, error = rounded - values[c];
       team.sync_warp();
-      if (mine && helper == 0) values[c] = rounded;
-      for (uint32_t to = c + 1 + helper; mine && to < d; to += helpers) wanted[to] -= rule.metric[to * rule.pitch + c] * error;
+      if (helper == 0) values[c] = rounded;
+      for (uint32_t first = c + 1 + helper; first < d; first += kAtOnce * helpers) {
+        float left[kAtOnce];
+        TIERKV_UNROLL
+        for (uint32_t k = 0; k < kAtOnce; ++k) {
+          const uint32_t to = first + k * helpers;
+          left[k] = to < d ? wanted[to] - rule.metric[to * rule.pitch + c] * error : 0.0f;
+        }
+        TIERKV_UNROLL
+        for (uint32_t k = 0; k < kAtOnce; ++k) {
+          if (first + k * helpers < d) wanted[first + k * helpers] = left[k];
+        }
+      }
       team.sync_warp();
     }
   }

@@ -13,12 +13,14 @@ namespace tierkv::cuda {
 TIERKV_BOTH void code_values(const Team& team, const quant::SideLayout& side, const EncodeShared& at) {
   const uint32_t d = side.head_dim;
   const float top = static_cast<float>((1u << side.bits) - 1u);
-  for (uint32_t i = team.thread; i < side.tokens * d; i += team.threads) {
-    const uint32_t t = i / d, c = i % d;
-    const uint32_t entry = side.by_channel ? t / side.group * d + c : c / side.group * side.tokens + t;
-    float* const x = at.x + t * at.pitch + c;
-    const float scale = at.scale[entry];
-    *x = scale > 0.0f ? round_to_even(least_of(most_of((*x - at.lo[entry]) / scale, 0.0f), top)) : 0.0f;
+  for (uint32_t t = team.warp(); t < side.tokens; t += team.warps()) {
+    const uint32_t first = side.by_channel ? t / side.group * d : t;
+    for (uint32_t c = team.lane(); c < d; c += team.lanes()) {
+      const uint32_t entry = first + (side.by_channel ? c : side.groups == 1 ? 0 : c / side.group * side.tokens);
+      float* const x = at.x + t * at.pitch + c;
+      const float scale = at.scale[entry];
+      *x = scale > 0.0f ? round_to_even(least_of(most_of((*x - at.lo[entry]) / scale, 0.0f), top)) : 0.0f;
+    }
   }
   team.sync();
 }
@@ -27,8 +29,10 @@ TIERKV_BOTH void pack_codes(const Team& team, const EncodeDesc& work, const quan
   const quant::SideLayout& side = coding.layout;
   const uint32_t lanes = coding.values ? side.head_dim : side.tokens, depth = coding.values ? side.tokens : side.head_dim;
   const uint32_t along = coding.values ? at.pitch : 1, across = coding.values ? 1 : at.pitch;
-  for (uint32_t p = 0; p < quant::kMostPlanes && side.planes[p].bits != 0; ++p) {
+  TIERKV_UNROLL
+  for (uint32_t p = 0; p < quant::kMostPlanes; ++p) {
     const quant::LayoutPlane& plane = side.planes[p];
+    if (plane.bits == 0) continue;
     const uint32_t positions = 32 / plane.bits, mask = (1u << plane.bits) - 1u;
     auto* const words = reinterpret_cast<uint32_t*>(work.out + plane.offset);
     for (uint32_t i = team.thread; i < lanes * plane.chunks; i += team.threads) {
@@ -77,7 +81,8 @@ TIERKV_BOTH void encode_packed(const Team& team, const EncodeDesc& work, const q
   EncodeGuide rule{};
   if (guide != nullptr) {
     rule = share_guide(side, memory + encode_own_floats(coding));
-    guided = make_rule(team, work, side, *guide, rule);
+    const quant::GuideTables tables = *guide;
+    guided = make_rule(team, work, side, tables, rule);
   }
   encode_meta(team, work, coding, at, log8, coding.keep_fit_codes && !guided);
   if (guided) answer_for_errors(team, side, at, rule);
@@ -89,11 +94,15 @@ TIERKV_BOTH void encode_packed(const Team& team, const EncodeDesc& work, const q
 
 TIERKV_BOTH void encode_rows16(const Team& team, const EncodeDesc& work, const quant::SideLayout& side) {
   auto* const out = reinterpret_cast<uint16_t*>(work.out);
-  for (uint32_t i = team.thread; i < side.tokens * side.head_dim; i += team.threads) {
-    const float value = load_row_value(work, i / side.head_dim, i % side.head_dim);
-    if (!(fabsf(value) <= kMostMagnitude) || (!side.bf16 && fabsf(value) >= 65520.0f)) *work.refused = 1;
-    out[i] = side.bf16 ? to_bf16(value) : to_half(value);
+  bool good = true;
+  for (uint32_t t = team.warp(); t < side.tokens; t += team.warps()) {
+    for (uint32_t c = team.lane(); c < side.head_dim; c += team.lanes()) {
+      const float value = load_row_value(work, t, c);
+      good = good && fabsf(value) <= kMostMagnitude && (side.bf16 || fabsf(value) < 65520.0f);
+      out[t * side.head_dim + c] = side.bf16 ? to_bf16(value) : to_half(value);
+    }
   }
+  if (!good) *work.refused = 1;
 }
 
 // --- words (klt.cc): tokens of a tile turned to the block's frame, multiplied with the basis, and rounded down
@@ -163,8 +172,9 @@ TIERKV_BOTH void encode_words(const Team& team, const EncodeDesc& work, const qu
 }
 
 TIERKV_BOTH void encode_part(const Team& team, const EncodeLaunch& launch, const EncodePart& part, float* memory) {
-  const EncodeDesc& work = launch.works[part.work];
-  const quant::SideCoding& coding = launch.codings[work.coding];
+  // Copies: what is written could otherwise be any of it, and would be fetched again and again.
+  const EncodeDesc work = launch.works[part.work];
+  const quant::SideCoding coding = launch.codings[work.coding];
   const quant::GuideTables* const guide = work.guide == kNoGuide ? nullptr : launch.guides + work.guide;
   if (coding.layout.kind == quant::LayoutKind::packed) encode_packed(team, work, coding, guide, launch.log8, memory);
   else if (coding.layout.kind == quant::LayoutKind::words) encode_words(team, work, coding, part.tile, memory);
