@@ -33,8 +33,8 @@ class Recorder final : public Machine {
   explicit Recorder(std::unique_ptr<Machine> machine) : machine_(std::move(machine)) {}
   MachineFacts facts() const override { return machine_->facts(); }
   Status enter() override { return machine_->enter(); }
-  Result<uint8_t*> allocate(size_t bytes) override { return machine_->allocate(bytes); }
-  void release(uint8_t* memory) noexcept override { machine_->release(memory); }
+  Status follow(const StreamName& stream) override { return machine_->follow(stream); }
+  Status leave() override { return machine_->leave(); }
   Result<uint8_t*> allocate_staging(size_t bytes) override { return machine_->allocate_staging(bytes); }
   void release_staging(uint8_t* memory) noexcept override { machine_->release_staging(memory); }
   Status send(uint8_t* to, const void* from, size_t bytes) override { return machine_->send(to, from, bytes); }
@@ -47,10 +47,18 @@ class Recorder final : public Machine {
     steps.emplace_back(launch, step);
     return {};
   }
+  Status encode(const EncodeLaunch& launch) override { return machine_->encode(launch); }
   Status fetch(void* to, const uint8_t* from, size_t bytes) override { return machine_->fetch(to, from, bytes); }
+  Status move_rows(std::span<const RowMove> moves, uint32_t head_dim) override { return machine_->move_rows(moves, head_dim); }
   Status wait() override { return machine_->wait(); }
+  Result<std::unique_ptr<Mark>> make_mark() override { return machine_->make_mark(); }
+  Status put(Mark& mark) override { return machine_->put(mark); }
 
   std::vector<std::pair<PromptLaunch, PromptStep>> steps;
+
+ protected:
+  Result<uint8_t*> take_memory(size_t bytes) override { return machine_->allocate(bytes); }
+  void give_memory(uint8_t* memory) noexcept override { machine_->release(memory); }
 
  private:
   const std::unique_ptr<Machine> machine_;
