@@ -433,7 +433,7 @@ class KltCodec final : public Codec {
   // in ws.c.
   void prepare(const BlockContext& ctx, const float* queries, uint32_t count, Workspace& ws) const {
     const uint32_t d = shape().head_dim;
-    if (ws.queries_id != 0) measure_queries(queries, count, ws);
+    if (ws.queries_id != 0 && ws.coarse) measure_queries(queries, count, ws);
     const float* turned = turn_to_block(turner_, shape(), queries, count, ctx.first_position, ws);
     float* factors = at_least_aligned(ws.b, static_cast<size_t>(count) * known_);
     float* base = at_least(ws.c, count);
@@ -447,7 +447,7 @@ class KltCodec final : public Codec {
     const uint32_t d = shape().head_dim, n = known_;
     if (n == 0) return;
     const Kernels* kernels = active_kernels();
-    if (kernels && kernels->fast_pairs && ws.queries_id != 0) {
+    if (kernels && kernels->fast_pairs && ws.coarse && ws.queries_id != 0) {
       const int32_t* pairs = pairs_for(*kernels, ws);
       return kernels->multiply_pairs(pairs, pair_units_.data(), n, turned, ws.lengths.scales.data(), d, count, out);
     }
@@ -468,21 +468,21 @@ class KltCodec final : public Codec {
   // with them.
   const float* floats_for(const Kernels& kernels, Workspace& ws) const {
     float* table = at_least_aligned(ws.widened.table, rows_.size());
-    if (ws.widened.of != number_) {
+    if (ws.widened.of != 2 * number_) {
       kernels.widen(rows_.data(), /*bf16=*/false, static_cast<uint32_t>(rows_.size()), table);
-      ws.widened.of = number_;
+      ws.widened.of = 2 * number_;
     }
     return table;
   }
 
-  // The same as 16-bit integers.
+  // The same as 16-bit integers, for long contexts: what rounding adds to a score grows with the lengths of query and key.
   const int32_t* pairs_for(const Kernels& kernels, Workspace& ws) const {
     int32_t* pairs = at_least_aligned(ws.widened.pairs, rows_.size() / 2);
-    if (ws.widened.of != number_) {
+    if (ws.widened.of != 2 * number_ + 1) {
       float* scales = at_least(ws.widened.scales, known_);
       for (uint32_t j = 0; j < known_; ++j) scales[j] = pair_units_[j] > 0.0f ? 1.0f / pair_units_[j] : 0.0f;
       kernels.pair_rows(rows_.data(), shape().head_dim, known_, scales, pairs);
-      ws.widened.of = number_;
+      ws.widened.of = 2 * number_ + 1;
     }
     return pairs;
   }

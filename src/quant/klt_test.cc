@@ -146,9 +146,10 @@ TEST(Klt, NumberedQueriesGetTheScoresOfOthers) {
       numbered.queries_id = 5 + round;
       std::vector<float> want(count * tokens), got(count * tokens);
       codec->scores(bytes, ctx, queries.data(), count, tokens, want.data(), tokens, plain);
-      for (int again = 0; again < 2; ++again) {
+      for (const bool coarse : {false, true, true, false, false}) {
+        numbered.coarse = coarse;
         codec->scores(bytes, ctx, queries.data(), count, tokens, got.data(), tokens, numbered);
-        EXPECT_LT(relative_error(got, want), 3e-4) << text << " round " << round;
+        EXPECT_LT(relative_error(got, want), coarse ? 3e-4 : 1e-5) << text << " round " << round;
       }
     }
     // The same number, another codec.
@@ -162,7 +163,7 @@ TEST(Klt, NumberedQueriesGetTheScoresOfOthers) {
       std::vector<float> want(count * tokens), got(count * tokens);
       codec->scores(bytes, ctx, queries.data(), count, tokens, want.data(), tokens, plain);
       codec->scores(bytes, ctx, queries.data(), count, tokens, got.data(), tokens, numbered);
-      EXPECT_LT(relative_error(got, want), 3e-4) << text;
+      EXPECT_LT(relative_error(got, want), 1e-5) << text;
     }
   }
 }
