@@ -138,7 +138,7 @@ struct CacheConfig {
   // Adaptation (ADR-004).
   double quality_target = 0.97;
 
-  uint32_t threads = 1;  // that attention() may use, the caller's own included
+  uint32_t threads = 1;  // that attention() and append() may use, the caller's own included
 
   bool operator==(const CacheConfig&) const = default;
 

@@ -159,7 +159,7 @@ std::span<const Field<CacheConfig>> config_fields() {
       row<C, &C::window_slack>("", "window_slack", "", count(0, 65536),
                                "tokens a windowed layer keeps past its window, for truncate()"),
       row<C, &C::quality_target>("", "quality_target", "", real(0.0, 1.0, false), "score that adaptation holds"),
-      row<C, &C::threads>("", "threads", "", count(1, 1024), "threads attention() may use, the caller's own included"),
+      row<C, &C::threads>("", "threads", "", count(1, 1024), "threads attention() and append() may use, the caller's own included"),
       row<C, &C::eviction, &E::policy>("eviction", "policy", "evict", choice(policy_names),
                                        "which tokens go at `max_seq_len` or `byte_budget`; `none`: the append is refused"),
       row<C, &C::eviction, &E::protect_recent>("eviction", "protect_recent", "protect_recent", count(0, kMaxTokens),
