@@ -20,9 +20,9 @@ namespace tierkv::cuda {
 struct WholeShape {
   static constexpr uint32_t kCodes = 4096, kSlot = kCodes + 512, kTile = kCodes / 8;
   // Of a warp: copies of keys and values, weights, the values' grid, the tokens' scales.
-  static constexpr uint32_t kWeights = 2 * kWeightBytes, kWarp = 2 * kSlot + kWeights + kGridBytes + 512;
-  // Factors of the query as halves (kivi) or bytes (rot), its plain operands, its rows, and units and sums of its heads.
-  static constexpr uint32_t kFactors = 8 * 32 * 8, kPlain = 8 * 64 * 4, kRows = 4 * (kTileRows + 4) * 4;
+  static constexpr uint32_t kWeights = 2 * kWeightBytes, kGrid = 1024, kWarp = 2 * kSlot + kWeights + kGrid + 512;
+  // Factors of the query as floats and halves (kivi) or bytes (rot), its plain operands, its rows, and units and sums of its heads.
+  static constexpr uint32_t kFactors = 8 * 32 * 24, kPlain = 8 * 64 * 4, kRows = 4 * (kTileRows + 4) * 4;
   static constexpr uint32_t kBytes = kThreads / 32 * kWarp + kFactors + kPlain + kRows + 64;
 };
 
@@ -44,8 +44,9 @@ TIERKV_DEVICE float over_quad(float x) {
   return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
 }
 
-// A query's factors of [half of the chunks][field][lane]: two pairs of halves, or bytes, of both halves of [field][lane] the low
-// ones and then the high ones, in the heads' `units`; `sums` are of those. `x`: channels 4·lane .. 4·lane+3 of head `warp`.
+// A query's factors of [half of the chunks][field][lane]: four floats, and behind them all two pairs of halves; or bytes, of both
+// halves of [field][lane] the low ones and then the high ones, in the heads' `units`; `sums` are of those. `x`: channels 4·lane ..
+// 4·lane+3 of head `warp`.
 template <bool kByChannel>
 TIERKV_DEVICE void load_whole_query(float (&x)[4], bool hadamard, uint32_t* factors, uint32_t* plain, float* rows, float* units,
                                     int* sums) {
@@ -64,7 +65,8 @@ TIERKV_DEVICE void load_whole_query(float (&x)[4], bool hadamard, uint32_t* fact
     const uint32_t step = threadIdx.x / 32, lane = threadIdx.x % 32, h = step / 4, f = step % 4, head = lane / 4 % 4;
     const float* const from = rows + head * kRow + 16 * (lane % 4 + 4 * h) + 4 * f;
     if constexpr (kByChannel) {
-      uint32_t* const to = factors + ((step / 2 * 32 + lane) * 2 + step % 2) * 2;
+      reinterpret_cast<float4*>(factors)[threadIdx.x] = {from[0], from[1], from[2], from[3]};
+      uint32_t* const to = factors + 1024 + ((step / 2 * 32 + lane) * 2 + step % 2) * 2;
       to[0] = pack_halves(from[0], from[1]), to[1] = pack_halves(from[2], from[3]);
     } else {
       constexpr float kMagic = kWholeMagic + 128.0f;
@@ -106,21 +108,22 @@ TIERKV_DEVICE float2 whole_base(uint32_t mean_at, uint32_t plain) {
   return {__shfl_sync(~0u, base[0], t), __shfl_sync(~0u, base[1], t)};
 }
 
-// Factors of one block of kivi: the query times the channels' scales. Returns their unit, of this lane's columns.
+// Factors of one block of kivi: the query times the channels' scales. Halves say what the largest is, floats what they are. Returns
+// their unit, of this lane's columns.
 TIERKV_DEVICE float2 whole_factors(uint32_t scales, uint32_t factors, uint32_t (&low)[4][2], uint32_t (&high)[4][2]) {
   const uint32_t lane = threadIdx.x % 32, t = lane % 4;
-  uint32_t p[2][8];
+  uint32_t s[2][8];
   __half2 most = __float2half2_rn(0.0f);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const uint4 s = load4(scales + (t + 4 * h) * 32 + 16 * i), q = load4(factors + (2 * h + i) * 512 + lane * 16);
-      p[h][4 * i] = times(q.x, s.x), p[h][4 * i + 1] = times(q.y, s.y);
-      p[h][4 * i + 2] = times(q.z, s.z), p[h][4 * i + 3] = times(q.w, s.w);
-    }
+      const uint4 v = load4(scales + (t + 4 * h) * 32 + 16 * i), q = load4(factors + 4096 + (2 * h + i) * 512 + lane * 16);
+      s[h][4 * i] = v.x, s[h][4 * i + 1] = v.y, s[h][4 * i + 2] = v.z, s[h][4 * i + 3] = v.w;
+      const uint32_t p[4] = {times(q.x, v.x), times(q.y, v.y), times(q.z, v.z), times(q.w, v.w)};
 #pragma unroll
-    for (int i = 0; i < 8; ++i) most = __hmax2(most, __habs2(*reinterpret_cast<const __half2*>(&p[h][i])));
+      for (int k = 0; k < 4; ++k) most = __hmax2(most, __habs2(*reinterpret_cast<const __half2*>(&p[k])));
+    }
   }
   const float top = fmaxf(over_quad(fmaxf(__low2float(most), __high2float(most))), 1e-8f);
   const float down = __fdividef(kWholeMost, top), unit = top / kWholeMost, less = 0.25f * down;
@@ -129,9 +132,12 @@ TIERKV_DEVICE float2 whole_factors(uint32_t scales, uint32_t factors, uint32_t (
   for (int h = 0; h < 2; ++h) {
 #pragma unroll
     for (int f = 0; f < 4; ++f) {
-      const float2 u = halves_of(p[h][2 * f]), v = halves_of(p[h][2 * f + 1]);
+      const float2 u = halves_of(s[h][2 * f]), v = halves_of(s[h][2 * f + 1]);
+      const uint4 raw = load4(factors + (h * 4 + f) * 512 + lane * 16);
       const float by = f % 2 == 0 ? down : less;
-      const uint2 bytes = signed_bytes(fmaf(u.x, by, kMagic), fmaf(u.y, by, kMagic), fmaf(v.x, by, kMagic), fmaf(v.y, by, kMagic));
+      const float a = __uint_as_float(raw.x) * u.x, b = __uint_as_float(raw.y) * u.y;
+      const float c = __uint_as_float(raw.z) * v.x, d = __uint_as_float(raw.w) * v.y;
+      const uint2 bytes = signed_bytes(fmaf(a, by, kMagic), fmaf(b, by, kMagic), fmaf(c, by, kMagic), fmaf(d, by, kMagic));
       low[f][h] = bytes.x, high[f][h] = bytes.y;
     }
   }
@@ -158,33 +164,18 @@ TIERKV_DEVICE void whole_scores(uint32_t keys, const uint32_t (&low)[4][2], cons
   }
 }
 
-// Where a block's scales and offsets of values are as halves, one after the other, and what they are in units of.
-struct WholeGrid {
-  uint32_t scales, offsets;
-  float unit;    // of the scales: the largest of them is one, or this
-  float most;    // the largest of the scales as they lie there
-  float offset;  // of the offsets
-};
 // The largest of numbers that are not negative: their bits are in order.
 TIERKV_DEVICE float over_warp(float x) { return __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(x))); }
 
-TIERKV_DEVICE WholeGrid whole_grid(const MetaTerms& terms, uint32_t meta, uint32_t grid) {
+// Scales and offsets of a block's values, as floats to `grid`: 128 each. Returns the largest scale.
+TIERKV_DEVICE float whole_grid(const MetaTerms& terms, uint32_t meta, uint32_t grid) {
   const uint32_t lane = threadIdx.x % 32;
-  if (terms.kind == quant::MetaKind::f16_pair) {  // as they are
-    const uint2 s = load2(meta + lane * 8);
-    const __half2 two = __hmax2(*reinterpret_cast<const __half2*>(&s.x), *reinterpret_cast<const __half2*>(&s.y));
-    return {meta, meta + 256, 1.0f, fmaxf(over_warp(fmaxf(fmaxf(__low2float(two), __high2float(two)), 0.0f)), 1e-30f), 1.0f};
-  }
   float scale[4], offset[4];
   load_four(terms, meta, scale, offset);
-  const float most = fmaxf(fmaxf(scale[0], scale[1]), fmaxf(scale[2], scale[3]));
-  const float far = fmaxf(fmaxf(fabsf(offset[0]), fabsf(offset[1])), fmaxf(fabsf(offset[2]), fabsf(offset[3])));
-  const float unit = fmaxf(over_warp(fmaxf(most, 0.0f)), 1e-30f), other = fmaxf(over_warp(far), 1e-30f);
-  const float down = 1.0f / unit, less = 1.0f / other;
-  store2(grid + lane * 8, pack_halves(scale[0] * down, scale[1] * down), pack_halves(scale[2] * down, scale[3] * down));
-  store2(grid + 256 + lane * 8, pack_halves(offset[0] * less, offset[1] * less), pack_halves(offset[2] * less, offset[3] * less));
+  store4f(grid + lane * 16, scale[0], scale[1], scale[2], scale[3]);
+  store4f(grid + 512 + lane * 16, offset[0], offset[1], offset[2], offset[3]);
   __syncwarp();
-  return {grid, grid + 256, unit, 1.0f, other};
+  return fmaxf(over_warp(fmaxf(fmaxf(fmaxf(scale[0], scale[1]), fmaxf(scale[2], scale[3])), 0.0f)), 1e-30f);
 }
 
 // Of a warp. Sums of values are of the high bytes of weights in columns 0..3, and of the low ones in 4..7.
@@ -207,7 +198,7 @@ struct WholeState {
 
 // Scores of a block, s·scale + base, become weights against the block's largest, as whole numbers in shared memory. Returns what
 // brings them to the state's.
-TIERKV_DEVICE float2 whole_weights(WholeState& state, const float (&s)[8][4], float2 scale, float2 base, const WholeGrid& grid,
+TIERKV_DEVICE float2 whole_weights(WholeState& state, const float (&s)[8][4], float2 scale, float2 base, float most, uint32_t grid,
                                    uint32_t weights) {
   const uint32_t lane = threadIdx.x % 32, g = lane / 4;
   float x0 = s[0][0], x1 = s[0][1];
@@ -219,7 +210,7 @@ TIERKV_DEVICE float2 whole_weights(WholeState& state, const float (&s)[8][4], fl
   const float y0 = base.x - n0, y1 = base.y - n1;
   state.raise(y0, y1);
   const float e0 = power2(y0 - state.top0), e1 = power2(y1 - state.top1);
-  const float up = kWholeWeight / grid.most;
+  const float up = kWholeWeight / most;
   const uint32_t to = weights + lane / 8 * 128 + ((lane % 8 + 2 * (lane / 16)) % 8) * 16;
   constexpr float kMagic = 8388608.0f;
   float total0 = 0.0f, total1 = 0.0f, offset0 = 0.0f, offset1 = 0.0f;
@@ -229,8 +220,7 @@ TIERKV_DEVICE float2 whole_weights(WholeState& state, const float (&s)[8][4], fl
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float(&x)[4] = s[2 * j + i];
-      const float2 by = halves_of(load1(grid.scales + (2 * j + i) * 32 + g * 4));
-      const float2 more = halves_of(load1(grid.offsets + (2 * j + i) * 32 + g * 4));
+      const float2 by = load2f(grid + (2 * j + i) * 64 + g * 8), more = load2f(grid + 512 + (2 * j + i) * 64 + g * 8);
       const float u = by.x * up, v = by.y * up;
       const float a0 = power2(fmaf(x[0], scale.x, n0)), a1 = power2(fmaf(x[1], scale.y, n1));
       const float b0 = power2(fmaf(x[2], scale.x, n0)), b1 = power2(fmaf(x[3], scale.y, n1));
@@ -242,10 +232,8 @@ TIERKV_DEVICE float2 whole_weights(WholeState& state, const float (&s)[8][4], fl
     store_transposed((to + j * 512) ^ (j % 2 * 64), p[0], p[1], p[2], p[3]);
   }
   state.total0 = fmaf(e0, total0, state.total0), state.total1 = fmaf(e1, total1, state.total1);
-  const float o0 = e0 * grid.offset, o1 = e1 * grid.offset;
-  state.offset0 = fmaf(o0, offset0, state.offset0), state.offset1 = fmaf(o1, offset1, state.offset1);
-  const float back = grid.unit * grid.most;
-  return {e0 * back, e1 * back};
+  state.offset0 = fmaf(e0, offset0, state.offset0), state.offset1 = fmaf(e1, offset1, state.offset1);
+  return {e0 * most, e1 * most};
 }
 
 // The weights as operands: high bytes for columns 0..3 of a product, low ones for 4..7.
@@ -333,7 +321,7 @@ TIERKV_DEVICE void attend_whole(const Launch& launch, const FastPiece& piece, Wa
   if (warp >= kWarps / 2) begin_whole(launch, piece, copies, memory);
 
   const uint32_t keys = shared_address(memory + warp * S::kWarp), values = keys + S::kSlot, weights = values + S::kSlot;
-  const uint32_t grid_at = weights + S::kWeights, scales = grid_at + kGridBytes;
+  const uint32_t grid = weights + S::kWeights, scales = grid + S::kGrid;
   const uint32_t factors_at = shared_address(factors), plain_at = shared_address(plain);
   const bool has_mean = kByChannel || codec.mean_at != 0;
   const uint32_t mean_at = keys + (kByChannel ? S::kCodes + 256 : codec.mean_at);
@@ -376,8 +364,8 @@ TIERKV_DEVICE void attend_whole(const Launch& launch, const FastPiece& piece, Wa
     __syncwarp();
     if (more && lane == 0) copy_in(keys, next_keys, piece.codec.key_bytes, copies.keys);
     barrier_wait(copies.values, copies.phase);
-    const WholeGrid grid = whole_grid(piece.value_terms(), values + S::kCodes, grid_at);
-    const float2 by = whole_weights(state, s, scale, base, grid, weights);
+    const float most = whole_grid(piece.value_terms(), values + S::kCodes, grid);
+    const float2 by = whole_weights(state, s, scale, base, most, grid, weights);
     __syncwarp();
     uint32_t b[4][2];
     whole_operands(weights, b);
