@@ -205,7 +205,8 @@ def main() -> None:
     parser.add_argument("--batch", default="1,8", help="sequences, separated by commas")
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=128, help="tokens to generate and to time")
-    parser.add_argument("--caches", default="DynamicCache flash,balanced", help="DynamicCache (torch's choice of kernel), DynamicCache flash, AKV PRESET, or a setting of ours")
+    help_caches = "DynamicCache (torch's choice of kernel), DynamicCache flash, AKV PRESET, or a setting of ours"
+    parser.add_argument("--caches", default="DynamicCache flash,balanced", help=help_caches)
     parser.add_argument("--tables", help="a calibration file for ours")
     parser.add_argument("--seconds", type=float, default=1e9, help="do not start another one after this many")
     parser.add_argument("--json", type=pathlib.Path, help="where the findings go, a line each")
