@@ -106,8 +106,9 @@ class Steps {
     }
   }
 
-  // All sequences in one call, every layer, `count` queries each.
+  // All sequences in one call, every layer, `count` queries each, or as many as the shortest has tokens.
   void compare(double tolerance, uint32_t count = 1) {
+    for (const SeqId id : sequences_) count = std::min(count, length(id));
     for (uint32_t layer = 0; layer < kLayers; ++layer) {
       const size_t row = size_t{count} * kHeads * dim_;
       const DType type = next_type();
