@@ -123,7 +123,8 @@ inline void Machine::check_head_attention(SeqId id, uint32_t layer, uint32_t hea
     blocks += block.mass;
     listed += block.rows;
   }
-  const double slack = std::max(attention_tolerance(), 0x1p-11) * (1.0 + count * group);  // weights are kept in two bytes
+  // Weights are kept in two bytes, and a backend of coarser numbers has coarser sums.
+  const double slack = std::max({attention_tolerance(), 0x1p-11, setup_.query_tolerance}) * (1.0 + count * group);
   if (std::fabs(blocks - total) > slack) return fail("blocks report a mass of ", blocks, ", expected ", total);
   if (listed < rows.size()) return fail("the mass report lists ", listed, " rows of ", rows.size());
   if (!mass->want_tokens) {

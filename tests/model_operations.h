@@ -130,6 +130,15 @@ inline void Machine::attend() {
   const Rows queries = make_rows(count, config_.num_heads, static_cast<DType>(below(3)), one_in(5) ? 8.0f : 2.0f);
   std::vector<float> out(queries.values.size(), -7.0f);
   const bool here = !setup_.there || one_in(4);
+  std::vector<float> before;
+  if (config_.cold.promote != 0 && options.observe) {  // what is read is as it was before blocks come and go
+    AttentionOptions still = options;
+    still.observe = false, still.mass = nullptr;
+    before = out;
+    if (cache_->attention(id, layer, queries.view, before.data(), still).ok()) {
+      check_head_attention(id, layer, below(config_.num_kv_heads), queries.values, count, before, still, nullptr);
+    }
+  }
   const uint64_t digest = here ? digest_of(*cache_) : 0;  // which waits for rows that are on their way
   const Status status = cache_->attention(id, layer, here ? queries.view : placed(queries.view), out.data(), options);
   if (options.first_position < 0 && count > length) {
@@ -148,6 +157,10 @@ inline void Machine::attend() {
   if (here && (!options.observe || !evicting()) && digest != digest_of(*cache_)) {
     const bool only_age = options.observe;  // `unobserved` is part of the digest
     if (!only_age) return fail("attention that observes nothing changed the cache");
+  }
+  if (!before.empty()) {
+    if (out != before) return fail("attention that brings blocks back gave another result");
+    return check_promoted(id, 0, 0, false);
   }
   check_head_attention(id, layer, below(config_.num_kv_heads), queries.values, count, out, options, options.mass);
   done_["over splits"] += length > 1024 && count * (config_.num_heads / config_.num_kv_heads) <= 16;

@@ -169,7 +169,7 @@ class AdaptiveKVCache {
 
   // --- tokens
   // Appends the next tokens of one layer; positions go on from length(seq, layer). Refused, no token is in; what an eviction policy
-  // had given up to make room is gone.
+  // had given up to make room is gone, and so is what lay over the archive where `promote` is set.
   Status append(SeqId seq, uint32_t layer, const RowsView& keys, const RowsView& values);
   // The same for many sequences, one after the other: a step of a batch. Every item gets its own status, and one that is refused
   // does not disturb the others. Returns OK when all items are, otherwise the status of the first that is not. A wrong layer, a

@@ -241,15 +241,18 @@ static Status append_here(AdaptiveKVCache::Impl& impl, SeqId seq, uint32_t layer
   TIERKV_RETURN_IF_ERROR(cache::check_finite(keys, "keys", impl.env.hot_bf16));
   TIERKV_RETURN_IF_ERROR(cache::check_finite(values, "values", impl.env.hot_bf16));
   impl.keep_room_to_archive(keys.tokens);
-  const Status status = cache::with_pressure(impl, seq, [&](uint64_t& needed) -> Status {
-    TIERKV_ASSIGN_OR_RETURN(auto sequence, impl.find(seq));
-    std::lock_guard lock(sequence->mutex);
-    TIERKV_RETURN_IF_ERROR(impl.check_awake(seq, *sequence));
-    const uint32_t position = sequence->layer(layer).length;
-    TIERKV_RETURN_IF_ERROR(impl.append(*sequence, layer, keys, values, needed));
-    if (impl.learning.active()) impl.learning.add_rows(seq, layer, position, keys, values);
-    return {};
-  });
+  const Status status = cache::with_pressure(
+      impl, seq,
+      [&](uint64_t& needed) -> Status {
+        TIERKV_ASSIGN_OR_RETURN(auto sequence, impl.find(seq));
+        std::lock_guard lock(sequence->mutex);
+        TIERKV_RETURN_IF_ERROR(impl.check_awake(seq, *sequence));
+        const uint32_t position = sequence->layer(layer).length;
+        TIERKV_RETURN_IF_ERROR(impl.append(*sequence, layer, keys, values, needed));
+        if (impl.learning.active()) impl.learning.add_rows(seq, layer, position, keys, values);
+        return {};
+      },
+      true);
   // The rows are in: what has no memory to settle them is no error of this call.
   if (status.ok() && spills(impl)) {
     (void)with_memory([&] {

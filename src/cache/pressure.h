@@ -19,16 +19,17 @@ StatusCode code_of(const Result<T>& result) {
   return result.ok() ? StatusCode::ok : result.status().code();
 }
 
+// `better`: what is only better gives way to it (look_back.h).
 // call(needed) sets `needed` to the bytes it lacks, at least and as far as it knows; 0: it is not this cache's memory that it
 // lacks.
 template <class Call>
-auto with_pressure(AdaptiveKVCache::Impl& impl, SeqId seq, Call&& call) {
+auto with_pressure(AdaptiveKVCache::Impl& impl, SeqId seq, Call&& call, bool better = false) {
   for (uint32_t attempt = 0;; ++attempt) {
     uint64_t needed = 0;
     auto result = call(needed);
     if (code_of(result) != StatusCode::resource_exhausted || needed == 0 || attempt == kMostAttempts) return result;
-    if (impl.end_waiting()) continue;        // what waits for tables takes twice the room of an archive
-    if (drop_promoted(impl, seq)) continue;  // what is only better goes first
+    if (impl.end_waiting()) continue;  // what waits for tables takes twice the room of an archive
+    if (better && drop_promoted(impl, seq)) continue;
     if (impl.make_room_by_spilling(seq, needed)) continue;
     if (!impl.make_others_room(seq, needed, attempt)) return result;
   }

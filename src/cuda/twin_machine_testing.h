@@ -74,12 +74,11 @@ class TwinMachine final : public Machine {
     return queue_->add([launch, partials = plan.partials] { Twin(launch, partials).run(launch.out, launch.lse); });
   }
   Status encode(const EncodeLaunch& launch) override {
-    encode_on_host(launch);
-    return {};
+    return queue_->add([launch] { encode_on_host(launch); });
   }
   Status prompt(const PromptLaunch& launch, PromptStep step) override {
-    if (attends) PromptTwin(launch).run(step);
-    return {};
+    if (!attends) return {};
+    return queue_->add([launch, step] { PromptTwin(launch).run(step); });
   }
   Status fetch(void* to, const uint8_t* from, size_t bytes) override {
     return queue_->add([=] { std::memcpy(to, from, bytes); });

@@ -113,7 +113,8 @@ class Evaluation(unittest.TestCase):
             self.assertLess(abs(row["resident_bytes"] / row["compare"]["bytes"] - 1), 0.03, name)
             if "evict=" in row["kv"]:
                 self.assertTrue(row["compare"]["fits"], name)
-                self.assertGreater(row["compare"]["bytes"], 0.85 * target, name)
+                # Tails grow in fifths of what they will be, and a tiny model is little else.
+                self.assertGreater(row["compare"]["bytes"], 0.8 * target, name)
                 self.assertGreater(row["kld"], 1e-6, name)
         self.assertNotIn("top", by_name["fifo"]["kv"].split("archive=")[-1])
 
