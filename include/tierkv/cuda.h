@@ -17,7 +17,8 @@
 //             queries and sums come down. A prompt is waited for too. What the processor does comes down and goes up again: right,
 //             and slow.
 //   Rows:     up to kMostQueries tokens a sequence that go on to hot rows which the device has are moved there and do not wait;
-//             their contents come to host memory in time for whoever reads them there, and he waits. Others are copied to host
+//             their contents come to host memory in time for whoever reads them there, and he waits. So does a step that makes
+//             new blocks, for their bytes. Others are copied to host
 //             memory and waited for, once a call, whatever the number of items: prompts, the first step of a sequence, layers with
 //             a window, caches that evict, spill, skip or learn a model. Rows that did not wait and are not finite are found when
 //             they land: from then on calls on the sequence are refused with invalid_argument, which says where, until truncate()
