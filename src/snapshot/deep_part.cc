@@ -202,6 +202,19 @@ DeepRun find_run(const StreamEnv& env, const Sequence& sequence, std::span<const
   return run;
 }
 
+// What is loaded is archived where there is an archive. Behind tokens that are still warm it would be out of order: such a run,
+// from DeepOptions::first_position on, is left to the ordinary snapshot.
+bool behind_warm_tokens(const Sequence& sequence, std::span<const LayerPlan> plans, const calib::DeepTables& tables,
+                        uint32_t first) {
+  bool behind = false;
+  each_stream(sequence, tables, [&](const HeadStream& s, uint32_t l) {
+    for (const BlockRef& ref : s.blocks) {
+      behind |= plans[l].warm != kAll && ref.block.tier() == Tier::warm && ref.first_position < first;
+    }
+  });
+  return behind;
+}
+
 }  // namespace
 
 deep::ModelTables DeepCalibration::model_tables() const {
@@ -275,6 +288,10 @@ Result<DeepPart> encode_deep(const StreamEnv& env, const Sequence& sequence, std
   report = DeepReport();
   report.note = run.note;
   if (run.first == run.end) return DeepPart();
+  if (behind_warm_tokens(sequence, plans, *calibration.tables, run.first)) {
+    report.note = "nothing is in the deep archive: tokens before first_position are not archived yet";
+    return DeepPart();
+  }
   return encode_deep(env, sequence, calibration, run, options, threads, &report);
 }
 
