@@ -41,7 +41,8 @@ TIERKV_BOTH void pack_codes(const Team& team, const EncodeDesc& work, const quan
       const float* const x = at.x + lane * across + first * along;
       uint32_t word = 0;
       for (uint32_t k = 0; k < count; ++k) {
-        const auto code = static_cast<uint32_t>(x[k * along]);
+        const float value = x[k * along];  // of rows that are refused anything, not a number even
+        const uint32_t code = value > 0.0f && value < 65536.0f ? static_cast<uint32_t>(value) : 0u;
         word |= ((code >> plane.shift) & mask) << (8 * (k % 4) + plane.bits * (k / 4));
       }
       words[i] = word;
