@@ -49,8 +49,8 @@ TIERKV_BOTH int minimum_code(float want, float lo, float step, int codes, quant:
   if (!(step > 0.0f)) return 0;
   const double at = (static_cast<double>(want) - static_cast<double>(lo)) / static_cast<double>(step);
   const bool cover = rounding == quant::Rounding::cover;
-  const int near = static_cast<int>(floor(cover ? at : at + 0.5));
-  int code = near < 0 ? 0 : near > codes - 1 ? codes - 1 : near;
+  const double near = floor(cover ? at : at + 0.5);  // of rows that are refused anything, not a number even
+  int code = !(near > 0.0) ? 0 : near > codes - 1 ? codes - 1 : static_cast<int>(near);
   while (cover && code > 0 && lo + step * static_cast<float>(code) > want) --code;
   return code;
 }
