@@ -100,6 +100,7 @@ inline void Machine::check_head_attention(SeqId id, uint32_t layer, uint32_t hea
   o.softcap = options.softcap;
   o.window = config_.layer(layer).window;
   const uint32_t first = options.first_position < 0 ? length - count : static_cast<uint32_t>(options.first_position);
+  const double tolerance = std::max(attention_tolerance(), count > setup_.few_queries ? setup_.many_tolerance : 0.0);
   std::vector<double> expected, weights, sum(rows.size(), 0.0);
   for (uint32_t q = 0; q < count; ++q) {
     for (uint32_t g = 0; g < group; ++g) {
@@ -108,7 +109,7 @@ inline void Machine::check_head_attention(SeqId id, uint32_t layer, uint32_t hea
       o.sink_logit = options.sink_logits ? options.sink_logits + h : nullptr;
       reference_attention(rows, {queries.data() + at, d}, first + q, o, expected, &weights);
       const double error = relative_error({out.data() + at, d}, expected, 0.1);
-      if (!(error < std::max(attention_tolerance(), setup_.query_tolerance)))
+      if (!(error < tolerance))
         return fail("query ", q, " of ", count, " at ", first + q, ", query head ", h, ": error ", error, " over ", rows.size(),
                     " rows");
       for (size_t i = 0; i < rows.size(); ++i) sum[i] += weights[i];
@@ -123,8 +124,7 @@ inline void Machine::check_head_attention(SeqId id, uint32_t layer, uint32_t hea
     blocks += block.mass;
     listed += block.rows;
   }
-  // Weights are kept in two bytes, and a backend of coarser numbers has coarser sums.
-  const double slack = std::max({attention_tolerance(), 0x1p-11, setup_.query_tolerance}) * (1.0 + count * group);
+  const double slack = std::max(tolerance, 0x1p-11) * (1.0 + count * group);  // weights are kept in two bytes
   if (std::fabs(blocks - total) > slack) return fail("blocks report a mass of ", blocks, ", expected ", total);
   if (listed < rows.size()) return fail("the mass report lists ", listed, " rows of ", rows.size());
   if (!mass->want_tokens) {

@@ -32,8 +32,10 @@ struct MachineSetup {
   bool cold_faults = false;                          // which is damaged now and then
   bool grows_long = false;                           // new sequences start past a split of attention (1,024 tokens)
   std::function<std::shared_ptr<const attn::Backend>()> backend = nullptr;  // who attends; none: the processor
-  bool there = false;            // most rows and queries are said to be in the device's memory, which is the processor's: a twin
-  double query_tolerance = 0.0;  // of one query's result, where the backend's numbers are coarser than usual
+  bool there = false;  // most rows and queries are said to be in the device's memory, which is the processor's: a twin
+  // Of results of more queries than that, where a backend's numbers are coarser there.
+  double many_tolerance = 0.0;
+  uint32_t few_queries = 0;
 
   bool warm_is_exact() const { return settings.find("warm_codec=fp16") != std::string::npos; }
 };
