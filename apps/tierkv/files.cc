@@ -1,6 +1,8 @@
 // files.cc — stdin as a file, and where the program's own files are.
 #include "files.h"
 
+#include <unistd.h>
+
 #include <cstdlib>
 #include <filesystem>
 #include <vector>
@@ -10,7 +12,7 @@
 namespace tierkv::cli {
 
 std::string read_file(const std::string& path) {
-  return path == "-" ? engine::read_stream(stdin, path, cancellation()) : engine::read_file(path, cancellation());
+  return path == "-" ? engine::read_stream(STDIN_FILENO, path, cancellation()) : engine::read_file(path, cancellation());
 }
 
 std::string find_shared(const std::string& relative) {

@@ -27,7 +27,8 @@ void on_interrupt(int) {
 
 void install_interrupt_handler() {
   struct sigaction action {};
-  action.sa_handler = on_interrupt;  // no SA_RESTART: a read from the terminal returns
+  action.sa_handler = on_interrupt;
+  action.sa_flags = SA_RESTART;  // what is being printed is printed whole; readers wait in poll(), which returns all the same
   sigemptyset(&action.sa_mask);
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);

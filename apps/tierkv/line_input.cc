@@ -3,9 +3,10 @@
 
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdlib>
-#include <iostream>
 
+#include "engine/files.h"
 #include "interrupt.h"
 #include "line_editor.h"
 #include "terminal.h"
@@ -44,7 +45,23 @@ LineInput::Got LineInput::read(const char* prompt, std::string& line) {
     return Got::abandoned;
   }
   if (terminal_) remark(green(prompt));
-  return !interrupted() && std::getline(std::cin, line) ? Got::line : Got::end;
+  return read_plain(line);
+}
+
+LineInput::Got LineInput::read_plain(std::string& line) {
+  size_t end;
+  while ((end = unread_.find('\n')) == std::string::npos) {
+    char block[4096];
+    if (!engine::wait_for_input(STDIN_FILENO, cancellation())) return Got::end;
+    const ssize_t count = ::read(STDIN_FILENO, block, sizeof(block));
+    if (count < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+    if (count <= 0) break;
+    unread_.append(block, static_cast<size_t>(count));
+  }
+  if (unread_.empty()) return Got::end;
+  line = unread_.substr(0, end);  // the last line may have no end
+  unread_.erase(0, end == std::string::npos ? end : end + 1);
+  return Got::line;
 }
 
 LineInput::Got LineInput::read_block(std::string& text) {

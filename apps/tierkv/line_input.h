@@ -35,9 +35,11 @@ class LineInput {
  private:
   enum class Got { line, end, abandoned };
   Got read(const char* prompt, std::string& line);
+  Got read_plain(std::string& line);
   Got read_block(std::string& text);
 
   bool terminal_;
+  std::string unread_;  // of stdin, where there is no editor
   std::unique_ptr<LineEditor> editor_;
 };
 

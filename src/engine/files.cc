@@ -1,7 +1,11 @@
 // files.cc — reading to the end, writing as tierkv/file.h does.
 #include "engine/files.h"
 
+#include <poll.h>
+#include <unistd.h>
+
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <memory>
 
@@ -10,22 +14,34 @@
 
 namespace tierkv::engine {
 
-std::string read_stream(FILE* stream, const std::string& name, const Cancellation* cancel) {
+bool wait_for_input(int file, const Cancellation* cancel) {
+  constexpr int kLookEvery = 100;  // milliseconds: a request between the look and the wait is seen after these
+  while (!requested(cancel)) {
+    pollfd input{file, POLLIN, 0};
+    const int ready = poll(&input, 1, kLookEvery);
+    if (ready > 0 || (ready < 0 && errno != EINTR)) return true;  // what is wrong with the file, its reader finds
+  }
+  return false;
+}
+
+std::string read_stream(int file, const std::string& name, const Cancellation* cancel) {
   std::string text;
   char block[1 << 16];
-  size_t count;
-  errno = 0;
-  while ((count = std::fread(block, 1, sizeof(block), stream)) > 0) text.append(block, count);
-  const int problem = std::ferror(stream) ? errno : 0;
-  if (requested(cancel)) throw Cancelled();
-  if (problem != 0) bad_input("cannot read " + name + ": " + std::strerror(problem));
-  return text;
+  for (;;) {
+    if (!wait_for_input(file, cancel)) throw Cancelled();
+    const ssize_t count = ::read(file, block, sizeof(block));
+    if (count < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+    if (requested(cancel)) throw Cancelled();  // whoever stops us may close the pipe as well
+    if (count < 0) bad_input("cannot read " + name + ": " + std::strerror(errno));
+    if (count == 0) return text;
+    text.append(block, static_cast<size_t>(count));
+  }
 }
 
 std::string read_file(const std::string& path, const Cancellation* cancel) {
   const std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
   if (!file) bad_input("cannot read " + path + ": " + std::strerror(errno));
-  return read_stream(file.get(), path, cancel);
+  return read_stream(fileno(file.get()), path, cancel);
 }
 
 void write_file(const std::string& path, const std::function<void(const Sink&)>& write) {

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdio>
 #include <functional>
 #include <string>
 
@@ -13,8 +12,11 @@
 namespace tierkv::engine {
 
 std::string read_file(const std::string& path, const Cancellation* cancel = nullptr);
-// Up to the stream's end; `name` is for the error.
-std::string read_stream(FILE* stream, const std::string& name, const Cancellation* cancel = nullptr);
+// Up to the end of a file that is open; `name` is for the error.
+std::string read_stream(int file, const std::string& name, const Cancellation* cancel = nullptr);
+// Until there is something to read from a file that is open, or it has ended. False: stopped. Whoever reads without it is not
+// stopped by Ctrl-C.
+bool wait_for_input(int file, const Cancellation* cancel);
 
 // Writes to a temporary file beside `path`, then renames: a reader sees the old file or the whole new one, and a failure (a full
 // disk) leaves nothing behind. `write` gets a function that appends bytes.

@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
 """Ctrl-C and closed pipes."""
 
+import fcntl
 import json
+import os
+import select
 import signal
 import subprocess
 import time
@@ -28,6 +31,27 @@ class InterruptTest(Command):
         (result,) = json.loads((self.folder / "out.json").read_text())["results"]
         self.assertEqual(result["stop"], "interrupted")
         self.assertLess(len(result["tokens"]), 4000)
+
+    def test_ctrl_c_while_the_output_is_full_loses_nothing_of_it(self):
+        reading, writing = os.pipe()
+        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+        filled = os.write(writing, b" " * 4076)
+        command = [BIN, "generate", "that", "-m", self.model("gemma3"), "--ignore-end"]
+        command += ["-n", "4000", "--temp", "1", "--json", "out.json"]
+        ends = {"stdout": writing, "stderr": subprocess.PIPE}
+        with subprocess.Popen(command, cwd=self.folder, env=self.environment, **ends) as process:
+            while select.select([], [writing], [], 0)[1]:
+                time.sleep(0.05)
+            time.sleep(0.2)  # now it waits for somebody to read
+            process.send_signal(signal.SIGINT)
+            os.close(writing)
+            time.sleep(0.2)
+            with os.fdopen(reading, "rb") as pipe:
+                text = pipe.read()[filled:].decode()
+            said = process.stderr.read().decode()
+        self.assertEqual(process.returncode, 130, said)
+        (result,) = json.loads((self.folder / "out.json").read_text())["results"]
+        self.assertIn(result["text"], text)
 
     def test_ctrl_c_while_reading_leaves_no_file(self):
         process = self.start("snapshot", "save", "s.tkv", "-f", "-", "-m", self.model())
