@@ -3,6 +3,7 @@
 
 #include "cuda/desc.h"
 #include "cuda/reading.h"
+#include "cuda/warp.cuh"
 
 namespace tierkv::cuda {
 

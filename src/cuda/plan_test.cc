@@ -3,55 +3,20 @@
 
 #include <gtest/gtest.h>
 
-#include <list>
 #include <set>
 
 #include "cuda/better.h"
-#include "cuda/device_form.h"
+#include "cuda/planned_testing.h"
 #include "cuda/scene_testing.h"
 #include "cuda/twin_testing.h"
 
 namespace tierkv::cuda {
 namespace {
 
+using testing::plan_of;
+using testing::Planned;
 using testing::Scene;
 using testing::SceneShape;
-
-struct Planned {
-  std::vector<CodecDesc> codecs;
-  std::vector<std::vector<Placed>> placed;
-  std::list<std::vector<std::byte>> forms;  // of blocks with better rows
-  std::vector<PlanTask> tasks;
-  PlanInput input;
-  Plan plan;
-};
-
-// As a device's mirror would have it, but that bytes stay where they are if a device would have the same.
-void plan_of(const Scene& scene, uint32_t ctas, bool tensor_cores, Planned& out) {
-  std::map<std::pair<const quant::Codec*, const quant::Codec*>, uint32_t> known;
-  out.placed.resize(scene.tasks());
-  for (size_t t = 0; t < scene.tasks(); ++t) {
-    for (const attn::BlockView& view : scene.views(t)) {
-      const auto [at, fresh] = known.try_emplace({view.key_codec, view.value_codec}, static_cast<uint32_t>(known.size()));
-      if (fresh) {
-        CodecDesc desc;
-        ASSERT_TRUE(readable(*view.key_codec, *view.value_codec, desc));
-        if (tensor_cores) desc.key_fragments = &out;  // of a device; a plan only asks whether there are some
-        out.codecs.push_back(desc);
-      }
-      const CodecDesc& desc = out.codecs[at->second];
-      const auto keys = device_form(*view.key_codec, desc.key, view.keys, out.forms.emplace_back());
-      const auto values = device_form(*view.value_codec, desc.value, view.values, out.forms.emplace_back());
-      out.placed[t].push_back(
-          {reinterpret_cast<const uint8_t*>(keys.data()), reinterpret_cast<const uint8_t*>(values.data()), at->second});
-    }
-    const uint32_t group = scene.shape().group;
-    out.tasks.push_back({scene.views(t), out.placed[t], scene.position(t), static_cast<uint32_t>(t) * group,
-                         static_cast<uint32_t>(t % scene.shape().kv_heads) * group});
-  }
-  out.input = {out.codecs, out.tasks, scene.shape().params, scene.shape().group, ctas, tensor_cores};
-  out.plan = make_plan(out.input);
-}
 
 void check(const SceneShape& shape, uint32_t seed, uint32_t ctas, double tolerance = 1e-4) {
   const Scene scene(shape, seed);

@@ -33,8 +33,7 @@ struct StagedShared {
 
 template <int T>
 TIERKV_DEVICE StagedShared<T>& staged_shared() {
-  extern __shared__ __align__(128) uint8_t memory[];
-  return *reinterpret_cast<StagedShared<T>*>(memory);
+  return *reinterpret_cast<StagedShared<T>*>(dynamic_shared());
 }
 
 TIERKV_DEVICE uint4 four_words(uint2 a, uint2 b) { return {a.x, a.y, b.x, b.y}; }

@@ -323,8 +323,7 @@ TIERKV_DEVICE void end_tiles(const Launch& launch, const SegmentDesc& segment, u
 // kind of memory it is.
 template <int T>
 TIERKV_DEVICE TileShared<T>& tile_shared() {
-  extern __shared__ __align__(128) uint8_t memory[];
-  return *reinterpret_cast<TileShared<T>*>(memory);
+  return *reinterpret_cast<TileShared<T>*>(dynamic_shared());
 }
 
 template <int T>

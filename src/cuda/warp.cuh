@@ -1,5 +1,11 @@
 // warp.cuh — the instructions that the tensor-core paths are made of, one function each. Compute capability 9.0.
+//
+// With TIERKV_SIMT, in tests, they are the processor's (simt_instructions.h).
 #pragma once
+
+#ifdef TIERKV_SIMT
+#include "cuda/simt_instructions.h"
+#else
 
 #include <cuda_fp16.h>
 
@@ -42,6 +48,11 @@ TIERKV_DEVICE uint32_t lane_now() {
   return lane;
 }
 
+// The shared memory that a launch asked for.
+TIERKV_DEVICE uint8_t* dynamic_shared() {
+  extern __shared__ __align__(128) uint8_t memory[];
+  return memory;
+}
 TIERKV_DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 TIERKV_DEVICE uint2 load2(uint32_t at) {
   uint2 v;
@@ -171,3 +182,5 @@ TIERKV_DEVICE void copy_in(uint32_t to, const void* from, uint32_t bytes, uint32
 #endif
 
 }  // namespace tierkv::cuda
+
+#endif

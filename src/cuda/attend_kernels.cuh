@@ -1,0 +1,97 @@
+// attend_kernels.cuh — the kernels of attention, one a path, so that each has the shared memory and the registers of its own: a
+// thread block works through its segments, all of one path, and merges what it finishes last.
+#pragma once
+
+#include "cuda/klt.cuh"
+#include "cuda/merge.cuh"
+#include "cuda/packed.cuh"
+#include "cuda/staged.cuh"
+#include "cuda/tiles.cuh"
+#include "cuda/whole.cuh"
+
+namespace tierkv::cuda {
+
+// Where several kernels have work they run side by side: one begins while the one before it is still at work, and ends after it.
+TIERKV_DEVICE void let_next_begin() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+TIERKV_DEVICE void wait_for_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+template <int T>
+__global__ void __launch_bounds__(TileShared<T>::kWarps * 32, 1) tiles_kernel(const __grid_constant__ Launch launch) {
+  let_next_begin();
+  for (uint32_t i = launch.cta_begin[blockIdx.x]; i < launch.cta_begin[blockIdx.x + 1]; ++i) tiles_segment<T>(launch, i);
+}
+
+template <int T>
+__global__ void __launch_bounds__(kStagedThreads, T > 8 ? kStagedWideRoom : kStagedRoom)
+    staged_kernel(const __grid_constant__ Launch launch) {
+  let_next_begin();
+  const SegmentDesc segment = launch.segments[launch.first_staged + blockIdx.x];
+#pragma unroll 1
+  for (uint32_t first = 0; first < launch.group; first += 8) attend_staged<T>(launch, segment, first);
+  finish_segment(launch, segment);
+  if (blockIdx.x == 0) wait_for_previous();
+}
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+template <int K, int V>
+TIERKV_DEVICE void packed_segment(const Launch& launch, const FastPiece& piece, WarpCopies& copies, uint8_t* memory) {
+  if (piece.codec.by_channel) {
+    attend_packed<K, V, true>(launch, piece, copies, memory);
+  } else {
+    attend_packed<K, V, false>(launch, piece, copies, memory);
+  }
+}
+
+TIERKV_DEVICE void whole_segment(const Launch& launch, const FastPiece& piece, WarpCopies& copies, uint8_t* memory) {
+  if (piece.codec.by_channel) attend_whole<true>(launch, piece, copies, memory);
+  else attend_whole<false>(launch, piece, copies, memory);
+}
+
+// The first segment of a thread block is in the parameters.
+TIERKV_DEVICE FastPiece piece_of(const Launch& launch, const CtaFirst& first, uint32_t i) {
+  if (i == 0) return {first.segment, first.codec};
+  const SegmentDesc segment = launch.segments[first.at + i];
+  return {segment, fast_codec(launch.codecs[segment.codec])};
+}
+#endif
+
+template <Path P>
+__global__ void __launch_bounds__(kThreads, 1)
+    fast_kernel(const __grid_constant__ Launch launch, const __grid_constant__ CtaFirsts firsts) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  uint8_t* const memory = dynamic_shared();
+  __shared__ uint64_t barriers[kThreads / 32][2];
+  const uint32_t warp = threadIdx.x / 32;
+  WarpCopies copies{shared_address(&barriers[warp][0]), shared_address(&barriers[warp][1]), 0};
+  if (threadIdx.x % 32 == 0) {
+    barrier_init(copies.keys), barrier_init(copies.values);
+    fence_copies();
+  }
+  __syncwarp();
+  const CtaFirst& first = firsts.of[blockIdx.x];
+  __shared__ FastPiece piece;
+  for (uint32_t i = 0; i < first.segments; ++i) {
+    if (threadIdx.x == 0) piece = piece_of(launch, first, i);
+    if (i != 0) fence_copies();
+    __syncthreads();
+    if constexpr (P == Path::packed22) packed_segment<2, 2>(launch, piece, copies, memory);
+    if constexpr (P == Path::whole22) whole_segment(launch, piece, copies, memory);
+    if constexpr (P == Path::packed44) packed_segment<4, 4>(launch, piece, copies, memory);
+    if constexpr (P == Path::packed42) packed_segment<4, 2>(launch, piece, copies, memory);
+    if constexpr (P == Path::klt) attend_klt<false>(launch, SegmentDesc(piece.segment), copies, memory);
+    if constexpr (P == Path::klt_better) attend_klt<true>(launch, SegmentDesc(launch.segments[first.at + i]), copies, memory);
+    finish_segment(launch, piece.segment);
+  }
+  if (blockIdx.x == 0) wait_for_previous();
+#endif
+}
+
+}  // namespace tierkv::cuda
