@@ -19,9 +19,9 @@ struct KernelRow {
 const KernelRow kPaths[] = {
     {Path::general, 16, 128, reinterpret_cast<const void*>(tiles_kernel<8>), kThreads, sizeof(TileShared<8>), false},
     {Path::general, 16, 256, reinterpret_cast<const void*>(tiles_kernel<16>), kThreads / 2, sizeof(TileShared<16>), false},
-    {Path::staged, 16, 64, reinterpret_cast<const void*>(staged_kernel<4>), kStagedThreads, sizeof(StagedShared<4>), false},
-    {Path::staged, 16, 128, reinterpret_cast<const void*>(staged_kernel<8>), kStagedThreads, sizeof(StagedShared<8>), false},
-    {Path::staged, 16, 256, reinterpret_cast<const void*>(staged_kernel<16>), kStagedThreads, sizeof(StagedShared<16>), false},
+    {Path::staged, 16, 64, reinterpret_cast<const void*>(staged_kernel<4>), kStagedThreads, kStagedBytes<4>, false},
+    {Path::staged, 16, 128, reinterpret_cast<const void*>(staged_kernel<8>), kStagedThreads, kStagedBytes<8>, false},
+    {Path::staged, 16, 256, reinterpret_cast<const void*>(staged_kernel<16>), kStagedThreads, kStagedBytes<16>, false},
     {Path::whole22, 4, 128, reinterpret_cast<const void*>(fast_kernel<Path::whole22>), kThreads, WholeShape::kBytes, true},
     {Path::packed22, 8, 128, reinterpret_cast<const void*>(fast_kernel<Path::packed22>), kThreads, PackedShape<2, 2>::kBytes, true},
     {Path::packed44, 8, 128, reinterpret_cast<const void*>(fast_kernel<Path::packed44>), kThreads, PackedShape<4, 4>::kBytes, true},

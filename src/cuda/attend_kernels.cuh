@@ -7,6 +7,7 @@
 #include "cuda/packed.cuh"
 #include "cuda/staged.cuh"
 #include "cuda/tiles.cuh"
+#include "cuda/warm.cuh"
 #include "cuda/whole.cuh"
 
 namespace tierkv::cuda {
@@ -30,10 +31,22 @@ __global__ void __launch_bounds__(TileShared<T>::kWarps * 32, 1) tiles_kernel(co
 }
 
 template <int T>
+inline constexpr uint32_t kStagedBytes = T == 8 && sizeof(StagedShared<T>) < WarmShape::kBytes ? WarmShape::kBytes : sizeof(StagedShared<T>);
+static_assert(kWarmWarps == kStagedWarps);
+
+template <int T>
 __global__ void __launch_bounds__(kStagedThreads, T > 8 ? kStagedWideRoom : kStagedRoom)
     staged_kernel(const __grid_constant__ Launch launch) {
   let_next_begin();
   const SegmentDesc segment = launch.segments[launch.first_staged + blockIdx.x];
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  if (T == 8 && segment.path == Path::warm) {
+    attend_warm(launch, segment, dynamic_shared());
+    finish_segment(launch, segment);
+    if (blockIdx.x == 0) wait_for_previous();
+    return;
+  }
+#endif
 #pragma unroll 1
   for (uint32_t first = 0; first < launch.group; first += 8) attend_staged<T>(launch, segment, first);
   finish_segment(launch, segment);

@@ -19,9 +19,11 @@ inline constexpr uint32_t kNoMask = 0xFFFFFFFFu;
 inline constexpr uint32_t kMaskWords = 8;   // of a view's 256 rows
 inline constexpr uint32_t kTileRows = 128;  // rows of a block, and channels, that the tensor-core paths take
 
-// How a segment is attended to. One launch has at most one of the fast ones (plan.h), which follow staged.
-enum class Path : uint8_t { general = 0, staged, packed22, packed44, packed42, klt, klt_better, whole22 };
-inline constexpr uint32_t kPathCount = 8;
+// How a segment is attended to. Warm and staged ones share a kernel. One launch has at most one of the fast ones (plan.h), which
+// follow staged.
+enum class Path : uint8_t { general = 0, warm, staged, packed22, packed44, packed42, klt, klt_better, whole22 };
+inline constexpr uint32_t kPathCount = 9;
+inline bool beside_fast(Path path) { return path == Path::warm || path == Path::staged; }
 
 // What the fast path of klt has room for: words of a token, and steps of 16 components (fragments.h).
 inline constexpr uint32_t kMostKltWords = 8, kMostKltSteps = 8;
@@ -32,6 +34,9 @@ inline constexpr uint32_t kMostFastBetter = 4;
 // Thread blocks of the staged path that a multiprocessor has room for, and of heads over 128 channels; rows that one takes at a
 // time.
 inline constexpr uint32_t kStagedRoom = 4, kStagedWideRoom = 2, kStagedRows = 64;
+
+// Tokens of a block that the warm path takes, and blocks of a thread block.
+inline constexpr uint32_t kWarmTokens = 64, kWarmWarps = 4;
 
 struct CodecDesc {
   quant::SideLayout key, value;               // pointers of the memory that the reader reads
@@ -113,8 +118,8 @@ struct Launch {
   float scale = 1.0f, softcap = 0.0f;
   uint32_t chunk_rows = 64;  // that a warp of the general path takes at a time: 16, 32 or 64
   uint32_t ctas = 0;
-  uint32_t first_staged = 0;  // segment of the first staged thread block: these have one each
-  // Of the thread blocks: the first so many have general segments, the next so many staged ones, the others fast ones.
+  uint32_t first_staged = 0;  // segment of the first staged or warm thread block: these have one each
+  // Of the thread blocks: the first so many have general segments, the next so many staged or warm ones, the others fast ones.
   uint32_t general_ctas = 0, staged_ctas = 0;
 };
 

@@ -135,11 +135,12 @@ TIERKV_DEVICE void log8_levels(float top, uint32_t codes, float (&out)[4]) {
 }
 
 // Scales and offsets of tokens 4·lane .. 4·lane+3 of a block whose metadata lies at `meta` in shared memory: meta_entry() of
-// reading.h, four at a time.
+// reading.h, four at a time. Of 64 tokens the upper lanes have what the lower ones have.
+template <uint32_t kTokens = kTileRows>
 TIERKV_DEVICE void load_four(const MetaTerms& terms, uint32_t meta, float (&scale)[4], float (&offset)[4]) {
-  const uint32_t lane = threadIdx.x % 32, run = lane / 16, word = lane % 16 * 4;
+  const uint32_t lane = threadIdx.x % (kTokens / 4), run = lane / 16, word = lane % 16 * 4;
   if (terms.kind == quant::MetaKind::f16_pair) {
-    const uint2 s = load2(meta + lane * 8), o = load2(meta + 256 + lane * 8);
+    const uint2 s = load2(meta + lane * 8), o = load2(meta + 2 * kTokens + lane * 8);
     const float2 a = halves_of(s.x), b = halves_of(s.y), c = halves_of(o.x), d = halves_of(o.y);
     scale[0] = a.x, scale[1] = a.y, scale[2] = b.x, scale[3] = b.y;
     offset[0] = c.x, offset[1] = c.y, offset[2] = d.x, offset[3] = d.y;
@@ -167,10 +168,11 @@ TIERKV_DEVICE void load_four(const MetaTerms& terms, uint32_t meta, float (&scal
 
 // The grid of a block's values as halves in the order of operands: entries (0, 2) and (1, 3) of every four. They are in units that
 // keep them far from both ends of a half; a block that needs a larger unit brings the sums along.
+template <uint32_t kTokens = kTileRows>
 TIERKV_DEVICE void load_value_grid(WarpState& state, const MetaTerms& terms, uint32_t meta, uint32_t grid) {
   const uint32_t lane = threadIdx.x % 32;
   float scale[4], offset[4];
-  load_four(terms, meta, scale, offset);
+  load_four<kTokens>(terms, meta, scale, offset);
   float most = fmaxf(fmaxf(scale[0], scale[1]), fmaxf(scale[2], scale[3]));
   if (__any_sync(~0u, most > 8.0f * state.unit)) {
 #pragma unroll
@@ -187,13 +189,13 @@ TIERKV_DEVICE void load_value_grid(WarpState& state, const MetaTerms& terms, uin
   store2(grid + 256 + lane * 8, pack_halves(offset[0] * down, offset[2] * down), pack_halves(offset[1] * down, offset[3] * down));
 }
 
-template <int B>
+template <int B, uint32_t kTokens = kTileRows>
 struct ValueFormat {
   static constexpr int kWords = B == 4 ? 2 : 1;                   // chunks of tokens a lane takes of a half
   static constexpr int kFields = B == 4 ? 2 : 4;                  // of a byte
   static constexpr int kStep = B == 4 ? 4 : 2;                    // bits between fields
   static constexpr int kTop = B == 4 ? 4 : 6;                     // the highest field's place
-  static constexpr uint32_t kTileBytes = (B == 4 ? 4 : 2) * 256;  // 16 channels of the first plane
+  static constexpr uint32_t kTileBytes = (B == 4 ? 8 : 4) * kTokens;  // 16 channels of the first plane
   static constexpr uint32_t kPlane = kTileBytes * 8;              // 3 bits: where the plane of single bits begins
 };
 
@@ -207,10 +209,10 @@ TIERKV_DEVICE uint32_t codes(uint32_t word, uint32_t single, int f) {
 
 // Adds the weighted values of 64 tokens, and of up to four better rows (better.h) whose halves lie at `better` and whose weights
 // are in `better_weights`, as an operand.
-template <int B, bool kBetter = false>
+template <int B, bool kBetter = false, uint32_t kTokens = kTileRows>
 TIERKV_DEVICE void add_value_half(WarpState& state, uint32_t values, uint32_t grid, uint32_t weights, int half, uint32_t better = 0,
                                   uint32_t better_weights = 0) {
-  using F = ValueFormat<B>;
+  using F = ValueFormat<B, kTokens>;
   const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   uint32_t p[4][2];
 #pragma unroll
@@ -282,14 +284,16 @@ TIERKV_DEVICE void add_value_half(WarpState& state, uint32_t values, uint32_t gr
 }
 
 // The warps of a thread block together, in the plain frame, to where the merge looks. `memory`: all of shared memory, free by now.
-// `warps` took part; `up`: the power of two that weights carry. Folded: columns c and c + 4 are one head.
+// `warps` took part, kWarps at most; `up`: the power of two that weights carry. Folded: columns c and c + 4 are one head.
+inline constexpr uint32_t end_bytes(uint32_t warps) { return warps * (8 * 136 + 8 + 8) * 4; }
+template <uint32_t kWarps = kThreads / 32>
 TIERKV_DEVICE void end_segment(const Launch& launch, const SegmentDesc& segment, WarpState& state, uint32_t warps, float up,
                                bool fold, bool hadamard, uint8_t* memory) {
   constexpr uint32_t kRow = 136, kWarp = 8 * kRow;  // floats of a head, padded against bank conflicts; of a warp
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   auto* values = reinterpret_cast<float*>(memory);
-  float* tops = values + 16 * kWarp;  // [warp][8]
-  float* totals = tops + 16 * 8;
+  float* tops = values + kWarps * kWarp;  // [warp][8]
+  float* totals = tops + kWarps * 8;
   __syncthreads();
   if (g == 0 && warp < warps) tops[warp * 8 + 2 * t] = state.top0, tops[warp * 8 + 2 * t + 1] = state.top1;
   __syncthreads();
@@ -319,25 +323,31 @@ TIERKV_DEVICE void end_segment(const Launch& launch, const SegmentDesc& segment,
     }
   }
   __syncthreads();
-  if (warp >= launch.group) return;
   // A warp has a head: what it needs of the maxima is still in shared memory.
-  float x[4] = {}, sum = 0.0f, top = -INFINITY;
-  const uint32_t other = fold ? warp + 4 : warp;
+  const auto write = [&](uint32_t row) {
+    float x[4] = {}, sum = 0.0f, top = -INFINITY;
+    const uint32_t other = fold ? row + 4 : row;
 #pragma unroll 4
-  for (uint32_t w = 0; w < warps; ++w) {
-    const float* const from = values + w * kWarp + lane * 4;
-    const auto add = [&](uint32_t head) {
-      const float4 y = *reinterpret_cast<const float4*>(from + head * kRow);
-      x[0] += y.x, x[1] += y.y, x[2] += y.z, x[3] += y.w;
-      sum += totals[w * 8 + head], top = fmaxf(top, tops[w * 8 + head]);
-    };
-    add(warp);
-    if (fold) add(other);
+    for (uint32_t w = 0; w < warps; ++w) {
+      const float* const from = values + w * kWarp + lane * 4;
+      const auto add = [&](uint32_t head) {
+        const float4 y = *reinterpret_cast<const float4*>(from + head * kRow);
+        x[0] += y.x, x[1] += y.y, x[2] += y.z, x[3] += y.w;
+        sum += totals[w * 8 + head], top = fmaxf(top, tops[w * 8 + head]);
+      };
+      add(row);
+      if (fold) add(other);
+    }
+    if (hadamard) turn_frame(x, false);
+    const size_t to = static_cast<size_t>(segment.partial) * launch.group + row;
+    reinterpret_cast<float4*>(launch.partial_out + to * kTileRows)[lane] = {x[0], x[1], x[2], x[3]};
+    if (lane == 0) launch.partial_top[to] = top, launch.partial_sum[to] = sum;
+  };
+  if constexpr (kWarps >= 8) {
+    if (warp < launch.group) write(warp);
+  } else {
+    for (uint32_t row = warp; row < launch.group; row += kWarps) write(row);
   }
-  if (hadamard) turn_frame(x, false);
-  const size_t to = static_cast<size_t>(segment.partial) * launch.group + warp;
-  reinterpret_cast<float4*>(launch.partial_out + to * kTileRows)[lane] = {x[0], x[1], x[2], x[3]};
-  if (lane == 0) launch.partial_top[to] = top, launch.partial_sum[to] = sum;
 }
 
 }  // namespace tierkv::cuda

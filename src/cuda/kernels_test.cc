@@ -32,7 +32,7 @@ void run_general(Machine& machine, const Launch& launch, Machine::Order order) {
 
 template <int T>
 void run_staged(Machine& machine, const Launch& launch, Machine::Order order) {
-  machine.run(launch.staged_ctas, kStagedThreads, sizeof(StagedShared<T>), order, [&] { staged_kernel<T>(launch); });
+  machine.run(launch.staged_ctas, kStagedThreads, kStagedBytes<T>, order, [&] { staged_kernel<T>(launch); });
 }
 
 template <Path P>
@@ -93,6 +93,15 @@ Path check(const SceneShape& shape, uint32_t seed, uint32_t ctas, double toleran
   return planned.plan.fast;
 }
 
+// Segments of a path in a scene's launch.
+size_t count(const SceneShape& shape, Path path) {
+  Planned planned;
+  testing::plan_of(Scene(shape, 1), 4, true, planned);
+  size_t found = 0;
+  for (const SegmentDesc& segment : planned.plan.segments) found += segment.path == path;
+  return found;
+}
+
 // Sequences of whole blocks of 128 tokens in one codec, with sinks and hot rows around them.
 SceneShape archive(const std::string& codec, uint32_t group, std::vector<uint32_t> lengths) {
   SceneShape shape;
@@ -119,6 +128,25 @@ TEST(Kernels, FastPaths) {
     SCOPED_TRACE(codec);
     for (const uint32_t group : {4u, 7u}) EXPECT_EQ(check(archive(codec, group, {1049, 300}), 9 + group, 3), Path::klt_better);
   }
+}
+
+TEST(Kernels, WarmBlocks) {
+  for (const char* const codec : {"even4", "rot4", "even4/kivi4", "even4/mid4", "rot4/kivi4+s8"}) {
+    SCOPED_TRACE(codec);
+    for (const uint32_t group : {1u, 4u, 5u, 8u}) {
+      SceneShape shape = archive(codec, group, {4 + 7 * 64 + 21, 90});
+      shape.block = 64;
+      EXPECT_NE(count(shape, Path::warm), 0u);
+      check(shape, group, 5);
+    }
+  }
+  // What it does not take is staged.
+  SceneShape large = archive("even4", 9, {300});
+  large.block = 64;
+  EXPECT_EQ(count(large, Path::warm), 0u);
+  SceneShape capped = archive("even4", 4, {300});
+  capped.block = 64, capped.params.softcap = 30.0f;
+  EXPECT_EQ(count(capped, Path::warm), 0u);
 }
 
 TEST(Kernels, EveryCodecInOddPlaces) {

@@ -32,9 +32,9 @@ constexpr uint64_t kStagedTile = 16, kStagedOnce = kStagedRows / kStagedTile, kS
 constexpr uint32_t kFewSettled = 32;
 
 // Values of one scale a token that the tensor-core paths unpack.
-bool fast_values(const SideLayout& value) {
+bool fast_values(const SideLayout& value, uint32_t tokens) {
   return value.kind == LayoutKind::packed && !value.by_channel && value.groups == 1 && !value.has_levels && value.mean_at == 0 &&
-         value.tokens == kTileRows && value.head_dim == kTileRows && value.bits >= 2 && value.bits <= 4 &&
+         value.tokens == tokens && value.head_dim == kTileRows && value.bits >= 2 && value.bits <= 4 &&
          (value.meta == MetaKind::f16_pair || value.meta == MetaKind::log8_scale || value.meta == MetaKind::log8_pair ||
           value.meta == MetaKind::log4_pair);
 }
@@ -78,7 +78,9 @@ class Planner {
 
   void choose_path() {
     paths_.resize(input_.codecs.size(), Path::general);
+    warm_.resize(input_.codecs.size());
     if (!input_.tensor_cores || input_.params.softcap > 0.0f) return;
+    for (size_t c = 0; c < input_.codecs.size(); ++c) warm_[c] = takes_warm(input_.codecs[c], input_.group);
     std::vector<uint64_t> bytes(input_.codecs.size());
     for (const PlanTask& task : input_.tasks) {
       for (size_t v = 0; v < task.views.size(); ++v) {
@@ -109,6 +111,7 @@ class Planner {
       for (size_t v = 0; v < task.views.size(); ++v) {
         const uint32_t rows = task.views[v].rows, codec = task.placed[v].codec;
         if (rows == kTileRows && paths_[codec] != Path::general) continue;
+        if (rows == kWarmTokens && warm_[codec]) continue;
         (staged_frame(input_.codecs[codec]) ? staged : tiles) += (rows + 15) / 16;
       }
       for (const SettledRun& run : task.settled) {
@@ -145,10 +148,7 @@ class Planner {
       if (!is_fast(run) && run.views <= kFewSettled) list_again(run);
     }
     for (size_t v = 0; v < task.views.size(); ++v) add_view(task, task.views[v], task.placed[v]);
-    for (const auto& views : staged_) {
-      begin_run(index, Path::staged);
-      for (const ViewDesc& view : views) add_staged(view);
-    }
+    for (const auto& views : staged_) add_staged(index, views);
     std::stable_sort(fast_.begin(), fast_.end(), [](const ViewDesc& a, const ViewDesc& b) { return a.codec < b.codec; });
     for (size_t i = 0; i < fast_.size(); ++i) {
       if (i == 0 || fast_[i].codec != fast_[i - 1].codec) begin_run(index, plan_.fast);
@@ -200,6 +200,26 @@ class Planner {
     return plain(a.key, b.key) && plain(a.value, b.value);
   }
 
+  // Whole blocks that the warm path takes, codec by codec; then the others.
+  void add_staged(uint32_t index, const std::vector<ViewDesc>& views) {
+    uint32_t codec = UINT32_MAX;
+    for (const ViewDesc& view : views) {
+      if (!is_warm(view)) continue;
+      if (std::exchange(codec, view.codec) != view.codec) begin_run(index, Path::warm);
+      add_to_run(view, 0, chunks_of(view, kStagedTile));
+    }
+    begin_run(index, Path::staged);
+    for (const ViewDesc& view : views) {
+      if (!is_warm(view)) add_staged(view);
+    }
+  }
+  bool is_warm(const ViewDesc& view) const {
+    return warm_[view.codec] && view.begin == 0 && view.end == kWarmTokens && view.mask == kNoMask && aligned(view);
+  }
+  static bool aligned(const ViewDesc& view) {
+    return (reinterpret_cast<uintptr_t>(view.keys) | reinterpret_cast<uintptr_t>(view.values)) % 16 == 0;
+  }
+
   void add_staged(ViewDesc view) {
     view.codec = read_as(view.codec);
     const uint32_t end = view.end, each = cut_views_ ? kStagedRows : end;
@@ -232,8 +252,7 @@ class Planner {
     if (!limit(task, view, desc)) return;
     plan_.bytes += side_bytes(placed.codec) * view.rows / input_.codecs[placed.codec].key.tokens;
     const bool whole = desc.begin == 0 && desc.end == kTileRows && desc.mask == kNoMask;
-    const bool aligned = (reinterpret_cast<uintptr_t>(desc.keys) | reinterpret_cast<uintptr_t>(desc.values)) % 16 == 0;
-    if (whole && aligned && paths_[placed.codec] != Path::general) {
+    if (whole && aligned(desc) && paths_[placed.codec] != Path::general) {
       fast_.push_back(desc);
     } else if (const std::optional<Frame> frame = staged_frame(input_.codecs[placed.codec])) {
       staged_[static_cast<size_t>(*frame)].push_back(desc);
@@ -315,7 +334,7 @@ class Planner {
     std::vector<Piece> pieces;
     for (uint32_t r = 0; r < runs_.size(); ++r) {
       const Run& run = runs_[r];
-      if (run.path == Path::staged) continue;
+      if (beside_fast(run.path)) continue;
       const uint64_t room = std::max(most, 2 * segment_cost(run)) - segment_cost(run);
       // A little more than there is room for is not worth a segment of its own, nor is less than a turn of all warps.
       const uint64_t fitting = (run.cost + room - 1) / room, turns = (run.warps + kTurn / 2) / kTurn;
@@ -332,11 +351,21 @@ class Planner {
   // A settled run may seem to begin among the plan's own views: until the list's front has grown for them.
   const ViewDesc* descs_of(const Run& run) const { return run.descs ? run.descs : plan_.views.data() + run.first; }
 
-  // Staged runs in pieces of at most `most` tiles, or of one view.
+  // A warp has a view: as many thread blocks as that takes, with the same number of views, nearly.
+  void add_warm_pieces(uint32_t r, std::vector<Piece>& pieces) const {
+    const uint32_t views = runs_[r].views, count = (views + kWarmWarps - 1) / kWarmWarps;
+    for (uint32_t i = 0; i < count; ++i) {
+      const uint32_t from = views * i / count, to = views * (i + 1) / count;
+      pieces.push_back({r, from, to - from, 0});
+    }
+  }
+
+  // Staged runs in pieces of at most `most` tiles, or of one view; and warm ones.
   std::vector<Piece> staged_pieces(uint64_t most) const {
     std::vector<Piece> pieces;
     for (uint32_t r = 0; r < runs_.size(); ++r) {
       const Run& run = runs_[r];
+      if (run.path == Path::warm) add_warm_pieces(r, pieces);
       if (run.path != Path::staged) continue;
       const uint64_t count = (run.cost + most - 1) / most, fair = std::max((run.cost + count - 1) / count, kStagedPiece);
       for (uint32_t v = 0; v < run.views; ++v) {
@@ -438,7 +467,7 @@ class Planner {
   // less often.
   void share_out_anew(uint32_t ctas, Sharing& out) const {
     uint64_t total = 0;
-    for (const Run& run : runs_) total += run.path == Path::staged ? 0 : run.cost + segment_cost(run);
+    for (const Run& run : runs_) total += beside_fast(run.path) ? 0 : run.cost + segment_cost(run);
     const uint64_t mean = total / ctas + 1;
     std::vector<Piece> best, before;
     uint64_t least = UINT64_MAX;
@@ -514,6 +543,7 @@ class Planner {
   std::vector<uint32_t> next_;              // by task: its next partial
   std::vector<ViewDesc> fast_, staged_[2];  // of the task at hand; staged ones by the frame of their values
   std::vector<uint32_t> read_as_;           // by codec: the one whose rows of 16-bit floats are alike
+  std::vector<bool> warm_;                  // by codec: whole blocks may take the warm path
   bool cut_views_ = false;                  // staged views, into what a thread block takes at once
 };
 
@@ -537,7 +567,7 @@ std::optional<Frame> staged_frame(const CodecDesc& codec) {
 Path fast_path(const CodecDesc& codec, uint32_t group) {
   const SideLayout &key = codec.key, &value = codec.value;
   const bool better = codec.key_better + codec.value_better != 0;
-  if (group > 8 || !fast_values(value) || key.tokens != kTileRows || key.head_dim != kTileRows) return Path::general;
+  if (group > 8 || !fast_values(value, kTileRows) || key.tokens != kTileRows || key.head_dim != kTileRows) return Path::general;
   if (key.kind == LayoutKind::words) {
     const uint32_t words = key.words[0] + key.words[1] + key.words[2];
     if (!turns_halves(key) || words < 1 || words > kMostKltWords || klt_steps(key) > kMostKltSteps) return Path::general;
@@ -552,6 +582,13 @@ Path fast_path(const CodecDesc& codec, uint32_t group) {
   if (key.bits == 4 && value.bits == 4) return Path::packed44;
   if (key.bits == 4 && value.bits == 2) return Path::packed42;
   return Path::general;
+}
+
+bool takes_warm(const CodecDesc& codec, uint32_t group) {
+  const SideLayout& key = codec.key;
+  return group <= 8 && codec.key_better + codec.value_better == 0 && fast_values(codec.value, kWarmTokens) && codec.value.bits == 4 &&
+         key.kind == LayoutKind::packed && key.bits == 4 && !key.has_levels && !key.by_channel && key.groups == 1 &&
+         key.meta == MetaKind::log8_scale && key.tokens == kWarmTokens && key.head_dim == kTileRows;
 }
 
 Path ready_path(const CodecDesc& codec, uint32_t group) {

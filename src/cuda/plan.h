@@ -61,9 +61,9 @@ struct WorkRun {
   uint64_t warps = 0;               // that its views keep busy once: one a view of a fast path, one a piece of the general one
   uint64_t cost = 0;                // of a staged run: tiles of 16 rows
   const ViewDesc* descs = nullptr;  // of a settled run, for the host; null: they are in the plan's own list
-  // Staged runs are not shared out.
+  // Staged and warm runs are not shared out.
   bool costs_as(const WorkRun& o) const {
-    return path == o.path && (path == Path::staged || (views == o.views && warps == o.warps && cost == o.cost));
+    return path == o.path && (beside_fast(path) || (views == o.views && warps == o.warps && cost == o.cost));
   }
 };
 struct WorkPiece {
@@ -116,6 +116,9 @@ bool readable(const quant::Codec& key, const quant::Codec& value, CodecDesc& out
 Path fast_path(const CodecDesc& codec, uint32_t group);
 // The same where the codec's tables are on the device already; general where not.
 Path ready_path(const CodecDesc& codec, uint32_t group);
+
+// Whether whole blocks of a codec can take the warm path.
+bool takes_warm(const CodecDesc& codec, uint32_t group);
 
 // Whether views of a codec can be staged, and the frame of their values.
 std::optional<Frame> staged_frame(const CodecDesc& codec);
