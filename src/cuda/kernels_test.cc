@@ -140,6 +140,11 @@ TEST(Kernels, WarmBlocks) {
       check(shape, group, 5);
     }
   }
+  // More blocks than warps.
+  SceneShape many = archive("even4", 4, {64 * 70 + 25, 64 * 9 + 3});
+  many.block = 64;
+  EXPECT_LT(count(many, Path::warm), 18u);
+  check(many, 3, 1);
   // What it does not take is staged.
   SceneShape large = archive("even4", 9, {300});
   large.block = 64;

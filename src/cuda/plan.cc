@@ -115,7 +115,7 @@ class Planner {
         (staged_frame(input_.codecs[codec]) ? staged : tiles) += (rows + 15) / 16;
       }
       for (const SettledRun& run : task.settled) {
-        if (is_fast(run)) continue;
+        if (is_fast(run) || is_warm(run)) continue;
         (frame_of(run) ? staged : tiles) += run.chunks[0];
       }
     }
@@ -175,6 +175,8 @@ class Planner {
     const uint64_t chunks = run.chunks[plan_.chunk_rows == 16 ? 0 : plan_.chunk_rows == 32 ? 1 : 2];
     if (is_fast(run)) {
       runs_.push_back({index, plan_.fast, run.codec, first, run.views, run.views, run.views * fast_cost(run.codec), run.descs});
+    } else if (is_warm(run)) {
+      runs_.push_back({index, Path::warm, run.codec, first, run.views, 0, run.chunks[0], run.descs});
     } else if (frame_of(run)) {
       runs_.push_back({index, Path::staged, run.codec, first, run.views, 0, run.chunks[0], run.descs});
     } else {
@@ -213,6 +215,7 @@ class Planner {
       if (!is_warm(view)) add_staged(view);
     }
   }
+  bool is_warm(const SettledRun& run) const { return run.path == Path::warm && warm_[run.codec]; }
   bool is_warm(const ViewDesc& view) const {
     return warm_[view.codec] && view.begin == 0 && view.end == kWarmTokens && view.mask == kNoMask && aligned(view);
   }
@@ -351,9 +354,16 @@ class Planner {
   // A settled run may seem to begin among the plan's own views: until the list's front has grown for them.
   const ViewDesc* descs_of(const Run& run) const { return run.descs ? run.descs : plan_.views.data() + run.first; }
 
-  // A warp has a view: as many thread blocks as that takes, with the same number of views, nearly.
-  void add_warm_pieces(uint32_t r, std::vector<Piece>& pieces) const {
-    const uint32_t views = runs_[r].views, count = (views + kWarmWarps - 1) / kWarmWarps;
+  // A view for each warp, or as many as all have room at once with.
+  uint32_t views_of_warm_piece() const {
+    uint64_t views = 0;
+    for (const Run& run : runs_) views += run.path == Path::warm ? run.views : 0;
+    const uint64_t rounds = views / (kWarmWarps * staged_room()) + 1;
+    return static_cast<uint32_t>(kWarmWarps * rounds);
+  }
+  // Of a warm run in pieces of about `most` views.
+  void add_warm_pieces(uint32_t r, uint32_t most, std::vector<Piece>& pieces) const {
+    const uint32_t views = runs_[r].views, count = (views + most - 1) / most;
     for (uint32_t i = 0; i < count; ++i) {
       const uint32_t from = views * i / count, to = views * (i + 1) / count;
       pieces.push_back({r, from, to - from, 0});
@@ -363,9 +373,10 @@ class Planner {
   // Staged runs in pieces of at most `most` tiles, or of one view; and warm ones.
   std::vector<Piece> staged_pieces(uint64_t most) const {
     std::vector<Piece> pieces;
+    const uint32_t warm_views = views_of_warm_piece();
     for (uint32_t r = 0; r < runs_.size(); ++r) {
       const Run& run = runs_[r];
-      if (run.path == Path::warm) add_warm_pieces(r, pieces);
+      if (run.path == Path::warm) add_warm_pieces(r, warm_views, pieces);
       if (run.path != Path::staged) continue;
       const uint64_t count = (run.cost + most - 1) / most, fair = std::max((run.cost + count - 1) / count, kStagedPiece);
       for (uint32_t v = 0; v < run.views; ++v) {

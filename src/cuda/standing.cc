@@ -5,11 +5,13 @@
 namespace tierkv::cuda {
 namespace {
 
-// Views of one kind are a run: general ones, staged ones by their frame, whole blocks of a codec that has a fast path.
+// Views of one kind are a run: general ones, staged ones by their frame, whole blocks of a codec that has a fast path or takes the
+// warm one.
 constexpr uint32_t kGeneralKind = 0, kStagedKind = 1, kFastKind = 3;
 
 uint32_t kind_of(const attn::BlockView& view, const CodecDesc& desc, uint32_t codec, uint32_t group) {
-  if (view.rows == kTileRows && ready_path(desc, group) != Path::general) return kFastKind + codec;
+  if (view.rows == kTileRows && ready_path(desc, group) != Path::general) return kFastKind + 2 * codec;
+  if (view.rows == kWarmTokens && takes_warm(desc, group)) return kFastKind + 2 * codec + 1;
   const std::optional<Frame> frame = staged_frame(desc);
   return frame ? kStagedKind + static_cast<uint32_t>(*frame) : kGeneralKind;
 }
@@ -139,7 +141,7 @@ Status Standing::list(Area& area) {
       run.bytes += times * (block_bytes(desc) * view.end / desc.key.tokens);
     };
     if (kind >= kFastKind) {  // one like the other
-      run.path = ready_path(tables_.on_host()[run.codec], area.group);
+      run.path = (kind - kFastKind) % 2 == 0 ? ready_path(tables_.on_host()[run.codec], area.group) : Path::warm;
       add(run.descs[0], count);
     } else {
       run.path = kind == kGeneralKind ? Path::general : Path::staged;

@@ -1,5 +1,5 @@
-// warm.cuh — whole blocks of 64 tokens of 4 bits, as warm tiers have them: a warp takes one from beginning to end with the products
-// of fast.cuh, and up to four warps are a thread block. Keys of one scale a token in the Hadamard frame (rot's and even's), values
+// warm.cuh — whole blocks of 64 tokens of 4 bits, as warm tiers have them: a warp takes one at a time with the products of fast.cuh,
+// and the four warps of a thread block take turns. Keys of one scale a token in the Hadamard frame (rot's and even's), values
 // of one scale a token; heads of 128 channels. What is not so is staged (staged.cuh).
 //
 // A block is read once, straight out of its codes, where the staged path writes every number to shared memory as a half before it
@@ -16,7 +16,8 @@ struct WarmShape {
   static constexpr uint32_t kQuery = 8 * 32 * 8, kScales = kWarmTokens * 4;
   // Of a warp, and first what wants whole lines of banks.
   static constexpr uint32_t kWarp = (kWeightBytes + kGridBytes + kQuery + kScales + kKeySlot + kValueSlot + 127) / 128 * 128;
-  static constexpr uint32_t kBytes = kWarmWarps * kWarp;
+  static constexpr uint32_t kPlain = 8 * kTileRows * 4;  // of all warps: the heads' queries
+  static constexpr uint32_t kBytes = kWarmWarps * kWarp + kPlain;
 };
 static_assert(WarmShape::kBytes >= end_bytes(kWarmWarps));
 
@@ -43,28 +44,25 @@ TIERKV_DEVICE WarmChannels warm_channels(const quant::SideLayout& key, uint32_t 
 
 // The heads' queries in the terms of a block's keys, as operands at `query`: [step of 16 channels][lane], step = chunk half · 2 +
 // field. A field that lies four bits higher has a sixteenth. Returns what scores of columns 2t and 2t+1 begin with.
-TIERKV_DEVICE float2 load_warm_query(const quant::SideLayout& key, const float4 (&plain)[8], uint32_t group, uint32_t keys,
-                                     uint32_t query) {
+TIERKV_DEVICE float2 load_warm_query(const quant::SideLayout& key, uint32_t plain, uint32_t group, uint32_t keys, uint32_t query) {
   const uint32_t lane = threadIdx.x % 32, t = lane % 4;
   const WarmChannels own = warm_channels(key, keys);
   const float down = lane % 2 == 0 ? 1.0f : 0.0625f;
   const uint32_t to = query + ((lane / 8 * 2 + lane % 2) * 32 + lane / 2 % 4) * 8;  // of head 0
   float base = 0.0f;  // of head `lane`
+#pragma unroll 2
+  for (uint32_t head = 0; head < group; ++head) {
+    const uint4 raw = load4(plain + head * (kTileRows * 4) + lane * 16);
+    const float q[4] = {__uint_as_float(raw.x), __uint_as_float(raw.y), __uint_as_float(raw.z), __uint_as_float(raw.w)};
+    float x[4], sum = 0.0f;
 #pragma unroll
-  for (uint32_t head = 0; head < 8; ++head) {
-    float x[4] = {plain[head].x * own.factor[0], plain[head].y * own.factor[1], plain[head].z * own.factor[2],
-                  plain[head].w * own.factor[3]};
-    float sum = 0.0f;
-    if (head < group) {  // of no heads it is zeros
-      // even's means lie outside of the frame, rot's inside.
-      if (key.even)
-        sum = own.mean[0] * plain[head].x + own.mean[1] * plain[head].y + own.mean[2] * plain[head].z + own.mean[3] * plain[head].w;
-      if (key.hadamard) turn_frame(x, true);
-      if (!key.even) sum = own.mean[0] * x[0] + own.mean[1] * x[1] + own.mean[2] * x[2] + own.mean[3] * x[3];
+    for (int e = 0; e < 4; ++e) x[e] = q[e] * own.factor[e];
+    if (key.hadamard) turn_frame(x, true);
 #pragma unroll
-      for (int d = 1; d < 32; d *= 2) sum += __shfl_xor_sync(~0u, sum, d);
-      if (lane == head) base = sum;
-    }
+    for (int e = 0; e < 4; ++e) sum = fmaf(own.mean[e], key.even ? q[e] : x[e], sum);  // even's means lie outside of the frame
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) sum += __shfl_xor_sync(~0u, sum, d);
+    if (lane == head) base = sum;
     store2(to + head * 32, pack_halves(x[0] * down, x[2] * down), pack_halves(x[1] * down, x[3] * down));
   }
   return {__shfl_sync(~0u, base, 2 * t), __shfl_sync(~0u, base, 2 * t + 1)};
@@ -101,59 +99,78 @@ TIERKV_DEVICE void warm_scores(uint32_t keys, uint32_t query, float zero, float 
   }
 }
 
-// One block of this warp, whose copies are under way.
-TIERKV_DEVICE void attend_warm_block(const CodecDesc& codec, const float4 (&plain)[8], uint32_t group, const WarpCopies& copies,
-                                     uint32_t own, WarpState& state) {
-  using F = ValueFormat<4, kWarmTokens>;
-  const uint32_t lane = threadIdx.x % 32, weights = own, grid = weights + kWeightBytes, query = grid + kGridBytes;
-  const uint32_t scales = query + WarmShape::kQuery, keys = scales + WarmShape::kScales, values = keys + WarmShape::kKeySlot;
-  barrier_wait(copies.keys, copies.phase);
-  const float2 base = load_warm_query(codec.key, plain, group, keys, query);
-  if (const uint32_t meta = keys + codec.key.meta_at; lane < kWarmTokens / 4) {
-    float s[4];
-    log8_levels(16777216.0f * load1f(meta), load1(meta + 4 + lane * 4), s);
-    store4f(scales + lane * 16, s[0], s[1], s[2], s[3]);
+// A warp's places in shared memory, and how it has its blocks copied there.
+struct WarmWarp {
+  uint32_t weights, grid, query, scales, keys, values;
+  uint32_t key_bytes, value_bytes;
+  WarpCopies copies;
+
+  TIERKV_DEVICE WarmWarp(const CodecDesc& codec, uint8_t* memory, uint64_t (&barriers)[2])
+      : copies{shared_address(&barriers[0]), shared_address(&barriers[1]), 0} {
+    weights = shared_address(memory), grid = weights + kWeightBytes, query = grid + kGridBytes;
+    scales = query + WarmShape::kQuery, keys = scales + WarmShape::kScales, values = keys + WarmShape::kKeySlot;
+    key_bytes = padded_bytes(codec.key.bytes), value_bytes = padded_bytes(codec.value.bytes);
   }
-  __syncwarp();
-  float s[4][4];
-  warm_scores(keys, query, codec.key.zero, s);
-  weigh_half<true>(state, s, 1.0f, scales, base.x, base.y, true, static_cast<float>(F::kTop), weights);
-  __syncwarp();
-  barrier_wait(copies.values, copies.phase);
-  load_value_grid<kWarmTokens>(state, meta_terms(codec.value), values + codec.value.meta_at, grid);
-  __syncwarp();
-  add_value_half<4, false, kWarmTokens>(state, values, grid, weights, 0);
+};
+
+// The warp's blocks of a segment, one after the other: the next one's keys are copied while this one's values are read.
+TIERKV_DEVICE void attend_warm_blocks(const Launch& launch, const SegmentDesc& segment, const CodecDesc& codec, uint32_t plain,
+                                      WarmWarp& own, WarpState& state) {
+  using F = ValueFormat<4, kWarmTokens>;
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const ViewDesc* const views = launch.views + segment.first_view;
+#pragma unroll 1
+  for (uint32_t v = warp; v < segment.views; v += kWarmWarps, own.copies.phase ^= 1) {
+    const bool more = v + kWarmWarps < segment.views;
+    // Read now, needed when the slots are free: the addresses must not be waited for then.
+    const uint8_t* const next_keys = views[more ? v + kWarmWarps : v].keys;
+    const uint8_t* const next_values = views[more ? v + kWarmWarps : v].values;
+    barrier_wait(own.copies.keys, own.copies.phase);
+    const float2 base = load_warm_query(codec.key, plain, launch.group, own.keys, own.query);
+    if (const uint32_t meta = own.keys + codec.key.meta_at; lane < kWarmTokens / 4) {
+      float s[4];
+      log8_levels(16777216.0f * load1f(meta), load1(meta + 4 + lane * 4), s);
+      store4f(own.scales + lane * 16, s[0], s[1], s[2], s[3]);
+    }
+    __syncwarp();
+    float s[4][4];
+    warm_scores(own.keys, own.query, codec.key.zero, s);
+    weigh_half<true>(state, s, 1.0f, own.scales, base.x, base.y, true, static_cast<float>(F::kTop), own.weights);
+    __syncwarp();
+    if (more && lane == 0) copy_in(own.keys, next_keys, own.key_bytes, own.copies.keys);
+    barrier_wait(own.copies.values, own.copies.phase);
+    load_value_grid<kWarmTokens>(state, meta_terms(codec.value), own.values + codec.value.meta_at, own.grid);
+    __syncwarp();
+    add_value_half<4, false, kWarmTokens>(state, own.values, own.grid, own.weights, 0);
+    __syncwarp();
+    if (more && lane == 0) copy_in(own.values, next_values, own.value_bytes, own.copies.values);
+  }
 }
 
 TIERKV_DEVICE void attend_warm(const Launch& launch, const SegmentDesc& segment, uint8_t* memory) {
   __shared__ uint64_t barriers[kWarmWarps][2];
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const CodecDesc& codec = launch.codecs[segment.codec];
-  const uint32_t own = shared_address(memory + warp * WarmShape::kWarp);
-  const WarpCopies copies{shared_address(&barriers[warp][0]), shared_address(&barriers[warp][1]), 0};
-  const bool works = warp < segment.views;
-  if (works && lane == 0) {
+  WarmWarp own(codec, memory + warp * WarmShape::kWarp, barriers[warp]);
+  if (warp < segment.views && lane == 0) {
     const ViewDesc& view = launch.views[segment.first_view + warp];
-    barrier_init(copies.keys), barrier_init(copies.values);
+    barrier_init(own.copies.keys), barrier_init(own.copies.values);
     fence_copies();
-    const uint32_t keys = own + kWeightBytes + kGridBytes + WarmShape::kQuery + WarmShape::kScales;
-    copy_in(keys, view.keys, padded_bytes(codec.key.bytes), copies.keys);
-    copy_in(keys + WarmShape::kKeySlot, view.values, padded_bytes(codec.value.bytes), copies.values);
+    copy_in(own.keys, view.keys, own.key_bytes, own.copies.keys);
+    copy_in(own.values, view.values, own.value_bytes, own.copies.values);
   }
-  __syncwarp();
+  auto* const plain = reinterpret_cast<float4*>(memory + kWarmWarps * WarmShape::kWarp);
+  const float scale = launch.scale * kLog2E;
+  for (uint32_t head = warp; head < launch.group; head += kWarmWarps) {
+    const auto* const from = reinterpret_cast<const float4*>(launch.queries + (segment.first_row + head) * size_t{kTileRows});
+    const float4 q = __ldg(from + lane);
+    plain[head * 32 + lane] = {q.x * scale, q.y * scale, q.z * scale, q.w * scale};
+  }
+  // Columns of heads that are not there stay zeros: blocks write over the others.
+  for (uint32_t i = lane; i < WarmShape::kQuery / 8; i += 32) store2(own.query + i * 8, 0, 0);
+  __syncthreads();
   WarpState state;
-  if (works) {
-    float4 plain[8];
-#pragma unroll
-    for (uint32_t head = 0; head < 8; ++head) {
-      plain[head] = {0.0f, 0.0f, 0.0f, 0.0f};
-      if (head >= launch.group) continue;
-      const float4 q = __ldg(reinterpret_cast<const float4*>(launch.queries + (segment.first_row + head) * size_t{kTileRows}) + lane);
-      const float scale = launch.scale * kLog2E;
-      plain[head] = {q.x * scale, q.y * scale, q.z * scale, q.w * scale};
-    }
-    attend_warm_block(codec, plain, launch.group, copies, own, state);
-  }
+  attend_warm_blocks(launch, segment, codec, shared_address(plain), own, state);
   end_segment<kWarmWarps>(launch, segment, state, min(segment.views, kWarmWarps), 4.0f, false, codec.value.hadamard, memory);
 }
 
