@@ -31,7 +31,8 @@ __global__ void __launch_bounds__(TileShared<T>::kWarps * 32, 1) tiles_kernel(co
 }
 
 template <int T>
-inline constexpr uint32_t kStagedBytes = T == 8 && sizeof(StagedShared<T>) < WarmShape::kBytes ? WarmShape::kBytes : sizeof(StagedShared<T>);
+inline constexpr uint32_t kStagedBytes = T == 8 && sizeof(StagedShared<T>) < WarmShape::kBytes ? WarmShape::kBytes
+                                                                                               : sizeof(StagedShared<T>);
 static_assert(kWarmWarps == kStagedWarps);
 
 template <int T>

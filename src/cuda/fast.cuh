@@ -191,12 +191,12 @@ TIERKV_DEVICE void load_value_grid(WarpState& state, const MetaTerms& terms, uin
 
 template <int B, uint32_t kTokens = kTileRows>
 struct ValueFormat {
-  static constexpr int kWords = B == 4 ? 2 : 1;                   // chunks of tokens a lane takes of a half
-  static constexpr int kFields = B == 4 ? 2 : 4;                  // of a byte
-  static constexpr int kStep = B == 4 ? 4 : 2;                    // bits between fields
-  static constexpr int kTop = B == 4 ? 4 : 6;                     // the highest field's place
+  static constexpr int kWords = B == 4 ? 2 : 1;                       // chunks of tokens a lane takes of a half
+  static constexpr int kFields = B == 4 ? 2 : 4;                      // of a byte
+  static constexpr int kStep = B == 4 ? 4 : 2;                        // bits between fields
+  static constexpr int kTop = B == 4 ? 4 : 6;                         // the highest field's place
   static constexpr uint32_t kTileBytes = (B == 4 ? 8 : 4) * kTokens;  // 16 channels of the first plane
-  static constexpr uint32_t kPlane = kTileBytes * 8;              // 3 bits: where the plane of single bits begins
+  static constexpr uint32_t kPlane = kTileBytes * 8;                  // 3 bits: where the plane of single bits begins
 };
 
 // Two codes of a half each, at their places.

@@ -597,9 +597,9 @@ Path fast_path(const CodecDesc& codec, uint32_t group) {
 
 bool takes_warm(const CodecDesc& codec, uint32_t group) {
   const SideLayout& key = codec.key;
-  return group <= 8 && codec.key_better + codec.value_better == 0 && fast_values(codec.value, kWarmTokens) && codec.value.bits == 4 &&
-         key.kind == LayoutKind::packed && key.bits == 4 && !key.has_levels && !key.by_channel && key.groups == 1 &&
-         key.meta == MetaKind::log8_scale && key.tokens == kWarmTokens && key.head_dim == kTileRows;
+  return group <= 8 && codec.key_better + codec.value_better == 0 && fast_values(codec.value, kWarmTokens) &&
+         codec.value.bits == 4 && key.kind == LayoutKind::packed && key.bits == 4 && !key.has_levels && !key.by_channel &&
+         key.groups == 1 && key.meta == MetaKind::log8_scale && key.tokens == kWarmTokens && key.head_dim == kTileRows;
 }
 
 Path ready_path(const CodecDesc& codec, uint32_t group) {

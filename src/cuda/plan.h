@@ -32,8 +32,8 @@ struct Placed {
 // Of values, as the staged path has them: all views of a segment in one.
 enum class Frame : uint8_t { plain = 0, hadamard = 1 };
 
-// A run of views that lie in the reader's list already. Whole blocks of one codec that a fast path or the warm one could take, views
-// that can be staged, in one frame, or any others.
+// A run of views that lie in the reader's list already. Whole blocks of one codec that a fast path or the warm one could take,
+// views that can be staged, in one frame, or any others.
 struct SettledRun {
   uint32_t codec = 0;               // of the first view; with a fast path, of all
   Path path = Path::general;        // that they could take

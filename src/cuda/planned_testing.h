@@ -19,7 +19,7 @@ namespace tierkv::cuda::testing {
 struct Planned {
   std::vector<CodecDesc> codecs;
   std::vector<std::vector<Placed>> placed;
-  std::list<std::vector<std::byte>> forms;      // of blocks with better rows
+  std::list<std::vector<std::byte>> forms;     // of blocks with better rows
   std::list<std::vector<uint32_t>> fragments;  // of klt's tables (codec_tables.cc)
   std::vector<PlanTask> tasks;
   PlanInput input;

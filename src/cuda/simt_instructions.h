@@ -63,8 +63,8 @@ void store(uint32_t at, const T& v) {
   std::memcpy(Machine::now().at(at, sizeof v), &v, sizeof v);
 }
 
-// Four 8x8 matrices of halves between shared memory and registers: lane 8m + r has the address of row r of matrix m; lane (g, t) has
-// halves 2t and 2t + 1 of row g of each in its registers, of column g if they are transposed.
+// Four 8x8 matrices of halves between shared memory and registers: lane 8m + r has the address of row r of matrix m; lane (g, t)
+// has halves 2t and 2t + 1 of row g of each in its registers, of column g if they are transposed.
 struct Matrices {
   uint32_t at;
   uint4 v;

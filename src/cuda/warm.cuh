@@ -1,6 +1,6 @@
-// warm.cuh — whole blocks of 64 tokens of 4 bits, as warm tiers have them: a warp takes one at a time with the products of fast.cuh,
-// and the four warps of a thread block take turns. Keys of one scale a token in the Hadamard frame (rot's and even's), values
-// of one scale a token; heads of 128 channels. What is not so is staged (staged.cuh).
+// warm.cuh — whole blocks of 64 tokens of 4 bits, as warm tiers have them: a warp takes one at a time with the products of
+// fast.cuh, and the four warps of a thread block take turns. Keys of one scale a token in the Hadamard frame (rot's and even's),
+// values of one scale a token; heads of 128 channels. What is not so is staged (staged.cuh).
 //
 // A block is read once, straight out of its codes, where the staged path writes every number to shared memory as a half before it
 // is used. The query is made ready by each warp for its own block: even's channels differ from block to block.
@@ -49,7 +49,7 @@ TIERKV_DEVICE float2 load_warm_query(const quant::SideLayout& key, uint32_t plai
   const WarmChannels own = warm_channels(key, keys);
   const float down = lane % 2 == 0 ? 1.0f : 0.0625f;
   const uint32_t to = query + ((lane / 8 * 2 + lane % 2) * 32 + lane / 2 % 4) * 8;  // of head 0
-  float base = 0.0f;  // of head `lane`
+  float base = 0.0f;                                                                // of head `lane`
 #pragma unroll 2
   for (uint32_t head = 0; head < group; ++head) {
     const uint4 raw = load4(plain + head * (kTileRows * 4) + lane * 16);
