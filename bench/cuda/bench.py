@@ -8,12 +8,12 @@ A ratio is against the faster of SDPA's flash and cuDNN kernels on fp16 rows of 
 """
 
 import ctypes
-import json
 import math
 import sys
 
 import torch
 import torch.nn.functional as functional
+from timing import chosen, median_ms, write
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 ROTATED = 400e6
@@ -59,20 +59,7 @@ def load(path):
 
 
 def median_us(calls, repeats):
-    """Median microseconds of one call; calls take turns."""
-    for call in calls:
-        call()
-    torch.cuda.synchronize()
-    times = []
-    for i in range(repeats):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(200000)
-        begin.record()
-        calls[i % len(calls)]()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3)
-    return sorted(times)[repeats // 2]
+    return median_ms(calls, repeats, sleep=200000) * 1e3
 
 
 def sdpa_us(batch, query_heads, kv_heads, dim, length, repeats):
@@ -121,10 +108,6 @@ def run_case(lib, cache, lengths, query_heads, kv_heads, dim, repeats):
         lib.tierkv_bench_free(bench)
 
 
-def option(name):
-    return sys.argv[sys.argv.index(name) + 1]
-
-
 def main():
     lib = load(sys.argv[1])
     brief = "--brief" in sys.argv
@@ -132,9 +115,7 @@ def main():
     if not brief:
         grid += [(1, 32, 8, 128, 8192), (1, 32, 8, 128, 32768), (8, 32, 8, 128, 8192), (32, 32, 8, 128, 8192),
                  (1, 32, 4, 128, 131072), (8, 32, 8, 64, 32768)]
-    if "--shapes" in sys.argv:
-        grid = [grid[int(i)] for i in option("--shapes").split(",")]
-    caches = option("--caches").split(",") if "--caches" in sys.argv else list(CACHES)
+    grid, caches = chosen(grid, CACHES)
     rows = []
     print(torch.cuda.get_device_name(), torch.__version__, flush=True)
     for batch, query_heads, kv_heads, dim, length in grid:
@@ -158,10 +139,7 @@ def main():
         rows.append({"cache": cache, "ragged_us": uneven["us"], "equal_us": even["us"]})
         print(f"ragged 1K..128K {cache}: {uneven['us']:.1f} us, the same bytes in equal lengths {even['us']:.1f} us, "
               f"{100 * (uneven['us'] / even['us'] - 1):+.0f} %", flush=True)
-    if "--json" in sys.argv:
-        with open(option("--json"), "w", encoding="utf-8") as out:
-            json.dump(rows, out, indent=1)
-            out.write("\n")
+    write(rows)
 
 
 if __name__ == "__main__":

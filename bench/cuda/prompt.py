@@ -9,11 +9,11 @@ group as heads or their keys and values repeated (the copy not counted).
 """
 
 import ctypes
-import json
 import sys
 
 import torch
 import torch.nn.functional as functional
+from timing import chosen, median_ms, write
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 # Largest relative error of a result that is timed.
@@ -54,21 +54,6 @@ def load(path):
     return lib
 
 
-def median_ms(call, repeats):
-    for _ in range(2):
-        call()
-    torch.cuda.synchronize()
-    times = []
-    for _ in range(repeats):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        call()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end))
-    return sorted(times)[repeats // 2]
-
-
 def sdpa_ms(tokens, past, query_heads, kv_heads, dim, repeats):
     half = dict(device="cuda", dtype=torch.float16)
     q = torch.randn(1, query_heads, tokens, dim, **half)
@@ -83,7 +68,7 @@ def sdpa_ms(tokens, past, query_heads, kv_heads, dim, repeats):
                 with sdpa_kernel(which):
                     grouped = not repeated and group > 1
                     times[name + ("-repeated" if repeated else "")] = median_ms(
-                        lambda: functional.scaled_dot_product_attention(q, keys, values, enable_gqa=grouped), repeats)
+                        [lambda: functional.scaled_dot_product_attention(q, keys, values, enable_gqa=grouped)], repeats, warm_up=2)
             except RuntimeError:
                 continue
     return times
@@ -103,20 +88,15 @@ def run_case(lib, cache, shape, repeats):
             return result
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         for name, what in (("ms", 7), ("unpack_ms", UNPACK), ("attend_ms", ATTEND), ("merge_ms", MERGE)):
-            result[name] = median_ms(lambda: lib.tierkv_prompt_run(bench, what, stream), repeats)
+            result[name] = median_ms([lambda: lib.tierkv_prompt_run(bench, what, stream)], repeats, warm_up=2)
         return result
     finally:
         lib.tierkv_prompt_free(bench)
 
 
-def option(name):
-    return sys.argv[sys.argv.index(name) + 1]
-
-
 def main():
     lib = load(sys.argv[1])
-    shapes = [SHAPES[int(i)] for i in option("--shapes").split(",")] if "--shapes" in sys.argv else SHAPES
-    caches = option("--caches").split(",") if "--caches" in sys.argv else list(CACHES)
+    shapes, caches = chosen(SHAPES, CACHES)
     rows = []
     print(torch.cuda.get_device_name(), torch.__version__, flush=True)
     for shape in shapes:
@@ -137,10 +117,7 @@ def main():
                   f"attend {result['attend_ms']:.2f}: {work / result['attend_ms']:.0f} TFLOP/s, merge {result['merge_ms']:.2f})  "
                   f"error {result['error']:.1e}, {result['rounds']} rounds, past {result['past_bytes'] / 1e6:.0f} MB, "
                   f"scratch and states {result['scratch_bytes'] / 1e6:.0f} MB", flush=True)
-    if "--json" in sys.argv:
-        with open(option("--json"), "w", encoding="utf-8") as out:
-            json.dump(rows, out, indent=1)
-            out.write("\n")
+    write(rows)
 
 
 if __name__ == "__main__":

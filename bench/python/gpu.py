@@ -23,27 +23,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
+from common import Clock, say, settings
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import tierkv
 from tierkv.hf import TieredCache
 
 WARM_UP = 6
-
-
-def say(line: str) -> None:
-    print(line, flush=True)
-
-
-def settings(text: str) -> list[str]:
-    """Names of a list; one with commas of its own is put in brackets."""
-    found, depth, start = [], 0, 0
-    for i, letter in enumerate(text + ","):
-        depth += (letter == "[") - (letter == "]")
-        if letter == "," and depth == 0:
-            found.append(text[start:i].strip("[]"))
-            start = i + 1
-    return [name for name in found if name]
 
 
 def make_model(layers: int, device: str) -> Any:
@@ -122,20 +108,6 @@ def generate(model: Any, cache: Any, batch: int, tokens: int, context: int) -> f
     model.generate(ids, max_new_tokens=tokens, min_new_tokens=tokens, **options)
     torch.cuda.synchronize()
     return batch * tokens / (time.perf_counter() - start)
-
-
-class Clock:
-    """A function that keeps count of its time: what the processor spends in the cache, layer by layer."""
-
-    def __init__(self, function: Any) -> None:
-        self.function, self.times = function, []
-
-    def __call__(self, *arguments: Any) -> Any:
-        start = time.perf_counter()
-        try:
-            return self.function(*arguments)
-        finally:
-            self.times.append((time.perf_counter() - start) * 1e6)
 
 
 def bytes_of(cache: Any) -> int:

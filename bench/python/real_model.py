@@ -3,6 +3,7 @@
     python real_model.py greedy                     256 tokens with `fp16` beside DynamicCache
     python real_model.py ppl --kv fp16,balanced     perplexity over the windows of `tierkv ppl`; --command beside the command's own
     python real_model.py decode --kv fp16,balanced  milliseconds of a token at 4,096 tokens, in turns with DynamicCache
+    python real_model.py parts --kv balanced        what of a token's time is the cache's C++
     python real_model.py memory --kv balanced       resident bytes at 8,192 tokens beside DynamicCache
     python real_model.py greedy decode memory       one after the other
 
@@ -22,6 +23,7 @@ import time
 from typing import Any
 
 import torch
+from common import Clock, say, settings
 from model import load, machine, text_tokens
 from transformers import DynamicCache
 
@@ -29,22 +31,6 @@ from tierkv.hf import TieredCache
 
 PROMPT = "The history of the lighthouse begins with"
 GGUF_OF_COMMAND = "smollm2"
-
-
-def say(line: str) -> None:
-    """A line at once: some take minutes."""
-    print(line, flush=True)
-
-
-def settings(text: str) -> list[str]:
-    """Specs of a list; a spec with commas of its own is put in brackets: fp16,[balanced,hot=128]."""
-    found, depth, start = [], 0, 0
-    for i, letter in enumerate(text + ","):
-        depth += (letter == "[") - (letter == "]")
-        if letter == "," and depth == 0:
-            found.append(text[start:i].strip("[]"))
-            start = i + 1
-    return [spec for spec in found if spec]
 
 
 def read_prompt(model: Any, ids: torch.Tensor, cache: Any, piece: int = 512) -> torch.Tensor:
@@ -180,6 +166,29 @@ def decode(model: Any, tokenizer: Any, options: argparse.Namespace) -> dict[str,
     return found
 
 
+def parts(model: Any, tokenizer: Any, options: argparse.Namespace) -> dict[str, Any]:
+    """Milliseconds of processor time of one token, and how many of them are the cache's C++; the rest is the model and Python."""
+    ids = text_tokens(tokenizer, options.ctx, options.text)
+    found: dict[str, Any] = {"ctx": options.ctx, "steps": options.steps, "settings": {}}
+    for spec in settings(options.kv):
+        cache = make(spec, model, options)
+        token = read_prompt(model, ids, cache).argmax().view(1, 1)
+        whole = Clock(lambda: model(token, past_key_values=cache), time.process_time)  # noqa: B023
+        cache.step = Clock(cache.step, time.process_time)
+        for _ in range(options.steps):
+            whole()
+        layers = len(cache.layers)
+        inside = [sum(cache.step.times[i : i + layers]) for i in range(0, len(cache.step.times), layers)]
+        one = {"best_ms": min(whole.times) / 1000, "median_ms": statistics.median(whole.times) / 1000}
+        one.update(best_cache_ms=min(inside) / 1000, median_cache_ms=statistics.median(inside) / 1000)
+        found["settings"][spec] = one
+        say(
+            f"{spec:24} {one['best_ms']:7.1f} ms a token at best, {one['median_ms']:7.1f} in the median; of that in the cache's "
+            f"C++ {one['best_cache_ms']:6.2f} and {one['median_cache_ms']:6.2f}"
+        )
+    return found
+
+
 # --- memory
 
 
@@ -221,9 +230,12 @@ def memory(model: Any, tokenizer: Any, options: argparse.Namespace) -> dict[str,
     return found
 
 
+MEASUREMENTS = {"greedy": greedy, "ppl": ppl, "decode": decode, "parts": parts, "memory": memory}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="tierkv on a real model in torch")
-    parser.add_argument("what", nargs="+", choices=("greedy", "ppl", "decode", "memory"))
+    parser.add_argument("what", nargs="+", choices=MEASUREMENTS)
     parser.add_argument("--model", type=pathlib.Path, help="a GGUF file (SmolLM2 of the cache folder)")
     parser.add_argument("--text", type=pathlib.Path, help="a text file (WikiText-2 test of the cache folder)")
     parser.add_argument("--kv", default="fp16,balanced", help="settings, separated by commas; [balanced,hot=128] is one")
@@ -231,7 +243,7 @@ def main() -> None:
     parser.add_argument("--ctx", type=int, help="tokens of a window or of the prompt (4096; memory: 8192)")
     parser.add_argument("--tokens", type=int, help="greedy: tokens to generate (256); ppl: tokens of the text (4096)")
     parser.add_argument("--chunk", type=int, default=32, help="ppl: tokens fed at a time (32)")
-    parser.add_argument("--steps", type=int, default=48, help="decode: tokens to time (48)")
+    parser.add_argument("--steps", type=int, default=48, help="decode, parts: tokens to time (48)")
     parser.add_argument("--threads", type=int, help="threads of torch and of tierkv (torch's own choice)")
     parser.add_argument("--command", help="ppl: the program `tierkv`, to measure the same with")
     parser.add_argument("--command-model", default=GGUF_OF_COMMAND, help="ppl: the model that the program reads (smollm2)")
@@ -249,7 +261,7 @@ def main() -> None:
         mine.ctx = options.ctx or (8192 if what == "memory" else 4096)
         mine.tokens = options.tokens or (256 if what == "greedy" else 4096)
         with torch.no_grad():
-            found[what] = {"greedy": greedy, "ppl": ppl, "decode": decode, "memory": memory}[what](model, tokenizer, mine)
+            found[what] = MEASUREMENTS[what](model, tokenizer, mine)
         if options.json:
             options.json.write_text(json.dumps(found, indent=1) + "\n")
 

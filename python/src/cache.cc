@@ -89,6 +89,7 @@ void bind_cache(nb::module_& m) {
   cache.def("__init__", &make, nb::arg("config"), nb::arg("calibration").none());
   bind_sequences(cache);
   bind_tokens(cache);
+  bind_step(cache);
   bind_statistics(cache);
   bind_snapshots(cache);
   bind_device(m, cache);

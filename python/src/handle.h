@@ -65,6 +65,7 @@ class Handle {
 };
 
 void bind_tokens(nb::class_<Handle>& cache);
+void bind_step(nb::class_<Handle>& cache);
 void bind_statistics(nb::class_<Handle>& cache);
 void bind_snapshots(nb::class_<Handle>& cache);
 void bind_device(nb::module_& m, nb::class_<Handle>& cache);

@@ -2,8 +2,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
-
 #include "arrays.h"
 #include "handle.h"
 
@@ -88,90 +86,6 @@ nb::list attention_many(const Handle& self, uint32_t layer, const std::vector<Se
   return failures_of(items);
 }
 
-// One layer of one step of a batch, for hosts that know what they have: rows [batch][heads][tokens][head_dim] by address and
-// strides in elements; with a stream, on the cache's device.
-struct BatchRows {
-  uintptr_t address;
-  int64_t batch_stride, head_stride, token_stride;
-  uint32_t heads, head_dim;
-  DType type;
-  MemoryPlace place;
-  void* stream;
-
-  RowsView row(size_t b, uint32_t first, uint32_t count) const {
-    const int64_t size = type == DType::f32 ? 4 : 2;
-    const int64_t offset = static_cast<int64_t>(b) * batch_stride + static_cast<int64_t>(first) * token_stride;
-    RowsView view{reinterpret_cast<const char*>(address) + offset * size, type, count, heads, head_dim};
-    view.token_stride = token_stride;
-    view.head_stride = head_stride;
-    view.place = place;
-    view.ready = stream;
-    return view;
-  }
-};
-
-// How many rows may be appended before the first of them is attended from, as the host for libllama has it: what leaves the hot
-// tail is compressed, and prompts should see no less of it than single tokens do.
-uint32_t chunk_of(const CacheConfig& config, uint32_t layer) {
-  const LayerConfig tiers = config.layer(layer);
-  uint32_t chunk = tiers.hot == kAll ? kAll : std::max<uint32_t>(tiers.hot, 32);
-  if (tiers.window != 0) chunk = std::min(chunk, std::max<uint32_t>(config.window_slack, 1));
-  return chunk;
-}
-
-// Rows of an append that nobody attends from: bounds what is copied at a time.
-constexpr uint32_t kStored = 2048;
-
-// Row b of the batch is the sequence seqs[b] and starts at token starts[b]: what is before it is padding, and left alone in `out`.
-// Appends and attends; out is [batch][tokens][query heads][head_dim], float32. Without room for results it only appends.
-Status serve(AdaptiveKVCache& cache, uint32_t layer, const std::vector<SeqId>& seqs, const std::vector<uint32_t>& starts,
-             uint32_t tokens, const BatchRows& keys, const BatchRows& values, const BatchRows& queries, float* out,
-             const AttentionOptions& options) {
-  const uint32_t chunk = tokens == 1 ? 1 : out == nullptr ? kStored : chunk_of(cache.config(), layer);
-  const size_t row_size = size_t{queries.heads} * queries.head_dim;
-  std::vector<AppendItem> rows;
-  std::vector<AttentionItem> items;
-  for (uint64_t done = 0; done < tokens; done += chunk) {
-    rows.clear();
-    items.clear();
-    for (size_t b = 0; b < seqs.size(); ++b) {
-      const uint64_t first = done + (starts.empty() ? 0 : starts[b]);
-      if (first >= tokens) continue;
-      const auto from = static_cast<uint32_t>(first), count = std::min(chunk, tokens - from);
-      rows.push_back({seqs[b], keys.row(b, from, count), values.row(b, from, count), {}});
-      if (out == nullptr) continue;
-      items.push_back({seqs[b], queries.row(b, from, count), out + (b * tokens + from) * row_size, -1, nullptr, {}});
-    }
-    if (rows.empty()) break;
-    if (Status status = cache.append_many(layer, rows); !status.ok()) return status;
-    if (out == nullptr) continue;
-    if (Status status = cache.attention(layer, items, options); !status.ok()) return status;
-  }
-  return {};
-}
-
-void step(const Handle& self, uint32_t layer, const std::vector<SeqId>& seqs, const std::vector<uint32_t>& starts, uint32_t tokens,
-          int type, uintptr_t k, int64_t kb, int64_t kh, int64_t kt, uintptr_t v, int64_t vb, int64_t vh, int64_t vt, uintptr_t q,
-          int64_t qb, int64_t qh, int64_t qt, uintptr_t out, float scale, float softcap, uintptr_t sink_logits, int64_t stream,
-          bool observe) {
-  const Handle::Shared cache = self.live();
-  const CacheConfig& config = cache->config();
-  if (layer >= config.num_layers) raise(StatusCode::out_of_range, "layer " + std::to_string(layer) + " is past the last");
-  const DType dtype = static_cast<DType>(type);
-  const MemoryPlace place = stream < 0 ? MemoryPlace::host : MemoryPlace::device;
-  void* const after = stream < 0 ? nullptr : reinterpret_cast<void*>(static_cast<uintptr_t>(stream));
-  const BatchRows keys{k, kb, kh, kt, config.num_kv_heads, config.head_dim, dtype, place, after};
-  const BatchRows values{v, vb, vh, vt, config.num_kv_heads, config.head_dim, dtype, place, after};
-  const BatchRows queries{q, qb, qh, qt, config.query_heads(), config.head_dim, dtype, place, after};
-  AttentionOptions options;
-  options.scale = scale;
-  options.softcap = softcap;
-  options.sink_logits = reinterpret_cast<const float*>(sink_logits);
-  options.observe = observe;
-  check(without_gil(
-      [&] { return serve(*cache, layer, seqs, starts, tokens, keys, values, queries, reinterpret_cast<float*>(out), options); }));
-}
-
 void get_rows(const Handle& self, SeqId seq, uint32_t layer, const std::vector<uint32_t>& positions, nb::handle keys,
               nb::handle values) {
   const CacheConfig config = self.live()->config();
@@ -203,7 +117,6 @@ void bind_tokens(nb::class_<Handle>& cache) {
       .def("attention_many", &attention_many, nb::arg("layer"), nb::arg("seqs"), nb::arg("queries"), nb::arg("outs"),
            nb::arg("first_positions"), nb::arg("masses"), nb::arg("causal"), nb::arg("scale"), nb::arg("softcap"),
            nb::arg("sink_logits").none(), nb::arg("observe"), nb::arg("stream"))
-      .def("step", &step)
       .def("get", &get_rows, nb::arg("seq"), nb::arg("layer"), nb::arg("positions"), nb::arg("keys").none(),
            nb::arg("values").none())
       .def(

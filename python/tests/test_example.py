@@ -21,7 +21,7 @@ def example(name: str):
 
 def test_python_costs_little_beside_the_work():
     # 15 us is the aim on a quiet machine; here others may compute.
-    assert 0 < min(example("step_cost").measure()) < 100
+    assert 0 < min(own for own, _ in example("step_cost").measure()) < 100
 
 
 def test_compare_runs(tmp_path, capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import threading
 import time
 
 import pytest
@@ -16,6 +17,7 @@ from tiny_models import COMMON, KINDS, make, prompt  # noqa: E402
 
 import tierkv  # noqa: E402
 from tierkv.hf import TieredCache, shape_of_model  # noqa: E402
+from tierkv.hf.attention import attention  # noqa: E402
 from tierkv.hf.models import fingerprint_of, grams_of, ropes_of  # noqa: E402
 
 
@@ -150,6 +152,59 @@ def test_what_cannot_be_done_is_refused_with_a_sentence():
     other.set_attn_implementation("tierkv")
     with pytest.raises(tierkv.InvalidArgument, match="another|was made for"):
         read(other, ids, tiered(model))
+
+
+def test_another_thread_in_the_middle_of_a_pass_is_told_to_take_its_own():
+    model, ids = make("llama"), prompt(10)
+    expected, cache, heard = read(model, ids, tiered(model)), tiered(model), []
+
+    def other():
+        try:
+            read(model, prompt(3), cache)
+        except tierkv.FailedPrecondition as error:
+            heard.append(str(error))
+
+    def between(*_):
+        hook.remove()
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+
+    hook = model.model.layers[1].register_forward_pre_hook(between)
+    torch.testing.assert_close(read(model, ids, cache), expected, rtol=0, atol=0)
+    assert len(heard) == 1 and "copy.deepcopy" in heard[0]
+    assert cache.get_seq_length() == cache.tiered.length(cache.sequence_ids[0]) == 10
+
+
+def test_rows_that_change_their_type_or_shape_are_refused_and_nothing_is_lost():
+    model = make("llama")
+    cache, config = tiered(model), model.config
+    heads, dim = config.num_key_value_heads, config.hidden_size // config.num_attention_heads
+    query, key = torch.randn(1, config.num_attention_heads, 1, dim), torch.randn(1, heads, 1, dim)
+
+    def one_pass(keys, values):
+        for layer in range(config.num_hidden_layers):
+            keys, values = cache.update(keys, values, layer)
+            attention(model.model.layers[layer].self_attn, query, keys, values, None, scaling=0.2)
+
+    with torch.no_grad():
+        one_pass(key, key)
+        for keys, values, sentence in (
+            (key.double(), key.double(), "float32, float16 or bfloat16"),
+            (key, key.double(), "float32, float16 or bfloat16"),
+            (key, key[..., :-1], "must be|are not"),
+            (key[:, :1], key[:, :1], "was made for"),
+        ):
+            with pytest.raises(tierkv.InvalidArgument, match=sentence):
+                one_pass(keys, values)
+            cache.roll_back()
+            assert {cache.tiered.length(cache.sequence_ids[0], layer) for layer in range(config.num_hidden_layers)} == {1}
+            assert {layer.seen for layer in cache.layers} == {1}
+        one_pass(key, key.to(torch.bfloat16))
+    assert cache.get_seq_length() == 2
+    cache.tiered.close()
+    with pytest.raises(tierkv.FailedPrecondition, match="closed"):
+        read(model, prompt(1), cache)
 
 
 def test_a_model_with_another_attention_is_told_to_use_ours():

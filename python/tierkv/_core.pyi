@@ -408,7 +408,21 @@ class Cache:
         observe: bool,
         stream: int,
     ) -> list[Error | None]: ...
-    def step(self, *args: Any) -> None: ...
+    def step(
+        self,
+        layer: int,
+        seqs: list[int],
+        starts: list[int],
+        query: Any,
+        key: Any,
+        value: Any,
+        out: Any,
+        scale: float,
+        softcap: float,
+        sinks: int,
+        stream: int,
+        observe: bool,
+    ) -> None: ...
     def cuda_attach(self, device: int, byte_limit: int) -> None: ...
     def cuda_detach(self) -> None: ...
     def cuda_device(self) -> int: ...

@@ -10,12 +10,9 @@ namespace tierkv::cuda {
 namespace {
 
 using testing::Asked;
+using testing::kAlone;
 using testing::Scene;
 using testing::SceneShape;
-
-const Executor kAlone = [](uint32_t count, const std::function<void(uint32_t)>& task) {
-  for (uint32_t i = 0; i < count; ++i) task(i);
-};
 
 TEST(MassBeside, IsWhatTheProcessorAddsUp) {
   const float weight = 0.5f, below = 1e-3f;

@@ -2,53 +2,18 @@
 
 #include <algorithm>
 #include <array>
-#include <functional>
-#include <queue>
 #include <utility>
 
-#include "cuda/better.h"
 #include "cuda/fast_codec.h"
-#include "cuda/reading.h"
-#include "cuda/tile_map.h"
 
 namespace tierkv::cuda {
 namespace {
 
 using quant::LayoutKind;
-using quant::MetaKind;
 using quant::SideLayout;
-
-// Costs in bytes that a multiprocessor of an H200 reads in the same time, about 30,000 a microsecond: of a turn of all warps of a
-// thread block through the general path, for the query and for every 16 rows, and of a segment's begin and end. klt's bytes take
-// twice the time, and its segments bring a basis along.
-constexpr uint64_t kGeneralQuery = 600000, kGeneralTile = 350000, kSegment = 150000, kKltSegment = 270000, kKltFactor = 2;
-constexpr uint32_t kTurn = 16;
-
-// Staged views are counted in tiles of 16 rows: a thread block takes as many at once, and a piece may have a few more that are not
-// worth a thread block of their own.
-constexpr uint64_t kStagedTile = 16, kStagedOnce = kStagedRows / kStagedTile, kStagedPiece = kStagedOnce + 1;
 
 // So few settled views without a fast path are better listed again than a segment of their own.
 constexpr uint32_t kFewSettled = 32;
-
-// Values of one scale a token that the tensor-core paths unpack.
-bool fast_values(const SideLayout& value, uint32_t tokens) {
-  return value.kind == LayoutKind::packed && !value.by_channel && value.groups == 1 && !value.has_levels && value.mean_at == 0 &&
-         value.tokens == tokens && value.head_dim == kTileRows && value.bits >= 2 && value.bits <= 4 &&
-         (value.meta == MetaKind::f16_pair || value.meta == MetaKind::log8_scale || value.meta == MetaKind::log8_pair ||
-          value.meta == MetaKind::log4_pair);
-}
-
-bool is_klt(Path path) { return path == Path::klt || path == Path::klt_better; }
-
-// Pair p of a rope is (p, p + pairs) and every channel turns: what the tensor-core path of klt has its query turned by.
-bool turns_halves(const SideLayout& key) {
-  if (key.pairs * 2 != key.head_dim) return false;
-  for (uint32_t p = 0; p < key.pairs; ++p) {
-    if (key.turned[2 * p] != p || key.turned[2 * p + 1] != p + key.pairs) return false;
-  }
-  return true;
-}
 
 // Rows that a query at `position` may see, as the processor has it (attention.cc).
 bool sees(const attn::AttendParams& params, uint64_t position, uint64_t key) {
@@ -67,7 +32,7 @@ class Planner {
     plan_.views.reserve(total);
     for (uint32_t t = 0; t < input_.tasks.size(); ++t) add_task(t);
     round_up_turns();
-    share_out();
+    add_segments();
     return std::move(plan_);
   }
 
@@ -131,7 +96,7 @@ class Planner {
   std::optional<Frame> frame_of(const SettledRun& run) const {
     return run.path == Path::general ? std::nullopt : staged_frame(input_.codecs[run.codec]);
   }
-  uint64_t turn_cost() const { return kGeneralQuery + kGeneralTile * plan_.chunk_rows / 16; }
+  uint64_t turn_cost() const { return cuda::turn_cost(plan_.chunk_rows); }
 
   bool is_fast(const SettledRun& run) const {
     return run.path > Path::staged && plan_.fast != Path::general && paths_[run.codec] == plan_.fast;
@@ -304,203 +269,12 @@ class Planner {
     }
   }
 
-  // Where piece i of `count` begins. Even, since a warp may take views in pairs.
-  static uint64_t share(const Run& run, uint64_t i, uint64_t count) {
-    return i == count ? run.views : std::min<uint64_t>(run.views, (run.views * i / count + 1) / 2 * 2);
-  }
-
-  // Blocks that the warps of a fast thread block work on at a time (packed.cuh, klt.cuh).
-  uint64_t round_views() const {
-    switch (plan_.fast) {
-      case Path::packed44: return 8;
-      case Path::packed42: return 12;
-      case Path::klt:
-      case Path::klt_better: return input_.group <= 4 ? 32 : 16;
-      default: return 16;
-    }
-  }
-
-  // A turn of the general path takes its time however few warps have work, a round of a fast one half of its time at least.
-  uint64_t cost_of(const Run& run, uint64_t views) const {
-    if (run.path == Path::general) {
-      const uint64_t cost = run.cost * views / run.views, turn = turn_cost();
-      return (cost + turn - 1) / turn * turn;
-    }
-    const uint64_t round = round_views(), rest = views % round;
-    return run.cost * (views - rest + (rest == 0 ? 0 : std::max(rest, round / 2))) / run.views;
-  }
-
-  static uint64_t segment_cost(const Run& run) { return is_klt(run.path) ? kKltSegment : kSegment; }
-
-  // Every run in equal pieces of at most about `most`, the largest first.
-  std::vector<Piece> pieces_of(uint64_t most) const {
-    std::vector<Piece> pieces;
-    for (uint32_t r = 0; r < runs_.size(); ++r) {
-      const Run& run = runs_[r];
-      if (beside_fast(run.path)) continue;
-      const uint64_t room = std::max(most, 2 * segment_cost(run)) - segment_cost(run);
-      // A little more than there is room for is not worth a segment of its own, nor is less than a turn of all warps.
-      const uint64_t fitting = (run.cost + room - 1) / room, turns = (run.warps + kTurn / 2) / kTurn;
-      const uint64_t count = std::clamp<uint64_t>(std::min(fitting, turns), 1, run.views);
-      for (uint64_t i = 0; i < count; ++i) {
-        const auto from = static_cast<uint32_t>(share(run, i, count)), to = static_cast<uint32_t>(share(run, i + 1, count));
-        if (to > from) pieces.push_back({r, from, to - from, segment_cost(run) + cost_of(run, to - from)});
-      }
-    }
-    std::stable_sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) { return a.cost > b.cost; });
-    return pieces;
-  }
-
-  // A settled run may seem to begin among the plan's own views: until the list's front has grown for them.
-  const ViewDesc* descs_of(const Run& run) const { return run.descs ? run.descs : plan_.views.data() + run.first; }
-
-  // A view for each warp, or as many as all have room at once with.
-  uint32_t views_of_warm_piece() const {
-    uint64_t views = 0;
-    for (const Run& run : runs_) views += run.path == Path::warm ? run.views : 0;
-    const uint64_t rounds = views / (kWarmWarps * staged_room()) + 1;
-    return static_cast<uint32_t>(kWarmWarps * rounds);
-  }
-  // Of a warm run in pieces of about `most` views.
-  void add_warm_pieces(uint32_t r, uint32_t most, std::vector<Piece>& pieces) const {
-    const uint32_t views = runs_[r].views, count = (views + most - 1) / most;
-    for (uint32_t i = 0; i < count; ++i) {
-      const uint32_t from = views * i / count, to = views * (i + 1) / count;
-      pieces.push_back({r, from, to - from, 0});
-    }
-  }
-
-  // Staged runs in pieces of at most `most` tiles, or of one view; and warm ones.
-  std::vector<Piece> staged_pieces(uint64_t most) const {
-    std::vector<Piece> pieces;
-    const uint32_t warm_views = views_of_warm_piece();
-    for (uint32_t r = 0; r < runs_.size(); ++r) {
-      const Run& run = runs_[r];
-      if (run.path == Path::warm) add_warm_pieces(r, warm_views, pieces);
-      if (run.path != Path::staged) continue;
-      const uint64_t count = (run.cost + most - 1) / most, fair = std::max((run.cost + count - 1) / count, kStagedPiece);
-      for (uint32_t v = 0; v < run.views; ++v) {
-        const uint64_t tiles = chunks_of(descs_of(run)[v], kStagedTile);
-        const bool fits = v != 0 && pieces.back().cost + tiles <= fair;
-        if (fits) ++pieces.back().views, pieces.back().cost += tiles;
-        else pieces.push_back({r, v, 1, tiles});
-      }
-    }
-    return pieces;
-  }
-  // As small as they all have room at once. They are not packed: a device gives its room to the next piece.
-  std::vector<Piece> staged_pieces() const {
-    uint64_t tiles = 0;
-    for (const Run& run : runs_) tiles += run.path == Path::staged ? run.cost : 0;
-    uint64_t most = std::max(kStagedPiece, tiles / staged_room());
-    std::vector<Piece> pieces = staged_pieces(most);
-    while (pieces.size() > staged_room() && most < tiles) pieces = staged_pieces(most += 1 + most / 16);
-    return pieces;
-  }
-
-  using Bins = std::vector<std::vector<uint32_t>>;  // of a cta: indices of pieces
-
-  // The largest piece to the cta that has least, of `count` that begin with number `first`. Returns what the fullest has.
-  uint64_t pack(const std::vector<Piece>& pieces, bool general, uint32_t first, uint32_t count, Bins* bins) const {
-    using Load = std::pair<uint64_t, uint32_t>;
-    std::priority_queue<Load, std::vector<Load>, std::greater<>> loads;
-    for (uint32_t c = 0; c < count; ++c) loads.push({0, first + c});
-    uint64_t fullest = 0;
-    for (uint32_t i = 0; i < pieces.size(); ++i) {
-      if ((runs_[pieces[i].run].path == Path::general) != general) continue;
-      const Load least = loads.top();
-      loads.pop();
-      const uint64_t load = least.first + pieces[i].cost;
-      fullest = std::max(fullest, load);
-      loads.push({load, least.second});
-      if (bins) (*bins)[least.second].push_back(i);
-    }
-    return fullest;
-  }
-
-  // So many of `ctas` for the pieces of the general path as leave the fullest one least: they are a kernel of their own.
-  uint32_t share_ctas(const std::vector<Piece>& pieces, uint32_t ctas, uint64_t& fullest) const {
-    uint64_t costs[2] = {};
-    uint32_t counts[2] = {};
-    for (const Piece& piece : pieces) {
-      const bool general = runs_[piece.run].path == Path::general;
-      costs[general] += piece.cost, ++counts[general];
-    }
-    if (counts[0] == 0 || counts[1] == 0) {
-      const bool general = counts[1] != 0;
-      fullest = pack(pieces, general, 0, ctas, nullptr);
-      return general ? ctas : 0;
-    }
-    const uint32_t most = std::min(ctas - 1, counts[1]), fair = static_cast<uint32_t>(ctas * costs[1] / (costs[0] + costs[1]));
-    const uint32_t first = std::clamp(fair, 3u, most + 2) - 2, last = std::clamp(fair + 4, first, most);
-    uint32_t best = first;
-    fullest = UINT64_MAX;
-    for (uint32_t general = first; general <= last; ++general) {
-      const uint64_t own = std::max(pack(pieces, true, 0, general, nullptr), pack(pieces, false, 0, ctas - general, nullptr));
-      if (own < fullest) fullest = own, best = general;
-    }
-    return best;
-  }
-
-  void share_out() {
-    const uint32_t ctas = std::clamp(input_.ctas, 2u, kMostFirsts);
-    Sharing fresh;
-    const Sharing* sharing = remembered(ctas);
-    if (!sharing) {
-      share_out_anew(ctas, fresh);
-      sharing = input_.sharings ? remember(std::move(fresh)) : &fresh;
-    }
-    add_segments(*sharing);
-  }
-
-  const Sharing* remembered(uint32_t ctas) const {
-    if (!input_.sharings) return nullptr;
-    for (const Sharing& kept : input_.sharings->kept) {
-      if (kept.ctas == ctas && kept.chunk_rows == plan_.chunk_rows &&
-          std::equal(kept.runs.begin(), kept.runs.end(), runs_.begin(), runs_.end(),
-                     [](const Run& a, const Run& b) { return a.costs_as(b); }))
-        return &kept;
-    }
-    return nullptr;
-  }
-  const Sharing* remember(Sharing sharing) const {
-    Sharings& all = *input_.sharings;
-    if (all.kept.size() < Sharings::kMost) {
-      all.kept.push_back(std::move(sharing));
-      return &all.kept.back();
-    }
-    Sharing& place = all.kept[std::exchange(all.next, (all.next + 1) % Sharings::kMost)];
-    place = std::move(sharing);
-    return &place;
-  }
-
-  // Tries piece sizes around the mean and takes the one whose fullest cta has least: small pieces balance, large ones begin and end
-  // less often.
-  void share_out_anew(uint32_t ctas, Sharing& out) const {
-    uint64_t total = 0;
-    for (const Run& run : runs_) total += beside_fast(run.path) ? 0 : run.cost + segment_cost(run);
-    const uint64_t mean = total / ctas + 1;
-    std::vector<Piece> best, before;
-    uint64_t least = UINT64_MAX;
-    uint32_t general = 0;
-    for (const uint64_t percent :
-         {300, 250, 200, 180, 165, 150, 142, 135, 130, 125, 120, 115, 110, 106, 103, 100, 95, 90, 80, 70, 60, 50, 33, 25}) {
-      std::vector<Piece> pieces = pieces_of(mean * percent / 100);
-      if (pieces == before) continue;
-      before = pieces;
-      uint64_t fullest = 0;
-      const uint32_t share = share_ctas(pieces, ctas, fullest);
-      if (fullest < least) least = fullest, best = std::move(pieces), general = share;
-    }
-    out.bins.resize(ctas);
-    pack(best, true, 0, general, &out.bins);
-    pack(best, false, general, ctas - general, &out.bins);
-    out.runs = runs_, out.ctas = ctas, out.chunk_rows = plan_.chunk_rows, out.pieces = std::move(best), out.general = general;
-  }
-
   // General thread blocks, then staged ones, a piece each, then fast ones.
-  void add_segments(const Sharing& sharing) {
-    const std::vector<Piece> staged = staged_pieces();
+  void add_segments() {
+    const uint32_t most = std::clamp(input_.ctas, 2u, kMostFirsts);
+    Sharing fresh;
+    const Sharing& sharing = share_out(runs_, {most, plan_.chunk_rows, plan_.fast, input_.group, input_.sharings}, fresh);
+    const std::vector<Piece> staged = staged_pieces(runs_, plan_.views.data(), staged_room());
     count_partials(sharing.pieces, staged);
     end_cta();
     for (uint32_t b = 0; b < sharing.general; ++b) add_cta(sharing.pieces, sharing.bins[b]);
@@ -532,7 +306,7 @@ class Planner {
   }
   void add_piece(const Piece& piece) {
     const Run& run = runs_[piece.run];
-    add_segment(run.task, run.first + piece.first, piece.views, descs_of(run)[piece.first].codec, run.path);
+    add_segment(run.task, run.first + piece.first, piece.views, descs_of(run, plan_.views.data())[piece.first].codec, run.path);
   }
   void add_cta(const std::vector<Piece>& pieces, const std::vector<uint32_t>& bin) {
     for (const uint32_t i : bin) add_piece(pieces[i]);
@@ -559,53 +333,6 @@ class Planner {
 };
 
 }  // namespace
-
-bool readable(const quant::Codec& key, const quant::Codec& value, CodecDesc& out) {
-  out.key_better = key.spec().top, out.value_better = value.spec().top;
-  return key.layout(out.key) && value.layout(out.value) && out.value.kind != LayoutKind::words && fits_tiles(out.key) &&
-         fits_tiles(out.value);
-}
-
-uint64_t block_bytes(const CodecDesc& codec) {
-  return device_bytes(codec.key, codec.key_better) + device_bytes(codec.value, codec.value_better);
-}
-
-std::optional<Frame> staged_frame(const CodecDesc& codec) {
-  if (codec.key_better + codec.value_better != 0 || !fits_staged(codec.key) || !fits_staged(codec.value)) return std::nullopt;
-  return codec.value.hadamard ? Frame::hadamard : Frame::plain;
-}
-
-Path fast_path(const CodecDesc& codec, uint32_t group) {
-  const SideLayout &key = codec.key, &value = codec.value;
-  const bool better = codec.key_better + codec.value_better != 0;
-  if (group > 8 || !fast_values(value, kTileRows) || key.tokens != kTileRows || key.head_dim != kTileRows) return Path::general;
-  if (key.kind == LayoutKind::words) {
-    const uint32_t words = key.words[0] + key.words[1] + key.words[2];
-    if (!turns_halves(key) || words < 1 || words > kMostKltWords || klt_steps(key) > kMostKltSteps) return Path::general;
-    if (!better) return Path::klt;
-    const bool fits = codec.key_better <= kMostFastBetter && codec.value_better <= kMostFastBetter;
-    return fits && codec.key_better != 0 && codec.value_better != 0 ? Path::klt_better : Path::general;
-  }
-  if (better) return Path::general;
-  if (key.kind != LayoutKind::packed || key.has_levels || key.even || key.groups != 1) return Path::general;
-  if (key.by_channel ? key.meta != MetaKind::f16_pair || key.mean_at != 0 : key.meta != MetaKind::log8_scale) return Path::general;
-  if (key.bits == 2 && value.bits == 2) return group <= 4 ? Path::whole22 : Path::packed22;
-  if (key.bits == 4 && value.bits == 4) return Path::packed44;
-  if (key.bits == 4 && value.bits == 2) return Path::packed42;
-  return Path::general;
-}
-
-bool takes_warm(const CodecDesc& codec, uint32_t group) {
-  const SideLayout& key = codec.key;
-  return group <= 8 && codec.key_better + codec.value_better == 0 && fast_values(codec.value, kWarmTokens) &&
-         codec.value.bits == 4 && key.kind == LayoutKind::packed && key.bits == 4 && !key.has_levels && !key.by_channel &&
-         key.groups == 1 && key.meta == MetaKind::log8_scale && key.tokens == kWarmTokens && key.head_dim == kTileRows;
-}
-
-Path ready_path(const CodecDesc& codec, uint32_t group) {
-  const Path path = fast_path(codec, group);
-  return is_klt(path) && !codec.key_fragments ? Path::general : path;
-}
 
 Plan make_plan(const PlanInput& input) { return Planner(input).make(); }
 

@@ -4,19 +4,16 @@
 #include <set>
 
 #include "cuda/device_attention.h"
-#include "cuda/prompt_scene_testing.h"
+#include "cuda/prompt_check_testing.h"
 #include "cuda/twin_machine_testing.h"
 
 namespace tierkv::cuda {
 namespace {
 
+using testing::kAlone;
 using testing::PromptScene;
 using testing::PromptShape;
 using testing::TwinMachine;
-
-const Executor kAlone = [](uint32_t count, const std::function<void(uint32_t)>& task) {
-  for (uint32_t i = 0; i < count; ++i) task(i);
-};
 
 TEST(Prompt, EveryHalfOfAKeyTileHasAPlaceOfItsOwn) {
   for (const uint32_t dim : {64u, 128u, 256u}) {
@@ -217,15 +214,8 @@ std::shared_ptr<DeviceAttention> twin(uint64_t memory = 0) {
 }
 
 void check(const DeviceAttention& device, const PromptShape& shape, uint32_t seed) {
-  PromptScene scene(shape, seed);
-  ASSERT_TRUE(scene.status().ok()) << scene.status().message();
-  std::vector<attn::AttendWork> works = scene.works();
-  const Usage before = device.usage();
-  device.attend(works, kAlone);
-  for (const attn::AttendWork& work : works) ASSERT_TRUE(work.status.ok()) << work.status.message();
-  EXPECT_EQ(device.usage().on_processor, before.on_processor);
-  EXPECT_EQ(device.usage().launches, before.launches + 1);
-  EXPECT_LT(scene.error(3), 1e-3);
+  double worst = 0.0;
+  testing::check_prompt(device, shape, seed, 3, worst);
 }
 
 TEST(PromptTwin, ReadsEveryCodec) {

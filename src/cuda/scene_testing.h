@@ -14,11 +14,17 @@
 #include <vector>
 
 #include "attn/attention.h"
+#include "attn/backend.h"
 #include "cuda/plan.h"
 #include "quant/registry.h"
 #include "quant/table_testing.h"
 
 namespace tierkv::cuda::testing {
+
+// Tasks one after the other, in the thread that asks.
+inline const Executor kAlone = [](uint32_t count, const std::function<void(uint32_t)>& task) {
+  for (uint32_t i = 0; i < count; ++i) task(i);
+};
 
 struct SceneShape {
   uint32_t head_dim = 128, group = 4, kv_heads = 2, block = 128;

@@ -14,12 +14,9 @@
 namespace tierkv::cuda {
 namespace {
 
+using testing::kAlone;
 using testing::Scene;
 using testing::SceneShape;
-
-const Executor kAlone = [](uint32_t count, const std::function<void(uint32_t)>& task) {
-  for (uint32_t i = 0; i < count; ++i) task(i);
-};
 
 bool brief() { return std::getenv("TIERKV_CUDA_BRIEF") != nullptr; }
 

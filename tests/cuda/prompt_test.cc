@@ -5,17 +5,12 @@
 #include <cstdlib>
 
 #include "cuda/backend.h"
-#include "cuda/prompt_scene_testing.h"
+#include "cuda/prompt_check_testing.h"
 
 namespace tierkv::cuda {
 namespace {
 
-using testing::PromptScene;
 using testing::PromptShape;
-
-const Executor kAlone = [](uint32_t count, const std::function<void(uint32_t)>& task) {
-  for (uint32_t i = 0; i < count; ++i) task(i);
-};
 
 bool brief() { return std::getenv("TIERKV_CUDA_BRIEF") != nullptr; }
 
@@ -25,21 +20,10 @@ std::shared_ptr<DeviceBackend> backend() {
   return made.ok() ? *made : nullptr;
 }
 
-constexpr double kTolerance = 1e-3;
 double worst = 0.0;
 
 void check(const DeviceBackend& device, const PromptShape& shape, uint32_t seed, uint32_t every) {
-  PromptScene scene(shape, seed);
-  ASSERT_TRUE(scene.status().ok()) << scene.status().message();
-  std::vector<attn::AttendWork> works = scene.works();
-  const Usage before = device.usage();
-  device.attend(works, kAlone);
-  for (const attn::AttendWork& work : works) ASSERT_TRUE(work.status.ok()) << work.status.message();
-  EXPECT_EQ(device.usage().on_processor, before.on_processor);
-  EXPECT_EQ(device.usage().launches, before.launches + 1);
-  const double error = scene.error(every);
-  worst = std::max(worst, error);
-  EXPECT_LT(error, kTolerance);
+  testing::check_prompt(device, shape, seed, every, worst);
 }
 
 TEST(CudaPrompt, EveryCodecAndShape) {

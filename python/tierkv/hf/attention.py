@@ -29,8 +29,7 @@ def attention(
     layer = getattr(key, "_tierkv_layer", None)
     if layer is None:
         return _without_tiers(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
-    out: torch.Tensor = layer.attend(query, key, value, attention_mask, dropout, scaling, kwargs)
-    return out, None
+    return layer.attend(query, key, value, attention_mask, dropout, scaling, kwargs), None
 
 
 def _without_tiers(

@@ -16,7 +16,7 @@ from .. import cuda
 from ..cache import Cache, load_calibration
 from .._core import Calibration, CalibrationInfo, LearningReport, MemoryStats
 from ..config import CacheConfig, LayerOverride, configure
-from ..errors import Error, FailedPrecondition, InvalidArgument
+from ..errors import Error, FailedPrecondition, InvalidArgument, Unsupported
 from ..tables import TierTable
 from .attention import NAME
 from .layer import TieredLayer
@@ -38,18 +38,23 @@ WINDOW_SLACK = 128
 """Tokens that a windowed layer keeps past its window, so that assisted decoding can take back what it guessed."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Plan:
     """What the layers of one forward pass do: made by the first, used by all."""
 
     past: int
     tokens: int
+    mask: torch.Tensor | None
+    """The mask that was looked at last. Layers with a window have another one than those without."""
     before: torch.Tensor | None
     """Which tokens were no padding before this pass; None: all."""
     starts: list[int]
     """Of each row, where its tokens start; what is before is padding. Empty: at 0, all of them."""
     picks: list[torch.Tensor] | None
     """Of each row, the tokens that are no padding, where they are not the last ones."""
+    room: torch.Tensor | None = None
+    """Of a pass with one token for each row, in host memory: what results look like. Making others after it takes half of the time
+    that telling torch a shape and a type does."""
 
 
 def calibration_path(fingerprint: int) -> pathlib.Path:
@@ -165,6 +170,7 @@ class TieredCache(HostCache):  # type: ignore[misc, unused-ignore]
         self.sequence_ids: list[int] = []
         self._kept: torch.Tensor | None = None  # bool [batch, seen]: which tokens are no padding; None: all
         self._plan: Plan | None = None
+        self._fine: torch.Size | None = None  # of the last rows that were looked at: a row for each sequence
         self._trusted = 0  # passes whose masks were not looked at
         self.observe_every = self._observe_every() if self.device is not None else 1
 
@@ -198,10 +204,16 @@ class TieredCache(HostCache):  # type: ignore[misc, unused-ignore]
 
     # --- a forward pass, as the layers see it
 
-    def begin(self, layer: TieredLayer, batch: int) -> None:
-        """The first layer of a pass: rows of the batch become sequences."""
-        if layer.index == 0 and any(other.seen != layer.seen for other in self.layers):
-            raise FailedPrecondition("the last forward pass did not come to its end; call cache.roll_back(), then go on")
+    def _begin(self, layer: TieredLayer, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Rows that are not as the last ones, or the first layer of a pass: they are looked at, and rows of the batch become
+        sequences."""
+        layer.check_rows(keys, values, self)
+        if layer.index == 0 and self.layers[-1].seen != layer.seen:
+            raise FailedPrecondition(
+                "the last forward pass did not come to its end; call cache.roll_back(), then go on. If another thread is at it, "
+                "give this one a cache of its own: copy.deepcopy(cache)"
+            )
+        batch = keys.shape[0]
         if not self.sequence_ids:
             self.sequence_ids = [self.tiered.add_sequence() for _ in range(batch)]
         if len(self.sequence_ids) != batch:
@@ -209,18 +221,35 @@ class TieredCache(HostCache):  # type: ignore[misc, unused-ignore]
                 f"a batch of {batch} for a cache that holds {len(self.sequence_ids)} sequences; batch_repeat_interleave() and "
                 "batch_select_indices() change that, and reset() starts anew"
             )
+        if not layer.is_initialized:
+            for other in self.layers:
+                other.is_initialized = True
+        self._fine = keys.shape
 
     def plan(self, layer: TieredLayer, mask: torch.Tensor | None, batch: int, tokens: int) -> Plan:
         """What all layers of this pass do with the mask."""
-        past = layer.seen - tokens
-        plan = self._plan
-        if plan is None or plan.past != past or plan.tokens != tokens:
-            plan = self._plan = self._make_plan(mask, past, tokens, batch)
-        return plan
+        past, plan = layer.seen - tokens, self._plan
+        if plan is not None and plan.past == past and plan.tokens == tokens:
+            if mask is not plan.mask:
+                self._check_mask(mask)
+                plan.mask = mask
+            return plan
+        self._check_mask(mask)
+        fresh = self._make_plan(mask, past, tokens, batch)
+        if tokens == 1 and self.device is None and not fresh.starts:
+            fresh.room = plan.room if plan is not None else None
+            if fresh.room is None or fresh.room.shape[0] != batch:
+                fresh.room = torch.empty((batch, 1, self.shape.num_heads, self.shape.head_dim), dtype=torch.float32, device="cpu")
+        self._plan = fresh
+        return fresh
+
+    def _check_mask(self, mask: torch.Tensor | None) -> None:
+        if getattr(mask, "_tierkv_custom", False) or (mask is not None and mask.ndim != 2):
+            raise Unsupported(f"{self.shape.name}: a mask that is more than causal order and padding is not supported")
 
     def _make_plan(self, mask: torch.Tensor | None, past: int, tokens: int, batch: int) -> Plan:
         before = self._kept
-        plan = Plan(past, tokens, before, [], None)
+        plan = Plan(past, tokens, mask, before, [], None)
         if mask is not None and mask.is_cuda:
             if tokens == 1 and past and self._trusted < MASKS_ON_TRUST and mask.shape == (batch, past + 1):
                 self._trusted += 1
@@ -284,8 +313,18 @@ class TieredCache(HostCache):  # type: ignore[misc, unused-ignore]
     # --- what generate() and its friends ask of a cache
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
-        """New rows of a layer; see :meth:`TieredLayer.update`."""
-        return self.layers[layer_idx].update(key_states, value_states)
+        """Notes new rows of a layer, [batch, kv heads, tokens, head_dim], and hands them on to the attention function.
+
+        All of them are checked when they are appended; here, where it is no more than a look, what concerns the whole pass.
+        """
+        layer, shape = self.layers[layer_idx], key_states.shape
+        if layer_idx == 0 or shape != self._fine or layer.staged is not None or key_states.requires_grad:
+            self._begin(layer, key_states, value_states)
+        layer.staged = key_states
+        note: Any = key_states
+        note._tierkv_layer = layer
+        layer.seen += shape[2]
+        return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0, *args: Any) -> int:
         """Tokens so far, padding and evicted ones included."""
@@ -304,7 +343,7 @@ class TieredCache(HostCache):  # type: ignore[misc, unused-ignore]
     def reset(self) -> None:
         """Forgets all sequences; settings and what was learned stay."""
         self._drop(self.sequence_ids)
-        self.sequence_ids, self._kept, self._plan = [], None, None
+        self.sequence_ids, self._kept, self._plan, self._fine = [], None, None, None
         for layer in self.layers:
             layer.seen, layer.staged = 0, None
 
@@ -335,7 +374,7 @@ class TieredCache(HostCache):  # type: ignore[misc, unused-ignore]
             self._drop(forks)
             raise
         self._drop([seq for row, seq in enumerate(self.sequence_ids) if row not in used])
-        self.sequence_ids = chosen
+        self.sequence_ids, self._fine = chosen, None
         if self._kept is not None:
             self._kept = self._kept[rows]
 

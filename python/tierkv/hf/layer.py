@@ -13,20 +13,14 @@ from ..errors import FailedPrecondition, InvalidArgument, Unsupported
 from .prompt import is_plain, prompt_attention
 
 if TYPE_CHECKING:
-    from .cache import TieredCache
+    from .cache import Plan, TieredCache
     from .models import ModelShape
 
-# DType of tierkv/cache.h.
-TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+TYPES = (torch.float32, torch.float16, torch.bfloat16)
+"""What rows may be."""
 
-
-def _side_by_side(rows: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """Rows whose channels lie side by side, and their strides."""
-    strides = rows.stride()
-    if strides[3] == 1:
-        return rows, strides
-    rows = rows.contiguous()
-    return rows, rows.stride()
+SPECIAL = frozenset(("head_mask", "output_attentions", "position_bias", "s_aux", "sliding_window", "softcap"))
+"""What an attention function may be told besides that matters to a cache. Most models say none of it."""
 
 
 class TieredLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
@@ -41,9 +35,9 @@ class TieredLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         super().__init__()
         self._owner = weakref.ref(owner)  # no circle: a cache that nobody holds gives its memory back at once
         self.index = index
+        self.heads, self.window = owner.shape.num_heads, owner.shape.windows[index]
         self.seen = 0
         self.staged: torch.Tensor | None = None
-        self._known: tuple[Any, Any] = (None, None)  # shape and type of the last rows that were checked
 
     def __repr__(self) -> str:
         return f"TieredLayer({self.index}, {self.seen} tokens)"
@@ -63,16 +57,9 @@ class TieredLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         self.is_initialized = True
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """Notes the new rows, [batch, kv heads, tokens, head_dim], and hands them on to the attention function."""
-        self.is_initialized = True
-        owner, shape = self.owner, key_states.shape
-        self._check_rows(key_states, value_states, shape, owner)
-        owner.begin(self, shape[0])
-        self.staged = key_states
-        note: Any = key_states
-        note._tierkv_layer = self
-        self.seen += shape[2]
-        return key_states, value_states
+        """As :meth:`TieredCache.update`, which is what models call."""
+        rows: tuple[Any, Any] = self.owner.update(key_states, value_states, self.index)
+        return rows
 
     def get_seq_length(self, *args: Any) -> int:
         """Tokens so far, padding and evicted ones included."""
@@ -130,40 +117,45 @@ class TieredLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         self.staged = None
         owner, (batch, heads, tokens, _) = self.owner, query.shape
         try:
-            self._check_call(owner.shape, heads, mask, dropout, more)
+            special = self.window != 0 or not SPECIAL.isdisjoint(more)
+            if special or dropout or heads != self.heads:
+                self._check_call(owner.shape, heads, dropout, more)
             plan = owner.plan(self, mask, batch, tokens)
-            if plan.past == 0 and tokens > 1 and owner.device is not None and owner.observe_every == 0 and is_plain(more):
-                self._store(owner, key, value, plan.starts, plan.picks)
-                return prompt_attention(query, key, value, plan.starts, plan.picks, scaling, owner.shape.windows[self.index])
-            return self._step(owner, query, key, value, plan.starts, plan.picks, scaling or 0.0, more)
+            if special or plan.room is None:
+                return self._attend(owner, plan, query, key, value, scaling, more)
+            # A token for each row of the batch, and nothing special: what decoding does in most models, so it is short.
+            wanted, out = query.dtype, torch.empty_like(plan.room)
+            owner.step(self.index, owner.sequence_ids, [], query, key, value, out, scaling or 0.0, 0.0, 0, -1, True)
+            return out if wanted is torch.float32 else out.to(wanted)
         except BaseException as error:
             owner.fail(self.seen - tokens, error)
             raise
 
-    def _step(
+    def _attend(
         self,
         owner: TieredCache,
+        plan: Plan,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        starts: list[int],
-        picks: list[torch.Tensor] | None,
-        scale: float,
+        scaling: float | None,
         more: dict[str, Any],
     ) -> torch.Tensor:
-        wanted = query.dtype
+        wanted, (batch, heads, tokens, dim) = query.dtype, query.shape
+        if plan.past == 0 and tokens > 1 and owner.device is not None and owner.observe_every == 0 and is_plain(more):
+            self._store(owner, key, value, plan.starts, plan.picks)
+            return prompt_attention(query, key, value, plan.starts, plan.picks, scaling, self.window)
         if not (wanted == key.dtype == value.dtype):
             query, key, value = query.float(), key.float(), value.float()
-        batch, heads, tokens, dim = query.shape
-        room = torch.empty if not starts else torch.zeros
-        out = room((batch, tokens, heads, dim), dtype=torch.float32, device=query.device)
-        softcap = more.get("softcap") or 0.0
+        make = torch.empty if not plan.starts else torch.zeros
+        out = make((batch, tokens, heads, dim), dtype=torch.float32, device=query.device)
         sinks = more.get("s_aux")
         logits = sinks.detach().float().cpu().contiguous() if sinks is not None else None
-        if picks is None:
-            self._rows(owner, owner.sequence_ids, starts, query, key, value, out, scale, softcap, logits)
+        scale, softcap = scaling or 0.0, more.get("softcap") or 0.0
+        if plan.picks is None:
+            self._rows(owner, owner.sequence_ids, plan.starts, query, key, value, out, scale, softcap, logits)
         else:
-            for row, places in enumerate(picks):
+            for row, places in enumerate(plan.picks):
                 if len(places) == 0:
                     continue
                 places = places.to(query.device)
@@ -186,18 +178,12 @@ class TieredLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         softcap: float,
         logits: torch.Tensor | None,
     ) -> None:
-        k, (kb, kh, kt, _) = _side_by_side(key)
-        v, (vb, vh, vt, _) = _side_by_side(value)
-        q, (qb, qh, qt, _) = _side_by_side(query)
         stream, observe = -1, True
         if owner.device is not None:
             stream, every = stream_of(query), owner.observe_every
-            observe = every > 0 and (q.shape[2] > 1 or self.seen % every == 0)
-        owner.step(
-            self.index, ids, starts, q.shape[2], TYPES[q.dtype],
-            k.data_ptr(), kb, kh, kt, v.data_ptr(), vb, vh, vt, q.data_ptr(), qb, qh, qt,
-            out.data_ptr(), scale, softcap, 0 if logits is None else logits.data_ptr(), stream, observe,
-        )  # fmt: skip
+            observe = every > 0 and (query.shape[2] > 1 or self.seen % every == 0)
+        sinks = 0 if logits is None else logits.data_ptr()
+        owner.step(self.index, ids, starts, query, key, value, out, scale, softcap, sinks, stream, observe)
 
     def _store(
         self, owner: TieredCache, key: torch.Tensor, value: torch.Tensor, starts: list[int], picks: list[torch.Tensor] | None
@@ -213,27 +199,12 @@ class TieredLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
                 for row, (seq, places) in enumerate(zip(owner.sequence_ids, indices))
             ]
         for ids, first, keys, values in parts:
-            k, (kb, kh, kt, _) = _side_by_side(keys)
-            v, (vb, vh, vt, _) = _side_by_side(values)
-            owner.step(
-                self.index, ids, first, k.shape[2], TYPES[k.dtype],
-                k.data_ptr(), kb, kh, kt, v.data_ptr(), vb, vh, vt, 0, 0, 0, 0, 0, 0.0, 0.0, 0, stream_of(k), False,
-            )  # fmt: skip
+            owner.step(self.index, ids, first, None, keys, values, None, 0.0, 0.0, 0, stream_of(keys), False)
 
     # --- what is refused
 
-    def _check_rows(self, keys: torch.Tensor, values: torch.Tensor, size: torch.Size, owner: TieredCache) -> None:
-        dtype = keys.dtype
-        if (
-            self._known == (size, dtype) and values.shape == size and values.dtype == dtype
-            and keys.is_cpu == (owner.device is None)
-            and not keys.requires_grad and self.staged is None
-        ):  # fmt: skip
-            return  # as the last ones, which were fine
-        self._check_new_rows(keys, values, owner)
-        self._known = (size, dtype)
-
-    def _check_new_rows(self, keys: torch.Tensor, values: torch.Tensor, owner: TieredCache) -> None:
+    def check_rows(self, keys: torch.Tensor, values: torch.Tensor, owner: TieredCache) -> None:
+        """Refuses what the layer cannot take."""
         shape = owner.shape
         batch, heads, tokens, dim = keys.shape
         if heads != shape.num_kv_heads or dim != shape.head_dim or values.shape != keys.shape:
@@ -259,9 +230,7 @@ class TieredLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
                 'model.set_attn_implementation("tierkv"), and after an exception call cache.roll_back()'
             )
 
-    def _check_call(
-        self, shape: ModelShape, heads: int, mask: torch.Tensor | None, dropout: float, more: dict[str, Any]
-    ) -> None:
+    def _check_call(self, shape: ModelShape, heads: int, dropout: float, more: dict[str, Any]) -> None:
         if heads != shape.num_heads:
             raise InvalidArgument(f"layer {self.index}: {heads} query heads, and {shape.name} has {shape.num_heads}")
         if dropout:
@@ -272,10 +241,8 @@ class TieredLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
             if more.get(name) is not None:
                 raise Unsupported(f"{shape.name}: attention with a {name} is not supported")
         window = more.get("sliding_window") or 0
-        if window != shape.windows[self.index]:
+        if window != self.window:
             raise Unsupported(
                 f"{shape.name}: layer {self.index} attends over a window of {window or 'all'} tokens, and its configuration says "
-                f"{shape.windows[self.index] or 'all'}"
+                f"{self.window or 'all'}"
             )
-        if getattr(mask, "_tierkv_custom", False) or (mask is not None and mask.ndim != 2):
-            raise Unsupported(f"{shape.name}: a mask that is more than causal order and padding is not supported")

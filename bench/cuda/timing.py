@@ -1,0 +1,44 @@
+"""What bench.py and prompt.py share: the time of a call on the device, options of the command line, results in a file."""
+
+import json
+import sys
+
+import torch
+
+
+def median_ms(calls, repeats, warm_up=1, sleep=0):
+    """Median milliseconds of one call by CUDA events; calls take turns. sleep: cycles in front, which keep the host out of it."""
+    for _ in range(warm_up):
+        for call in calls:
+            call()
+    torch.cuda.synchronize()
+    times = []
+    for i in range(repeats):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        if sleep:
+            torch.cuda._sleep(sleep)
+        begin.record()
+        calls[i % len(calls)]()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end))
+    return sorted(times)[repeats // 2]
+
+
+def option(name):
+    """What stands behind a name on the command line; None: it is not there."""
+    return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else None
+
+
+def chosen(shapes, caches):
+    """The shapes and caches that --shapes (numbers) and --caches (names) pick, all of them without."""
+    numbers, names = option("--shapes"), option("--caches")
+    return [shapes[int(i)] for i in numbers.split(",")] if numbers else shapes, names.split(",") if names else list(caches)
+
+
+def write(rows):
+    """To the file of --json, where there is one."""
+    if option("--json"):
+        with open(option("--json"), "w", encoding="utf-8") as out:
+            json.dump(rows, out, indent=1)
+            out.write("\n")
