@@ -4,9 +4,10 @@
 import fcntl
 import json
 import os
-import select
 import signal
+import struct
 import subprocess
+import termios
 import time
 import unittest
 
@@ -36,11 +37,15 @@ class InterruptTest(Command):
         reading, writing = os.pipe()
         fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
         filled = os.write(writing, b" " * 4076)
+
+        def waiting_bytes():
+            return struct.unpack("i", fcntl.ioctl(reading, termios.FIONREAD, bytes(4)))[0]
+
         command = [BIN, "generate", "that", "-m", self.model("gemma3"), "--ignore-end"]
         command += ["-n", "4000", "--temp", "1", "--json", "out.json"]
         ends = {"stdout": writing, "stderr": subprocess.PIPE}
         with subprocess.Popen(command, cwd=self.folder, env=self.environment, **ends) as process:
-            while select.select([], [writing], [], 0)[1]:
+            while waiting_bytes() < 4096 and process.poll() is None:
                 time.sleep(0.05)
             time.sleep(0.2)  # now it waits for somebody to read
             process.send_signal(signal.SIGINT)
