@@ -24,6 +24,7 @@ struct RecallRequest {
   uint32_t trials = 2, keys = 8, quotes = 1, micro_batch = 256;
   double deep = 0.0;                          // ratio; 0: as it is
   bool learn = false;                         // the cache learns the model in passing
+  bool by_token = false;                      // questions and answers go in one token at a time, as decoding does it
   std::vector<std::string> kinds, haystacks;  // generated texts, and files
   std::string plot, compare;
   bool has(const char* task) const;

@@ -32,12 +32,22 @@ Recall::Recall(Engine& engine, const RecallRequest& request, const SettingSpec& 
       mask_(mask),
       session_(open_setting(engine, spec, longest, std::min(request.micro_batch, longest), request.learn)) {}
 
-std::vector<RecallAnswer> Recall::read(const Reading& reading, Progress& progress, uint64_t done) {
+std::vector<RecallAnswer> Recall::read(const Reading& reading, Progress& progress, uint64_t done, bool keep) {
   session_->reset();
   session_->feed(reading.text, Want::none, {}, 0, [&](uint32_t now) { progress.update(done + now); });
   // With --deep, what was read goes through the deep archive before it is asked about.
   if (request_.deep > 0.0 && session_->cache() != nullptr)
     (void)park_and_wake(*session_->cache(), session_->sequence(), request_.deep, kNewest);
+  if (keep) kept_ = take(session_->cache()->freeze(session_->sequence()));
+  return ask_all(reading);
+}
+
+std::vector<RecallAnswer> Recall::take_over(const Reading& reading, std::span<const std::byte> kept) {
+  session_->bind(take(session_->cache()->unfreeze(kept)));
+  return ask_all(reading);
+}
+
+std::vector<RecallAnswer> Recall::ask_all(const Reading& reading) {
   Checkpoint checkpoint(engine_, *session_, reading.text);
   std::vector<RecallAnswer> answers;
   for (const Question& question : reading.questions) {
@@ -48,6 +58,16 @@ std::vector<RecallAnswer> Recall::read(const Reading& reading, Progress& progres
 }
 
 RecallAnswer Recall::ask(const Question& question, Checkpoint& checkpoint) {
+  const MemoryStats before = session_->memory();
+  RecallAnswer answer = look(question, checkpoint);
+  const MemoryStats after = session_->memory();
+  answer.read_blocks = after.read_blocks - before.read_blocks;
+  answer.skipped_blocks = after.skipped_blocks - before.skipped_blocks;
+  answer.skipped_mass = after.skipped_mass;
+  return answer;
+}
+
+RecallAnswer Recall::look(const Question& question, Checkpoint& checkpoint) {
   const Followed followed = follow(question);
   const uint32_t length = static_cast<uint32_t>(question.answer.size());
   RecallAnswer answer;
@@ -75,8 +95,8 @@ Recall::Followed Recall::follow(const Question& question) {
   std::string said;
   const size_t before = question.question.size() - 1;
   const Tokens all = join(question.question, question.answer, question.answer.size());
-  session_->feed(std::span(all).first(before));
-  session_->feed(std::span(all).subspan(before), Want::all, [&](uint32_t index, std::span<const float> row) {
+  session_->feed(std::span(all).first(before), Want::none, {}, step());
+  const auto on_logits = [&](uint32_t index, std::span<const float> row) {
     const llama_token best = likeliest(row);
     if (index == question.answer.size()) {
       const std::string next = engine_.tokenizer().is_end(best) ? "" : engine_.tokenizer().piece(best);
@@ -92,14 +112,15 @@ Recall::Followed Recall::follow(const Question& question) {
       if (followed.forced == index && !allowed.empty() && likeliest(row, allowed) == right) ++followed.forced;
     }
     said += engine_.tokenizer().piece(right);
-  });
+  };
+  session_->feed(std::span(all).subspan(before), Want::all, on_logits, step());
   return followed;
 }
 
 // The greedy answer from where it leaves the expected one: `right` tokens of that are said already.
 std::string Recall::go_on(const Question& question, uint32_t right, bool forced, Checkpoint& checkpoint) {
   checkpoint.restore();
-  session_->feed(join(question.question, question.answer, right), Want::last);
+  session_->feed(join(question.question, question.answer, right), Want::last, {}, step());
   std::string said;
   for (uint32_t i = 0; i < right; ++i) said += engine_.tokenizer().piece(question.answer[i]);
   const std::string expected = " " + question.expected;
