@@ -34,9 +34,8 @@ constexpr const char* kFooter =
     "named numbers and asks for one, which is harder. Every trial reads a stretch of its own. FP16 is always asked too. A number\n"
     "counts when the model says it with nothing but digits to choose from: so a cache is not blamed for a change of words. How\n"
     "often the free answer changed is said beside it. Depth 5 is near the beginning of the text, 95 near its end. When a setting\n"
-    "leaves blocks unread in decoding (skip, spill=top:N), all settings get questions and answers token by token, as decoding "
-    "does\n"
-    "it, because prompts read everything.";
+    "leaves blocks unread in decoding (skip, spill=top:N), all settings get questions and answers token by token, as in decoding,\n"
+    "because prompts read everything. With --question prompt they get the answers so, and questions as prompts.";
 
 void write_plot(const RecallRequest& request, const json& values) {
   Results results;
@@ -158,6 +157,13 @@ void add_recall(CLI::App& app, Action& action) {
       ->delimiter(',')
       ->check(CLI::Range(64u, 1u << 24))
       ->type_name("N,...");
+  command
+      ->add_option("--question", request->question,
+                   "how questions are fed where a setting leaves blocks unread in decoding: token by token, or as a prompt, which "
+                   "reads everything")
+      ->check(CLI::IsMember({"token", "prompt"}))
+      ->type_name("HOW")
+      ->capture_default_str();
   command->add_option("--depths", request->depths, "where to hide, in percent of the length (default: 5,25,50,75,95)")
       ->delimiter(',')
       ->check(number_range(0.0, 100.0))

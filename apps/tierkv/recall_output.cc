@@ -182,6 +182,7 @@ json cell_json(const RecallCell& cell, const Engine& engine, const RecallRequest
                 {"answers", answers},
                 {"seed", request.options.seed},
                 {"by_token", request.by_token},
+                {"question", request.question_by_token() ? "token" : "prompt"},
                 {"keys", cell.task == "lines" ? std::max<size_t>(request.keys, request.depths.size()) : 1}};
   if (cell.task == "quote") {
     value["leading_words"] = sum.leading;

@@ -18,9 +18,9 @@ bool is_digit(char c) { return c >= '0' && c <= '9'; }
 bool is_letter(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0; }
 bool is_quote(const Question& question) { return question.task == "quote"; }
 
-Tokens join(const Tokens& question, const Tokens& answer, size_t count) {
+Tokens join(const Tokens& question, std::span<const llama_token> answer) {
   Tokens tokens = question;
-  tokens.insert(tokens.end(), answer.begin(), answer.begin() + static_cast<ptrdiff_t>(count));
+  tokens.insert(tokens.end(), answer.begin(), answer.end());
   return tokens;
 }
 
@@ -90,12 +90,29 @@ RecallAnswer Recall::look(const Question& question, Checkpoint& checkpoint) {
   return answer;
 }
 
+void Recall::feed(const Question& question, std::span<const llama_token> answer, Want want, const OnLogits& on_logits) {
+  if (!request_.by_token || request_.question_by_token()) {
+    const Tokens all = join(question.question, answer);
+    const size_t before = want == Want::all ? question.question.size() - 1 : 0;
+    const uint32_t step = request_.by_token ? 1 : 0;
+    session_->feed(std::span(all).first(before), Want::none, {}, step);
+    session_->feed(std::span(all).subspan(before), want, on_logits, step);
+    return;
+  }
+  session_->feed(question.question, Want::last, [&](uint32_t, std::span<const float> row) {
+    if (on_logits) on_logits(0, row);
+  });
+  session_->feed(
+      answer, want,
+      [&](uint32_t index, std::span<const float> row) {
+        if (on_logits) on_logits(index + 1, row);
+      },
+      1);
+}
+
 Recall::Followed Recall::follow(const Question& question) {
   Followed followed;
   std::string said;
-  const size_t before = question.question.size() - 1;
-  const Tokens all = join(question.question, question.answer, question.answer.size());
-  session_->feed(std::span(all).first(before), Want::none, {}, step());
   const auto on_logits = [&](uint32_t index, std::span<const float> row) {
     const llama_token best = likeliest(row);
     if (index == question.answer.size()) {
@@ -113,14 +130,14 @@ Recall::Followed Recall::follow(const Question& question) {
     }
     said += engine_.tokenizer().piece(right);
   };
-  session_->feed(std::span(all).subspan(before), Want::all, on_logits, step());
+  feed(question, question.answer, Want::all, on_logits);
   return followed;
 }
 
 // The greedy answer from where it leaves the expected one: `right` tokens of that are said already.
 std::string Recall::go_on(const Question& question, uint32_t right, bool forced, Checkpoint& checkpoint) {
   checkpoint.restore();
-  session_->feed(join(question.question, question.answer, right), Want::last, {}, step());
+  feed(question, std::span(question.answer).first(right), Want::last);
   std::string said;
   for (uint32_t i = 0; i < right; ++i) said += engine_.tokenizer().piece(question.answer[i]);
   const std::string expected = " " + question.expected;

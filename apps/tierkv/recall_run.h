@@ -4,9 +4,9 @@
 // as each is the likeliest, the greedy answer itself. Where it is not, the model goes on from there: once with nothing but digits
 // to choose from, and once freely.
 //
-// Texts are read as prompts are. So are questions, unless one of the settings leaves blocks unread when it decodes (`skip`):
-// prompts read all of them, and what such a setting loses would not be seen. Then all settings get everything behind the text one
-// token at a time, which is harder for them than for their users, whose questions are prompts.
+// Texts are read as prompts are. So are questions and expected answers, unless one of the settings leaves blocks unread when it
+// decodes (`skip`): prompts read all of them, and what such a setting loses would not be seen. Then all settings get everything
+// behind the text one token at a time, which is harder than what most questions are, namely prompts; or the answer alone.
 #pragma once
 
 #include <cstdint>
@@ -59,9 +59,9 @@ class Recall {
   RecallAnswer ask(const Question& question, Checkpoint& checkpoint);
   RecallAnswer look(const Question& question, Checkpoint& checkpoint);
   Followed follow(const Question& question);
+  // Tokens behind the text, of which the question is the first part. Logits of each from the question's last on, or of the last.
+  void feed(const Question& question, std::span<const llama_token> answer, Want want, const OnLogits& on_logits = {});
   std::string go_on(const Question& question, uint32_t right, bool forced, Checkpoint& checkpoint);
-
-  uint32_t step() const { return request_.by_token ? 1 : 0; }
 
   Engine& engine_;
   const RecallRequest& request_;

@@ -231,6 +231,12 @@ class Evaluation(unittest.TestCase):
             self.assertEqual((all_read["skipped_blocks"], all_read["skipped_mass"]), (0, 0))
             self.assertGreater(all_read["read_blocks"], 0)
             self.assertEqual(all_read["p_token"], off["p_token"])  # with nothing left out, to the bit
+        # Of a question that is a prompt everything is read, and only the answer's tokens skip.
+        prompt = self.recall("--ctx", 1600, "--depths", "10", "--trials", 1, "--question", "prompt", "--kv", settings[1])
+        for row, stepped in zip([r for r in prompt if r["kv"] == settings[1]], one):
+            self.assertEqual((row["question"], stepped["question"]), ("prompt", "token"))
+            self.assertTrue(0 < row["skipped_blocks"] < stepped["skipped_blocks"])
+            self.assertNotEqual(row["p_token"], stepped["p_token"])
         rows = self.recall("--task", "passkey", "--ctx", 512, "--depths", "50", "--trials", 1, "--kv", "int8")
         self.assertFalse(any(r["by_token"] for r in rows))
 
