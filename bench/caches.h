@@ -20,7 +20,14 @@ struct FilledCache {
   Status check_attention(double tolerance) const;
 };
 
+// What is in a cache: noise, of which every block gets about as much attention as every other; or topics, each of 512 tokens in a
+// row, of which each query head looks at two.
+enum class Contents { noise, topics };
+
 // One layer of 32 query heads on 8 KV heads of 128 channels, `spec` as apply_spec() takes it, `tokens` appended 256 at a time.
-Result<FilledCache> fill_cache(const std::string& spec, uint32_t tokens);
+Result<FilledCache> fill_cache(const std::string& spec, uint32_t tokens, Contents contents = Contents::noise);
+
+// Processor time of this process, in seconds: a neighbour on the core takes time from the clock and little from this.
+double processor_seconds();
 
 }  // namespace tierkv::bench

@@ -2,7 +2,6 @@
 // in one process, on one thread, in processor time. One layer and one query of 32 heads on 8 KV heads of 128 channels, attention
 // alone: a model's other work only makes the share smaller.
 #include <algorithm>
-#include <ctime>
 
 #include "base/status_macros.h"
 #include "bench/caches.h"
@@ -18,13 +17,7 @@ Status attend(const FilledCache& filled, bool observe, std::vector<float>& out) 
   return filled.cache->attention(filled.seq, 0, RowsView::f32(filled.queries.data(), 1, 32, 128), out.data(), options);
 }
 
-double processor_seconds() {
-  timespec now{};
-  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
-
-// Processor time of a call, the median of many: a neighbour on the core takes time from the clock and little from this.
+// Processor time of a call, the median of many.
 Status time_both(const Settings& settings, const FilledCache& filled, uint32_t tokens, double* ns) {
   std::vector<double> times[2];
   std::vector<float> out;

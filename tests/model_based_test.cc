@@ -99,6 +99,8 @@ std::vector<MachineSetup> setups() {
   // They also promote by themselves, whenever attention is sharp enough.
   cold("promote", "hot=16,warm=32,warm_codec=fp16,archive=kivi4-g16,sinks=4,cold_codec=fp16,promote=2,threads=2", 0.45, false);
   cold("promote_klt", "hot=16,warm=32,warm_codec=fp16,archive=klt1.875,sinks=4,cold_codec=fp16,promote=3", 3.0, true);
+  cold("promote_klt_better_rows", "hot=16,warm=32,warm_codec=fp16,archive=klt1.875+top2,sinks=4,cold_codec=fp16,promote=3", 3.0,
+       true);
   cold("spill", "hot=16,warm=32,warm_codec=fp16,archive=kivi4-g16,sinks=4,cold_codec=fp16,budget=128KiB,spill=exact", 0.45, false);
   cold("spill_klt", "hot=16,warm=32,warm_codec=fp16,archive=klt1.875,sinks=4,cold_codec=fp16,budget=128KiB,spill=exact", 3.0, true);
   // With summaries, which nothing must lose count of; what is chosen is everything, so that the reference is the same.

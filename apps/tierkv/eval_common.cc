@@ -24,6 +24,24 @@ StockSpec stock_spec(const std::string& text) {
   return spec;
 }
 
+CacheConfig config_of(const SettingSpec& spec) {
+  CacheConfig config;
+  check(apply_spec(spec.kv, config), "--kv " + spec.kv);
+  return config;
+}
+
+// "hot=64,skip=top:8,archive=rot2" -> "hot=64,archive=rot2".
+std::string without_skip(const std::string& kv) {
+  std::string rest;
+  for (size_t at = 0; at <= kv.size();) {
+    const size_t end = std::min(kv.find(',', at), kv.size());
+    const std::string part = kv.substr(at, end - at);
+    if (!part.starts_with("skip=")) rest += "," + part;
+    at = end + 1;
+  }
+  return rest;
+}
+
 }  // namespace
 
 void add_stock_option(CLI::App& app, std::vector<std::string>& stock, const std::string& fallback) {
@@ -58,6 +76,18 @@ void add_learn_option(CLI::App& app, bool& learn) {
   app.add_flag("--learn", learn,
                "caches start as on a model's first day: without a calibration, learning in passing over all that is read; nothing "
                "is kept");
+}
+
+bool chooses_blocks(const SettingSpec& spec) {
+  if (spec.stock) return false;
+  const CacheConfig config = config_of(spec);
+  const auto chooses = [](const std::string& mode) { return mode.find(':') != std::string::npos; };  // "top:8", "bounded:0.01"
+  return chooses(config.skip) || chooses(config.cold.spill);
+}
+
+bool reads_alike(const SettingSpec& a, const SettingSpec& b) {
+  if (a.stock || b.stock || without_skip(a.kv) != without_skip(b.kv)) return false;
+  return config_of(a).cold.off() && config_of(b).cold.off();  // each has a file of its own
 }
 
 std::unique_ptr<Session> open_setting(Engine& engine, const SettingSpec& spec, uint32_t ctx, uint32_t micro_batch, bool learn) {

@@ -30,6 +30,10 @@ std::vector<SettingSpec> settle_settings(const std::vector<SettingSpec>& first, 
                                          const std::vector<std::string>& stock);
 // --learn: caches start as on a model's first day, without tables, and learn in passing; what they learn is not kept.
 void add_learn_option(CLI::App& app, bool& learn);
+// Whether its decoding steps may leave blocks of the archive unread (`skip`, or `spill` with a choice). Longer calls read all.
+bool chooses_blocks(const SettingSpec& spec);
+// Whether prompts leave the same bytes in both: they differ in nothing but `skip`.
+bool reads_alike(const SettingSpec& a, const SettingSpec& b);
 std::unique_ptr<Session> open_setting(Engine& engine, const SettingSpec& spec, uint32_t ctx, uint32_t micro_batch,
                                       bool learn = false);
 

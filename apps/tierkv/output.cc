@@ -58,6 +58,12 @@ nlohmann::json memory_json(const MemoryStats& stats, uint32_t head_dim) {
           {"compression", stats.compression()}};
 }
 
+void add_skipped(nlohmann::json& value, uint64_t read, uint64_t skipped, double mass) {
+  value["read_blocks"] = read;
+  value["skipped_blocks"] = skipped;
+  value["skipped_mass"] = mass;
+}
+
 ProcessMemory process_memory() {
   ProcessMemory memory;
   std::ifstream status("/proc/self/status");

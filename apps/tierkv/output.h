@@ -20,6 +20,8 @@ void emit_json(const Options& options, const nlohmann::json& value);
 void emit_failure(int exit_code, const std::string& sentence);
 void expect_json_on_stdout();  // settle() does it; main() for options that cannot be parsed
 nlohmann::json memory_json(const MemoryStats& stats, uint32_t head_dim);
+// What `skip` did, into a result of a setting that has it: read_blocks, skipped_blocks, skipped_mass.
+void add_skipped(nlohmann::json& value, uint64_t read, uint64_t skipped, double mass);
 
 // What the kernel says this process has in memory: weights (mapped from their file), compute buffers and every session together.
 struct ProcessMemory {

@@ -85,6 +85,8 @@ json setting_json(const PplSetting& setting, const PplRequest& request, Engine& 
     value["bits_archive"] = 16.0 / setting.deep->ratio();
   }
   add_process_memory(value, setting.process);
+  if (chooses_blocks(setting.spec))
+    add_skipped(value, setting.memory.read_blocks, setting.memory.skipped_blocks, setting.memory.skipped_mass);
   if (!setting.spec.stock) value["memory"] = memory_json(setting.memory, head_dim);
   return value;
 }

@@ -1,6 +1,7 @@
 // recall.cc — `tierkv recall`: does the model still find what it read? Over kinds of text, lengths and depths (recall_plan.h says
 // what is read, recall_run.h asks, recall_output.h shows).
 #include <algorithm>
+#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
@@ -32,7 +33,9 @@ constexpr const char* kFooter =
     "passkey hides one number; quote hides a sentence that must be copied word for word, in the same text; lines hides several\n"
     "named numbers and asks for one, which is harder. Every trial reads a stretch of its own. FP16 is always asked too. A number\n"
     "counts when the model says it with nothing but digits to choose from: so a cache is not blamed for a change of words. How\n"
-    "often the free answer changed is said beside it. Depth 5 is near the beginning of the text, 95 near its end.";
+    "often the free answer changed is said beside it. Depth 5 is near the beginning of the text, 95 near its end. When a setting\n"
+    "leaves blocks unread in decoding (skip, spill=top:N), all settings get questions and answers token by token, as in decoding,\n"
+    "because prompts read everything. With --question prompt they get the answers so, and questions as prompts.";
 
 void write_plot(const RecallRequest& request, const json& values) {
   Results results;
@@ -74,6 +77,19 @@ void settle_request(RecallRequest& request) {
   if (request.depths.size() > 400) bad_input("--depths takes at most 400 depths");
 }
 
+// Settings in the order of the first of their kind: those that read alike are together, and the first of them reads for all. What a
+// cache learns in passing, or makes of a text that is parked, is its own affair.
+std::vector<std::vector<size_t>> readers(const RecallRequest& request, const std::vector<SettingSpec>& specs) {
+  std::vector<std::vector<size_t>> all;
+  for (size_t s = 0; s < specs.size(); ++s) {
+    const auto found =
+        std::find_if(all.begin(), all.end(), [&](const auto& alike) { return reads_alike(specs[alike[0]], specs[s]); });
+    if (found == all.end() || request.learn || request.deep > 0.0) all.push_back({s});
+    else found->push_back(s);
+  }
+  return all;
+}
+
 int run(RecallRequest& request) {
   settle_request(request);
   std::vector<SettingSpec> specs = settle_settings({{"fp16", false}}, request.options.kv, request.stock);
@@ -92,18 +108,25 @@ int run(RecallRequest& request) {
     for (const Compared& rival : rivals) compared.push_back(rival.spec);
     specs.insert(specs.begin() + 1, compared.begin(), compared.end());
   }
+  request.by_token = std::any_of(specs.begin(), specs.end(), chooses_blocks);
   const std::vector<Reading> readings = plan_readings(request, sources, engine.tokenizer());
   const DigitMask mask(engine.tokenizer());
   uint64_t total = 0, done = 0;
   for (const Reading& reading : readings) total += reading.text.size() * specs.size();
   Progress progress("recall", total, request.options.quiet);
   std::vector<std::vector<std::vector<RecallAnswer>>> answers(specs.size());
-  for (size_t s = 0; s < specs.size(); ++s) {
-    Recall recall(engine, request, specs[s], request.ctx.back(), mask);
+  for (const std::vector<size_t>& alike : readers(request, specs)) {
+    std::vector<std::unique_ptr<Recall>> recalls;
+    for (const size_t s : alike) recalls.push_back(std::make_unique<Recall>(engine, request, specs[s], request.ctx.back(), mask));
     for (const Reading& reading : readings) {
-      progress.label(format("%s, %s at %s", specs[s].label().c_str(), reading.kind.c_str(), human_count(reading.ctx).c_str()));
-      answers[s].push_back(recall.read(reading, progress, done));
-      done += reading.text.size();
+      for (size_t i = 0; i < alike.size(); ++i) {
+        const std::string label = specs[alike[i]].label();
+        progress.label(format("%s, %s at %s", label.c_str(), reading.kind.c_str(), human_count(reading.ctx).c_str()));
+        answers[alike[i]].push_back(i == 0 ? recalls[0]->read(reading, progress, done, alike.size() > 1)
+                                           : recalls[i]->take_over(reading, recalls[0]->kept()));
+        done += reading.text.size();
+        progress.update(done);
+      }
     }
   }
   progress.finish();
@@ -134,6 +157,13 @@ void add_recall(CLI::App& app, Action& action) {
       ->delimiter(',')
       ->check(CLI::Range(64u, 1u << 24))
       ->type_name("N,...");
+  command
+      ->add_option("--question", request->question,
+                   "how questions are fed where a setting leaves blocks unread in decoding: token by token, or as a prompt, which "
+                   "reads everything")
+      ->check(CLI::IsMember({"token", "prompt"}))
+      ->type_name("HOW")
+      ->capture_default_str();
   command->add_option("--depths", request->depths, "where to hide, in percent of the length (default: 5,25,50,75,95)")
       ->delimiter(',')
       ->check(number_range(0.0, 100.0))

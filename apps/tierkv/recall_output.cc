@@ -7,6 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <tuple>
 
+#include "output.h"
+
 namespace tierkv::cli {
 namespace {
 
@@ -16,6 +18,8 @@ constexpr size_t kMissesShown = 40;
 
 struct Sum {
   size_t total = 0, correct = 0, free_correct = 0, changed = 0, leading = 0, words = 0;
+  uint64_t read_blocks = 0, skipped_blocks = 0;
+  double skipped_mass = 0.0;                          // the most
   double p_digits = 0.0, p_all = 0.0, p_token = 0.0;  // added up
 
   void add(const RecallCell& cell) {
@@ -24,6 +28,8 @@ struct Sum {
       ++total;
       correct += answer.correct, free_correct += answer.free_correct, changed += record.changed;
       leading += answer.leading, words += answer.words;
+      read_blocks += answer.read_blocks, skipped_blocks += answer.skipped_blocks;
+      skipped_mass = std::max(skipped_mass, answer.skipped_mass);
       p_digits += answer.p_digits, p_all += answer.p_all, p_token += answer.p_token;
     }
   }
@@ -175,6 +181,8 @@ json cell_json(const RecallCell& cell, const Engine& engine, const RecallRequest
                 {"wrong", wrong},
                 {"answers", answers},
                 {"seed", request.options.seed},
+                {"by_token", request.by_token},
+                {"question", request.question_by_token() ? "token" : "prompt"},
                 {"keys", cell.task == "lines" ? std::max<size_t>(request.keys, request.depths.size()) : 1}};
   if (cell.task == "quote") {
     value["leading_words"] = sum.leading;
@@ -183,6 +191,7 @@ json cell_json(const RecallCell& cell, const Engine& engine, const RecallRequest
   } else {
     value["p_digits"] = sum.mean(sum.p_digits);
   }
+  if (chooses_blocks(cell.setting)) add_skipped(value, sum.read_blocks, sum.skipped_blocks, sum.skipped_mass);
   if (request.deep > 0.0 && !cell.setting.stock) value["deep"] = request.deep;
   return value;
 }

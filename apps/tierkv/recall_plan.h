@@ -22,8 +22,11 @@ struct RecallRequest {
   std::vector<uint32_t> ctx;
   std::vector<double> depths = {5, 25, 50, 75, 95};
   uint32_t trials = 2, keys = 8, quotes = 1, micro_batch = 256;
-  double deep = 0.0;                          // ratio; 0: as it is
-  bool learn = false;                         // the cache learns the model in passing
+  double deep = 0.0;               // ratio; 0: as it is
+  bool learn = false;              // the cache learns the model in passing
+  bool by_token = false;           // answers go in one token at a time, as decoding does it
+  std::string question = "token";  // and then questions too, or as prompts
+  bool question_by_token() const { return by_token && question == "token"; }
   std::vector<std::string> kinds, haystacks;  // generated texts, and files
   std::string plot, compare;
   bool has(const char* task) const;

@@ -18,9 +18,9 @@ bool is_digit(char c) { return c >= '0' && c <= '9'; }
 bool is_letter(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0; }
 bool is_quote(const Question& question) { return question.task == "quote"; }
 
-Tokens join(const Tokens& question, const Tokens& answer, size_t count) {
+Tokens join(const Tokens& question, std::span<const llama_token> answer) {
   Tokens tokens = question;
-  tokens.insert(tokens.end(), answer.begin(), answer.begin() + static_cast<ptrdiff_t>(count));
+  tokens.insert(tokens.end(), answer.begin(), answer.end());
   return tokens;
 }
 
@@ -32,12 +32,22 @@ Recall::Recall(Engine& engine, const RecallRequest& request, const SettingSpec& 
       mask_(mask),
       session_(open_setting(engine, spec, longest, std::min(request.micro_batch, longest), request.learn)) {}
 
-std::vector<RecallAnswer> Recall::read(const Reading& reading, Progress& progress, uint64_t done) {
+std::vector<RecallAnswer> Recall::read(const Reading& reading, Progress& progress, uint64_t done, bool keep) {
   session_->reset();
   session_->feed(reading.text, Want::none, {}, 0, [&](uint32_t now) { progress.update(done + now); });
   // With --deep, what was read goes through the deep archive before it is asked about.
   if (request_.deep > 0.0 && session_->cache() != nullptr)
     (void)park_and_wake(*session_->cache(), session_->sequence(), request_.deep, kNewest);
+  if (keep) kept_ = take(session_->cache()->freeze(session_->sequence()));
+  return ask_all(reading);
+}
+
+std::vector<RecallAnswer> Recall::take_over(const Reading& reading, std::span<const std::byte> kept) {
+  session_->bind(take(session_->cache()->unfreeze(kept)));
+  return ask_all(reading);
+}
+
+std::vector<RecallAnswer> Recall::ask_all(const Reading& reading) {
   Checkpoint checkpoint(engine_, *session_, reading.text);
   std::vector<RecallAnswer> answers;
   for (const Question& question : reading.questions) {
@@ -48,6 +58,16 @@ std::vector<RecallAnswer> Recall::read(const Reading& reading, Progress& progres
 }
 
 RecallAnswer Recall::ask(const Question& question, Checkpoint& checkpoint) {
+  const MemoryStats before = session_->memory();
+  RecallAnswer answer = look(question, checkpoint);
+  const MemoryStats after = session_->memory();
+  answer.read_blocks = after.read_blocks - before.read_blocks;
+  answer.skipped_blocks = after.skipped_blocks - before.skipped_blocks;
+  answer.skipped_mass = after.skipped_mass;
+  return answer;
+}
+
+RecallAnswer Recall::look(const Question& question, Checkpoint& checkpoint) {
   const Followed followed = follow(question);
   const uint32_t length = static_cast<uint32_t>(question.answer.size());
   RecallAnswer answer;
@@ -70,13 +90,30 @@ RecallAnswer Recall::ask(const Question& question, Checkpoint& checkpoint) {
   return answer;
 }
 
+void Recall::feed(const Question& question, std::span<const llama_token> answer, Want want, const OnLogits& on_logits) {
+  if (!request_.by_token || request_.question_by_token()) {
+    const Tokens all = join(question.question, answer);
+    const size_t before = want == Want::all ? question.question.size() - 1 : 0;
+    const uint32_t step = request_.by_token ? 1 : 0;
+    session_->feed(std::span(all).first(before), Want::none, {}, step);
+    session_->feed(std::span(all).subspan(before), want, on_logits, step);
+    return;
+  }
+  session_->feed(question.question, Want::last, [&](uint32_t, std::span<const float> row) {
+    if (on_logits) on_logits(0, row);
+  });
+  session_->feed(
+      answer, want,
+      [&](uint32_t index, std::span<const float> row) {
+        if (on_logits) on_logits(index + 1, row);
+      },
+      1);
+}
+
 Recall::Followed Recall::follow(const Question& question) {
   Followed followed;
   std::string said;
-  const size_t before = question.question.size() - 1;
-  const Tokens all = join(question.question, question.answer, question.answer.size());
-  session_->feed(std::span(all).first(before));
-  session_->feed(std::span(all).subspan(before), Want::all, [&](uint32_t index, std::span<const float> row) {
+  const auto on_logits = [&](uint32_t index, std::span<const float> row) {
     const llama_token best = likeliest(row);
     if (index == question.answer.size()) {
       const std::string next = engine_.tokenizer().is_end(best) ? "" : engine_.tokenizer().piece(best);
@@ -92,14 +129,15 @@ Recall::Followed Recall::follow(const Question& question) {
       if (followed.forced == index && !allowed.empty() && likeliest(row, allowed) == right) ++followed.forced;
     }
     said += engine_.tokenizer().piece(right);
-  });
+  };
+  feed(question, question.answer, Want::all, on_logits);
   return followed;
 }
 
 // The greedy answer from where it leaves the expected one: `right` tokens of that are said already.
 std::string Recall::go_on(const Question& question, uint32_t right, bool forced, Checkpoint& checkpoint) {
   checkpoint.restore();
-  session_->feed(join(question.question, question.answer, right), Want::last);
+  feed(question, std::span(question.answer).first(right), Want::last);
   std::string said;
   for (uint32_t i = 0; i < right; ++i) said += engine_.tokenizer().piece(question.answer[i]);
   const std::string expected = " " + question.expected;

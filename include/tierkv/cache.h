@@ -291,7 +291,7 @@ class AdaptiveKVCache {
   // wake() everything that reads or changes its tokens is refused with failed_precondition: waking takes memory and time, so it is
   // never done behind a caller's back. length(), memory_usage(), verify(), fork() and remove() work, and so do save() and freeze():
   // they write a deep snapshot of the packed bytes as they are. park() again packs what else is due by its options, as a part of
-  // its own; a snapshot holds one part, so save() and freeze() of several are refused with failed_precondition.
+  // its own; save() and freeze() of several parts, or of one behind tokens not archived yet, are refused with failed_precondition.
   // A failed park changes nothing; failed_precondition: no calibration with tables for it, nothing to pack, or it would not shrink,
   // because the packed bytes take no less than the blocks that would go (the message says why, and both figures).
   Status park(SeqId seq, const DeepOptions& options = {}, DeepReport* report = nullptr);

@@ -223,6 +223,29 @@ TEST(Park, PacksInSeveralPartsAndWakesAll) {
   EXPECT_EQ(f.cache->positions(f.seq, 3, 1).value().size(), 1600u);
 }
 
+// What a snapshot's deep part becomes is archived, so it has no place behind warm tokens.
+TEST(Park, BehindWarmTokensWakesInOrderAndIsNotSavedBefore) {
+  Filled f = filled("hot=32,warm=512,warm_codec=rot8,archive=rot3,sinks=4", 500);
+  const MemoryStats before = f.cache->memory_usage(f.seq).value();
+  ASSERT_EQ(before[Tier::archive].tokens, 0u);
+  DeepOptions options = at_ratio(10.0);
+  options.first_position = 200;
+  options.keep_recent = 64;
+  DeepReport report;
+  const Status status = f.cache->park(f.seq, options, &report);
+  ASSERT_TRUE(status.ok()) << status.to_string();
+  ASSERT_GE(report.first_position, 200u);
+  const auto refused = f.cache->freeze(f.seq);
+  EXPECT_EQ(refused.status().code(), StatusCode::failed_precondition) << refused.status().to_string();
+  EXPECT_NE(refused.status().to_string().find("wake()"), std::string::npos) << refused.status().to_string();
+  ASSERT_TRUE(f.cache->wake(f.seq).ok());
+  const MemoryStats awake = f.cache->memory_usage(f.seq).value();
+  for (int t = 0; t < kNumTiers; ++t) EXPECT_EQ(awake.tier[t].tokens, before.tier[t].tokens) << t;
+  const auto bytes = f.cache->freeze(f.seq);
+  ASSERT_TRUE(bytes.ok());
+  EXPECT_EQ(frozen(*f.cache, f.cache->unfreeze(*bytes).value()), *bytes);
+}
+
 TEST(Park, IsSavedAndLoadedAsItIs) {
   Filled f = filled(kTiers, 800);
   DeepReport packed, saved;

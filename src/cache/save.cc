@@ -122,7 +122,7 @@ Result<std::shared_ptr<tiers::Sequence>> thaw(AdaptiveKVCache::Impl& impl, std::
 // What is parked is a deep archive already. REQUIRES: the sequence's lock is held.
 Result<std::vector<std::byte>> write_parked(const AdaptiveKVCache::Impl& impl, const tiers::Sequence& sequence,
                                             std::span<const LayerPlan> plans, const snapshot::SnapshotShape& shape) {
-  TIERKV_ASSIGN_OR_RETURN(const snapshot::DeepPart part, snapshot::packed_part(sequence));
+  TIERKV_ASSIGN_OR_RETURN(const snapshot::DeepPart part, snapshot::packed_part(sequence, plans));
   return snapshot::write_snapshot(impl.env, sequence, plans, shape, &part);
 }
 

@@ -110,6 +110,21 @@ Status decode_group(const StreamEnv& env, Unpacking& unpacking, const Waking& wa
   });
 }
 
+// Waking gives each block its tier back, but loading archives the whole group.
+bool behind_warm_tokens(const Sequence& sequence, std::span<const LayerPlan> plans, const PackedGroup& group) {
+  for (uint32_t l = 0; l < sequence.num_layers(); ++l) {
+    if (plans[l].warm == kAll) continue;
+    for (const HeadStream& s : sequence.heads(l)) {
+      bool warm = false;
+      for (const BlockRef& ref : s.blocks) {
+        if (!ref.block.packed()) warm |= ref.block.tier() == Tier::warm;
+        else if (ref.block.group() == &group) return warm;
+      }
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
 Status pack(const StreamEnv& env, Sequence& sequence, std::span<const LayerPlan> plans, const DeepCalibration& calibration,
@@ -186,12 +201,17 @@ Status unpack(const StreamEnv& env, Sequence& sequence, CodecSet& codecs, Thread
   return {};
 }
 
-Result<DeepPart> packed_part(const Sequence& sequence) {
+Result<DeepPart> packed_part(const Sequence& sequence, std::span<const LayerPlan> plans) {
   if (sequence.packed.size() > 1) {
     return error(StatusCode::failed_precondition, "the sequence is packed in ", sequence.packed.size(),
                  " parts, and a snapshot holds one: wake() it first");
   }
   const PackedGroup& group = *sequence.packed[0];
+  if (behind_warm_tokens(sequence, plans, group)) {
+    return error(StatusCode::failed_precondition,
+                 "the tokens before the packed ones are not archived yet, and a snapshot would archive these before those: wake() "
+                 "it first");
+  }
   DeepPart part;
   part.calibration = group.calibration->id();
   part.bytes = group.read();

@@ -23,8 +23,9 @@ namespace tierkv::snapshot {
 // resource_exhausted: the arena has no room; `needed` is what it would have to give then.
 [[nodiscard]] Status unpack(const StreamEnv& env, Sequence& sequence, CodecSet& codecs, ThreadPool& pool, uint64_t& needed);
 
-// A snapshot's deep part of what is packed. failed_precondition: in more than one group, and a snapshot holds one. data_loss: it
-// changed in memory. REQUIRES: something is.
-[[nodiscard]] Result<DeepPart> packed_part(const Sequence& sequence);
+// A snapshot's deep part of what is packed. failed_precondition: in more than one group, and a snapshot holds one; or behind tokens
+// that are still warm, and what is loaded from it would be archived behind them. data_loss: it changed in memory.
+// REQUIRES: something is.
+[[nodiscard]] Result<DeepPart> packed_part(const Sequence& sequence, std::span<const LayerPlan> plans);
 
 }  // namespace tierkv::snapshot

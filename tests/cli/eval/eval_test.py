@@ -85,6 +85,17 @@ class Evaluation(unittest.TestCase):
         self.assertEqual(row["tokens"], 127)
         self.assertTrue(50 < row["ppl"] < 5000, row["ppl"])
 
+    def test_ppl_says_what_was_left_unread(self):
+        tiers = "hot=32,warm=64,archive=rot2,sinks=4"
+        settings = ["--kv", tiers, "--kv", tiers + ",skip=top:1"]
+        self.text.write_text(prose(1000))
+        for chunk, skips in ((1, True), (32, False)):  # a prompt reads everything
+            fp16, plain, one = self.ppl("--ctx", 700, "--tokens", 700, "--chunk", chunk, *settings)
+            self.assertNotIn("skipped_blocks", plain)
+            self.assertEqual(one["skipped_blocks"] > 0, skips)
+            self.assertEqual(one["read_blocks"] > 0, skips)
+            self.assertEqual(one["kld"] != plain["kld"], skips)
+
     def test_ppl_serves_sliding_windows(self):
         rows = self.ppl("--ctx", 192, "--tokens", 192, "--kv", "fp16", "--stock", "f16", kind="gemma3")
         self.assertLess(rows[1]["kld"], 1e-4)
@@ -202,6 +213,32 @@ class Evaluation(unittest.TestCase):
                 self.assertEqual(answer["words"], len(answer["expected"].split()))
                 self.assertEqual(answer["correct"], answer["leading_words"] == answer["words"])
                 self.assertLess(answer["leading_words"], answer["words"])  # a made-up model copies nothing
+
+    def test_recall_measures_what_decoding_leaves_unread(self):
+        """Prompts read every block. Were questions and answers fed as prompts, `skip` would change nothing here."""
+        tiers = "hot=32,warm=64,archive=rot2,sinks=4"
+        settings = [tiers, tiers + ",skip=top:1", tiers + ",skip=top:1000"]
+        rows = self.recall("--ctx", 1600, "--depths", "10", "--trials", 1, *[x for s in settings for x in ("--kv", s)])
+        plain, one, many = ([r for r in rows if r["kv"] == s] for s in settings)
+        self.assertEqual([r["task"] for r in one], ["passkey", "quote"])
+        for off, on, all_read in zip(plain, one, many):
+            self.assertTrue(off["by_token"])
+            self.assertNotIn("skipped_blocks", off)
+            self.assertGreater(on["read_blocks"], 0)
+            self.assertGreater(on["skipped_blocks"], 3 * on["read_blocks"])  # one is read of eight or nine
+            self.assertGreater(on["skipped_mass"], 0)
+            self.assertNotEqual(on["p_token"], off["p_token"])
+            self.assertEqual((all_read["skipped_blocks"], all_read["skipped_mass"]), (0, 0))
+            self.assertGreater(all_read["read_blocks"], 0)
+            self.assertEqual(all_read["p_token"], off["p_token"])  # with nothing left out, to the bit
+        # Of a question that is a prompt everything is read, and only the answer's tokens skip.
+        prompt = self.recall("--ctx", 1600, "--depths", "10", "--trials", 1, "--question", "prompt", "--kv", settings[1])
+        for row, stepped in zip([r for r in prompt if r["kv"] == settings[1]], one):
+            self.assertEqual((row["question"], stepped["question"]), ("prompt", "token"))
+            self.assertTrue(0 < row["skipped_blocks"] < stepped["skipped_blocks"])
+            self.assertNotEqual(row["p_token"], stepped["p_token"])
+        rows = self.recall("--task", "passkey", "--ctx", 512, "--depths", "50", "--trials", 1, "--kv", "int8")
+        self.assertFalse(any(r["by_token"] for r in rows))
 
     def test_recall_says_the_same_twice_and_what_stock_says(self):
         common = ["--task", "passkey", "--ctx", 1024, "--kv", "fp16", "--stock", "f16", "--trials", 1, "--depths", "5,95"]
