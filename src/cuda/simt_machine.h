@@ -15,9 +15,9 @@
 #include <ucontext.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
-#include <exception>
 #include <functional>
 #include <memory>
 #include <stdexcept>
@@ -75,8 +75,7 @@ class Machine {
     const uint32_t lane = thread_ % kWarp;
     Warp& warp = warps_[thread_ / kWarp];
     if (warp.arrived == 0) warp.instruction = instruction;
-    if (std::strcmp(warp.instruction, instruction) != 0)
-      fail(std::string("threads of a warp meet in ") + warp.instruction + " and in " + instruction);
+    if (std::strcmp(warp.instruction, instruction) != 0) fail("threads of a warp meet in different instructions", instruction);
     std::memcpy(warp.in[lane], &mine, sizeof mine);
     if (++warp.arrived == kWarp) {
       In in[kWarp];
@@ -128,8 +127,12 @@ class Machine {
     }
   }
 
-  [[noreturn]] void fail(const std::string& what) {
-    throw Failure(what + " (block " + std::to_string(block_) + ", thread " + std::to_string(thread_) + ")");
+  // Nothing is thrown on a fiber's stack: the fiber stays where it is, and run() throws.
+  [[noreturn]] void fail(const char* what, const char* where = "") {
+    failure_ = what;
+    if (*where) failure_ += ": ", failure_ += where;
+    leave();
+    std::abort();
   }
 
  private:
@@ -177,20 +180,21 @@ class Machine {
   void run_block(Order order) {
     std::memset(shared_.data(), 0xFF, shared_.size());
     barriers_.clear(), elsewhere_.clear(), ready_.clear(), waiting_.clear();
-    arrived_ = 0, left_ = threads_, failure_ = nullptr;
+    arrived_ = 0, left_ = threads_, failure_.clear();
     for (Warp& warp : warps_) warp.arrived = 0, warp.waiting.clear();
     for (uint32_t i = 0; i < threads_; ++i) {
       const uint32_t t = order == Order::first_to_last ? i : threads_ - 1 - i;
       begin(*fibers_[t]);
       ready_.push_back(t);
     }
-    while (left_ != 0 && !failure_) {
-      if (ready_.empty()) fail(std::to_string(left_) + " threads wait for ever");
+    while (left_ != 0 && failure_.empty()) {
+      if (ready_.empty()) throw Failure(std::to_string(left_) + " threads of block " + std::to_string(block_) + " wait for ever");
       thread_ = ready_.front();
       ready_.pop_front();
       swapcontext(&home_, &fibers_[thread_]->context);
     }
-    if (failure_) std::rethrow_exception(failure_);
+    if (failure_.empty()) return;
+    throw Failure(failure_ + " (block " + std::to_string(block_) + ", thread " + std::to_string(thread_) + ")");
   }
 
   void begin(Fiber& fiber) {
@@ -202,11 +206,7 @@ class Machine {
   }
   static void enter() {
     Machine& machine = now();
-    try {
-      (*machine.kernel_)();
-    } catch (...) {
-      machine.failure_ = std::current_exception();
-    }
+    (*machine.kernel_)();
     --machine.left_;
   }
 
@@ -242,7 +242,7 @@ class Machine {
   std::vector<const void*> elsewhere_;
   std::deque<uint32_t> ready_;
   std::vector<uint32_t> waiting_;
-  std::exception_ptr failure_;
+  std::string failure_;
   ucontext_t home_;
 };
 
