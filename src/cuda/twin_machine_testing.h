@@ -74,6 +74,7 @@ class TwinMachine final : public Machine {
     return queue_->add([launch, partials = plan.partials] { Twin(launch, partials).run(launch.out, launch.lse); });
   }
   Status encode(const EncodeLaunch& launch) override {
+    ++encodes;
     return queue_->add([launch] { encode_on_host(launch); });
   }
   Status prompt(const PromptLaunch& launch, PromptStep step) override {
@@ -100,6 +101,7 @@ class TwinMachine final : public Machine {
 
   uint64_t sent = 0, sends = 0;  // bytes, and how often
   uint64_t waits = 0;            // for everything
+  uint64_t encodes = 0;          // launches that coded blocks
   uint64_t sends_that_fail = 0;  // the so manieth from now; 0: none
   Launch last;
   StreamName followed;

@@ -189,7 +189,7 @@ void copy_behind(const StreamEnv& env, std::span<const Making> blocks, const Exe
     std::vector<Coding> codings(blocks.size());
     for (size_t i = 0; i < blocks.size(); ++i) {
       const Making& block = blocks[i];
-      if (!block.made || block.tier != Tier::archive || block.made->tokens() != env.cold_codec->tokens) continue;
+      if (!block.copied || !block.made || block.tier != Tier::archive || block.made->tokens() != env.cold_codec->tokens) continue;
       codings[i].batch = block.batch;
       codings[i].tries[0] = env.cold_codec;
       codings[i].tries[1] = env.cold_raw;

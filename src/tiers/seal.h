@@ -49,6 +49,7 @@ struct Making {
   uint32_t layer = 0;
   uint32_t head = 0;
   const quant::Codec* guide = nullptr;  // what the codec of the keys may look at (quant::BlockContext)
+  bool copied = false;                  // copy_behind() is for this one
 
   std::optional<BlockRef> made;  // nothing when memory ran out
 };
