@@ -47,9 +47,14 @@ LayerPlan plan_to_settle(AdaptiveKVCache::Impl& impl, const plan::Plans& plans, 
   return plan;
 }
 
+// Rows that cannot be used are zeros here, and whatever they were where a backend has them.
+const void* owner_of(const Sequence& seq, uint32_t layer) noexcept {
+  return seq.spoiled().code == StatusCode::ok ? seq.tails_owner(layer) : nullptr;
+}
+
 bool settle_alone(AdaptiveKVCache::Impl& impl, const plan::Plans& plans, Sequence& seq, uint32_t layer, uint32_t most) noexcept {
   const LayerPlan plan = plan_to_settle(impl, plans, seq, layer);
-  tiers::Unsettled unsettled{seq.heads(layer), &plan, most};
+  tiers::Unsettled unsettled{seq.heads(layer), &plan, most, owner_of(seq, layer)};
   tiers::settle(impl.env, {&unsettled, 1}, impl.pool_executor);
   return unsettled.settled;
 }
@@ -64,7 +69,7 @@ void settle_grown(AdaptiveKVCache::Impl& impl, uint32_t layer, std::span<Grown> 
     unsettled.reserve(grown.size());
     for (Grown& g : grown) {
       plans.push_back(plan_to_settle(impl, *g.plans, *g.seq, layer));
-      unsettled.push_back({g.seq->heads(layer), &plans.back(), g.most});
+      unsettled.push_back({g.seq->heads(layer), &plans.back(), g.most, owner_of(*g.seq, layer)});
     }
     tiers::settle(impl.env, unsettled, impl.pool_executor);
     for (size_t i = 0; i < grown.size(); ++i) grown[i].settled = unsettled[i].settled;

@@ -13,9 +13,6 @@
 namespace tierkv::tiers {
 namespace {
 
-// Heads that take a step at once. It bounds the rows that are there as floats.
-constexpr size_t kMostTogether = 128;
-
 enum class Kind : uint8_t { none, sinks, graduate, demote };
 
 bool wants_sinks(const HeadStream& s, const LayerPlan& plan) {
@@ -87,7 +84,7 @@ struct Batches : std::vector<RowBatch> {
 class Settling {
  public:
   Settling(const StreamEnv& env, std::span<Unsettled> layers, Arena::Use use, const Executor& run)
-      : env_(env), use_(use), run_(run) {
+      : env_(env), use_(use), run_(run), together_(env.backend->heads_at_once()) {
     for (Unsettled& layer : layers) {
       for (HeadStream& s : layer.heads) heads_.push_back({&s, &layer});
     }
@@ -116,7 +113,8 @@ class Settling {
     return !steps_.empty();
   }
 
-  // The rows of each step as floats.
+  // The rows of each step: what is in blocks as floats, what is in a tail as it is there, unless a block wants more rows than it
+  // gets.
   void gather() {
     if (batches_->size() < steps_.size()) batches_->resize(steps_.size());
     decodes_.clear();
@@ -132,16 +130,16 @@ class Settling {
       step.gathered = true;
     }
     if (!decodes_.empty()) env_.backend->decode(decodes_, run_);
-    const auto widen = [&](uint32_t i) {
+    for (size_t i = 0; i < steps_.size(); ++i) {
       Step& step = steps_[i];
-      if (step.kind == Kind::demote) return;
-      const Tail& tail = step.stream->tail;
-      step.gathered = with_memory([&] {
-        (*batches_)[i].add_tail(env_, tail, step.block_rows());
-        return true;
-      });
-    };
-    run_(static_cast<uint32_t>(steps_.size()), std::cref(widen));
+      if (step.kind == Kind::demote) continue;
+      const HeadStream& s = *step.stream;
+      const uint32_t rows = step.block_rows();
+      const CodecEntry* const codec = step.kind == Kind::sinks ? step.plan->sink_codec : step.plan->first_codec(s.head);
+      if (rows == codec->tokens) (*batches_)[i].refer_to_tail(env_, s.tail, rows, step.head->of->owner, s.head);
+      else (*batches_)[i].add_tail(env_, s.tail, rows);
+      step.gathered = true;
+    }
   }
 
   Making making(const Step& step, RowBatch& batch) const {
@@ -227,7 +225,7 @@ class Settling {
   const Arena::Use use_;
   const Executor& run_;
   std::vector<Head> heads_;
-  size_t together_ = kMostTogether;
+  size_t together_;  // heads that take a step at once. It bounds the rows that are there as floats
   std::vector<Step> steps_;
   Loan<Batches> batches_;  // at least as many as there are steps
   std::vector<attn::DecodeWork> decodes_;
@@ -261,7 +259,7 @@ void settle(const StreamEnv& env, std::span<Unsettled> layers, const Executor& r
 
 bool settle(const StreamEnv& env, std::span<HeadStream> heads, const LayerPlan& plan, const Executor& run, uint32_t most,
             Arena::Use use) {
-  Unsettled layer{heads, &plan, most};
+  Unsettled layer{heads, &plan, most, nullptr};
   settle(env, {&layer, 1}, run, use);
   return layer.settled;
 }
