@@ -186,6 +186,64 @@ TEST(MemoryFaults, Append) {
         [](World& w) { return w.append(0, 40); });
 }
 
+// Three sequences of which each has something due. What is refused is as it was, and the others have all of their rows.
+TEST(MemoryFaults, AppendMany) {
+  const std::vector<float> rows = random_rows(200, kKvHeads, 9);
+  const auto append = [&](AdaptiveKVCache& cache, const std::vector<SeqId>& ids, uint32_t tokens, std::vector<AppendItem>& items) {
+    const RowsView view = RowsView::f32(rows.data(), tokens, kKvHeads, kDim);
+    items.clear();
+    for (const SeqId id : ids) items.push_back({id, view, view, {}});
+    return cache.append_many(0, items);
+  };
+  for (const uint32_t tokens : {1u, 100u}) {
+    const auto make = [&](std::vector<SeqId>& ids) {
+      auto cache = AdaptiveKVCache::create(config_of(kTiers)).value();
+      ids.clear();
+      for (const uint32_t before : {67u, 131u, 195u}) {
+        ids.push_back(cache->add_sequence().value());
+        const RowsView view = RowsView::f32(rows.data(), before, kKvHeads, kDim);
+        EXPECT_TRUE(cache->append(ids.back(), 0, view, view).ok());
+      }
+      return cache;
+    };
+    std::vector<SeqId> ids;
+    std::vector<AppendItem> items;
+    const auto reference = make(ids);
+    ASSERT_TRUE(append(*reference, ids, tokens, items).ok());
+    long refusals = 0, some = 0;
+    for (const auto mode : {FailingMemory::Mode::once, FailingMemory::Mode::from_then_on}) {
+      for (long nth = 1;; nth = testing::next_request(nth, {.sparse = true})) {
+        const auto cache = make(ids);
+        bool refused = false;
+        items.clear();
+        items.reserve(ids.size());
+        std::thread([&] {
+          FailingMemory::arm(nth, mode);
+          (void)append(*cache, ids, tokens, items);
+          refused = FailingMemory::disarm();
+        }).join();
+        ASSERT_EQ(testing::books_problem(*cache), "") << nth;
+        if (!refused) break;
+        ++refusals;
+        for (const AppendItem& item : items) {
+          const uint32_t before = *reference->length(item.seq, 0) - tokens;
+          ASSERT_EQ(*cache->length(item.seq, 0), before + (item.status.ok() ? tokens : 0)) << nth << " " << item.status.message();
+          some += !item.status.ok();
+          if (item.status.ok()) continue;
+          ASSERT_EQ(item.status.code(), StatusCode::resource_exhausted);
+          ASSERT_TRUE(cache->append(item.seq, 0, item.keys, item.values).ok());
+        }
+        for (const SeqId id : ids) {
+          ASSERT_TRUE(cache->verify(id).ok());
+          ASSERT_EQ(cache->length(id, 0).value(), reference->length(id, 0).value());
+        }
+      }
+    }
+    EXPECT_GT(refusals, 20);
+    EXPECT_GT(some, 0);
+  }
+}
+
 TEST(MemoryFaults, AppendThatEvicts) {
   const std::string spec = std::string(kTiers) + ",evict=h2o,max_seq_len=160";
   // What a policy gave up before an append was refused is gone.

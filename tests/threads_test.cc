@@ -1,6 +1,7 @@
 // threads_test.cc — one cache, several threads, each with sequences of its own, doing everything at once. TSan runs this.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <random>
 #include <thread>
@@ -187,6 +188,55 @@ TEST(Threads, CallsOnOneSequenceAreSerialised) {
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(cache->length(seq, 0).value(), appended);
   EXPECT_TRUE(cache->verify(seq).ok());
+}
+
+// Batches of the same sequences in any order, beside attention over them, forks and single appends: nobody waits for ever, and
+// every row is there once.
+TEST(Threads, BatchesOfTheSameSequencesMeet) {
+  for (const char* settings : {"threads=2", "threads=2,budget=600KiB", "threads=1,evict=h2o,max_len=90"}) {
+    auto cache = make_cache(settings);
+    std::vector<SeqId> ids;
+    for (int i = 0; i < 5; ++i) ids.push_back(cache->add_sequence().value());
+    std::vector<std::atomic<uint32_t>> appended(ids.size());
+    std::vector<std::thread> threads;
+    for (uint32_t t = 0; t < kThreads; ++t) {
+      threads.emplace_back([&, t] {
+        std::mt19937 rng(t);
+        const std::vector<float> rows(static_cast<size_t>(50) * kHeads * kDim, static_cast<float>(t)),
+            queries(static_cast<size_t>(kHeads) * kGroup * kDim, 0.1f);
+        std::vector<float> out(ids.size() * queries.size());
+        for (int i = 0; i < kSteps / 6; ++i) {
+          std::vector<size_t> order = {0, 1, 2, 3, 4};
+          std::shuffle(order.begin(), order.end(), rng);
+          order.resize(2 + rng() % 4);
+          const uint32_t tokens = i % 10 == 0 ? 50 : 1;
+          const auto view = RowsView::f32(rows.data(), tokens, kHeads, kDim);
+          std::vector<AppendItem> items;
+          std::vector<AttentionItem> asked;
+          for (const size_t at : order) {
+            items.push_back({ids[at], view, view, {}});
+            asked.push_back({ids[at], RowsView::f32(queries.data(), 1, kHeads * kGroup, kDim), out.data() + at * queries.size()});
+          }
+          (void)cache->append_many(0, items);
+          for (size_t k = 0; k < items.size(); ++k) {
+            if (items[k].status.ok()) appended[order[k]] += tokens;
+            else ASSERT_EQ(items[k].status.code(), StatusCode::resource_exhausted) << items[k].status.message();
+          }
+          (void)cache->attention(0, asked);  // a sequence may be empty still
+          if (i % 7 != 0) continue;
+          if (cache->append(ids[order[0]], 0, view, view).ok()) appended[order[0]] += tokens;
+          if (const auto fork = cache->fork(ids[order[1]]); fork.ok()) {
+            ASSERT_TRUE(cache->remove(*fork).ok());
+          }
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (size_t i = 0; i < ids.size(); ++i) {
+      EXPECT_EQ(cache->length(ids[i], 0).value(), appended[i]) << settings;
+      EXPECT_TRUE(cache->verify(ids[i]).ok());
+    }
+  }
 }
 
 TEST(Threads, RemovingASequenceUnderUseIsSafe) {

@@ -35,6 +35,8 @@ class Recorder final : public Machine {
   Status enter() override { return machine_->enter(); }
   Status follow(const StreamName& stream) override { return machine_->follow(stream); }
   Status leave() override { return machine_->leave(); }
+  void go_aside() noexcept override { machine_->go_aside(); }
+  void come_back() noexcept override { machine_->come_back(); }
   Result<uint8_t*> allocate_staging(size_t bytes) override { return machine_->allocate_staging(bytes); }
   void release_staging(uint8_t* memory) noexcept override { machine_->release_staging(memory); }
   Status send(uint8_t* to, const void* from, size_t bytes) override { return machine_->send(to, from, bytes); }

@@ -171,10 +171,12 @@ class AdaptiveKVCache {
   // Appends the next tokens of one layer; positions go on from length(seq, layer). Refused, no token is in; what an eviction policy
   // had given up to make room is gone, and so is what lay over the archive where `promote` is set.
   Status append(SeqId seq, uint32_t layer, const RowsView& keys, const RowsView& values);
-  // The same for many sequences, one after the other: a step of a batch. Every item gets its own status, and one that is refused
-  // does not disturb the others. Returns OK when all items are, otherwise the status of the first that is not. A wrong layer, a
-  // sequence that is there twice, or rows that are not all in the same memory (a device's: after the same stream) refuse the whole
-  // call, and every item has that status. What happens to rows in a device's memory: tierkv/cuda.h.
+  // The same for many sequences: a step of a batch. The rows of all go in, and blocks that become due are coded together, the same
+  // bits as one after the other; where memory is short they go on one after the other. Every item gets its own status, and one that
+  // is refused does not disturb the others. Returns OK when all items are, otherwise the status of the first that is not. A wrong
+  // layer, a sequence that is there twice, or rows that are not all in the same memory (a device's: after the same stream) refuse
+  // the whole call, and every item has that status. What happens to rows in a device's memory: tierkv/cuda.h.
+  // Threads: the sequences are locked together, in the order of their ids, so two such calls cannot deadlock.
   Status append_many(uint32_t layer, std::span<AppendItem> items);
   // out is [tokens][query heads][head_dim], f32, and finite when the call succeeds. Where the queries are in a device's memory it
   // is too, and it is valid for work that comes after on their stream; queries are not looked at then, and what is wrong with them

@@ -18,11 +18,12 @@
 //             and slow.
 //   Rows:     up to kMostQueries tokens a sequence that go on to hot rows which the device has are moved there and do not wait;
 //             their contents come to host memory in time for whoever reads them there, and he waits. So does a step that makes
-//             new blocks, for their bytes. Others are copied to host
-//             memory and waited for, once a call, whatever the number of items: prompts, the first step of a sequence, layers with
-//             a window, caches that evict, spill, skip or learn a model. Rows that did not wait and are not finite are found when
-//             they land: from then on calls on the sequence are refused with invalid_argument, which says where, until truncate()
-//             takes that position back. What was on its way when the device failed is lost in the same way, with io_error.
+//             new blocks, for their bytes, which are made on a stream of their own: not for what he has asked for. Others are
+//             copied to host memory and waited for, once a call, whatever the number of items: prompts, the first step of a
+//             sequence, layers with a window, caches that evict, spill, skip or learn a model. Rows that did not wait and are not
+//             finite are found when they land: from then on calls on the sequence are refused with invalid_argument, which says
+//             where, until truncate() takes that position back. What was on its way when the device failed is lost in the same
+//             way, with io_error.
 //   Later:    what can only be known when the device is done is said by the next call that works on it, which does nothing else
 //             then, or by Device::check(), once: out_of_range for queries that were not finite or scores beyond the range of 16-bit
 //             floats, whose results are zeros; io_error for a stream that failed.

@@ -23,14 +23,27 @@
 
 namespace tierkv::attn {
 
+// Rows as they lie in a hot tail, one behind the other, 16 bits an element.
+struct TailRows {
+  const uint16_t* rows = nullptr;
+  bool bf16 = false;  // fp16 otherwise
+  // Whose they are, for a backend that keeps tails from call to call: as TakeWork's, of a KV head and a side, and their positions
+  // follow one another. Null: it cannot have them.
+  const void* owner = nullptr;
+  uint64_t version = 0;
+  uint32_t head = 0;
+  bool values = false;
+};
+
 // One side of one block to be made of codec->shape().tokens rows, exactly codec->bytes() bytes.
 struct EncodeWork {
   const quant::Codec* codec = nullptr;
-  const float* rows = nullptr;
+  const float* rows = nullptr;  // null: those of `tail`
   quant::BlockContext ctx;
   std::span<std::byte> out;
   // resource_exhausted: no memory for scratch. Anything else that is not ok: the codec refused these rows. `out` is undefined then.
   Status status;
+  TailRows tail = {};
 };
 
 // Rows first..first+count-1 of one side of one block.
@@ -110,6 +123,10 @@ class Backend {
 
   // It keeps things from call to call and wants to be told what is settled.
   virtual bool remembers() const { return false; }
+
+  // Heads whose blocks it codes best at a time. The processor's: what threads share out, and not so many that their rows as floats
+  // leave its caches.
+  virtual uint32_t heads_at_once() const { return 16; }
 
   // unsupported: these rows are in memory that the backend cannot read. `what` names them.
   virtual Status accepts(const RowsView& rows, const char* what) const = 0;

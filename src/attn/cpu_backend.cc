@@ -15,6 +15,18 @@
 namespace tierkv::attn {
 namespace {
 
+struct WideRows {
+  std::vector<float> rows;
+};
+
+// A block's worth of them, in memory of this thread.
+const float* widened(const TailRows& tail, const quant::BlockShape& shape) {
+  std::vector<float>& out = per_thread<WideRows>().rows;
+  out.resize(static_cast<size_t>(shape.tokens) * shape.head_dim);
+  widen_halves(tail.rows, tail.bf16, static_cast<uint32_t>(out.size()), out.data());
+  return out.data();
+}
+
 // Rows of a view list that one task takes when few queries look at many tokens.
 constexpr uint32_t kSplitRows = 1024;
 // What "few" is: rows of queries of one KV head.
@@ -381,7 +393,10 @@ class CpuBackend final : public Backend {
   void encode(std::span<EncodeWork> blocks, const Executor& run) const override {
     run(static_cast<uint32_t>(blocks.size()), [&](uint32_t i) {
       EncodeWork& block = blocks[i];
-      block.status = guarded("encode a block", [&] { return block.codec->encode(block.rows, block.ctx, block.out); });
+      block.status = guarded("encode a block", [&] {
+        const float* const rows = block.rows ? block.rows : widened(block.tail, block.codec->shape());
+        return block.codec->encode(rows, block.ctx, block.out);
+      });
     });
   }
 

@@ -22,11 +22,14 @@ void widen_row(const RowsView& rows, uint32_t token, uint32_t head, float* out) 
     std::memcpy(out, static_cast<const float*>(rows.data) + at, rows.head_dim * sizeof(float));
     return;
   }
-  // The kernels take rows of whole vectors.
-  if (const quant::Kernels* kernels = rows.head_dim % 16 == 0 ? quant::active_kernels() : nullptr) {
-    return kernels->widen(static_cast<const uint16_t*>(rows.data) + at, rows.type == DType::bf16, rows.head_dim, out);
-  }
-  for (uint32_t c = 0; c < rows.head_dim; ++c) out[c] = element(rows, at + c);
+  widen_halves(static_cast<const uint16_t*>(rows.data) + at, rows.type == DType::bf16, rows.head_dim, out);
+}
+
+void widen_halves(const uint16_t* from, bool bf16, uint32_t count, float* out) {
+  // The kernels take whole vectors.
+  if (const quant::Kernels* kernels = count % 16 == 0 ? quant::active_kernels() : nullptr)
+    return kernels->widen(from, bf16, count, out);
+  for (uint32_t i = 0; i < count; ++i) out[i] = bf16 ? bf16_to_f32(from[i]) : f16_to_f32(from[i]);
 }
 
 }  // namespace tierkv::attn

@@ -18,4 +18,7 @@ float element(const RowsView& rows, ptrdiff_t at);
 
 void widen_row(const RowsView& rows, uint32_t token, uint32_t head, float* out);
 
+// `count` elements of 16 bits.
+void widen_halves(const uint16_t* from, bool bf16, uint32_t count, float* out);
+
 }  // namespace tierkv::attn

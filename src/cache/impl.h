@@ -1,6 +1,6 @@
 // impl.h — the conductor's own state, shared by the files that make up AdaptiveKVCache:
 //   cache.cc      create, sequences, get, truncate, flush
-//   append.cc     rows in, graduation, room
+//   append.cc     rows in, graduation, room (appending.h); append_many.cc: of many sequences; append_there.cc: a device's
 //   attend.cc     views out, attention, observation
 //   evict.cc      budgets and policies
 //   adapt.cc      calibrations, quality feedback and thresholds, all of which the planner takes
@@ -119,9 +119,6 @@ struct AdaptiveKVCache::Impl {
   // The cold file and its codecs, as the configuration says; REQUIRES: the arena is there, the store not yet.
   Status open_cold();
 
-  // append.cc
-  // `needed`: as with_pressure() (pressure.h) wants it.
-  Status append(tiers::Sequence& seq, uint32_t layer, const RowsView& keys, const RowsView& values, uint64_t& needed);
   // evict.cc; all with the sequence's lock held
   bool evicts(uint32_t layer) const { return policy && planner->shape(layer).window == 0; }
   // Live tokens a layer may hold under max_seq_len; 0: any number.

@@ -27,6 +27,7 @@ class CudaMachine final : public Machine {
   explicit CudaMachine(const DeviceFacts& facts) : facts_(facts) {}
   ~CudaMachine() override {
     if (own_) cudaStreamDestroy(own_);
+    if (beside_) cudaStreamDestroy(beside_);
   }
 
   Status start() {
@@ -34,6 +35,7 @@ class CudaMachine final : public Machine {
     TIERKV_RETURN_IF_ERROR(status_of(static_cast<cudaError_t>(prepare_prompt_kernels(facts_.hopper)), "loading the kernels"));
     TIERKV_RETURN_IF_ERROR(last_.make());
     TIERKV_RETURN_IF_ERROR(status_of(cudaStreamCreateWithFlags(&own_, cudaStreamNonBlocking), "making a stream"));
+    TIERKV_RETURN_IF_ERROR(status_of(cudaStreamCreateWithFlags(&beside_, cudaStreamNonBlocking), "making a stream"));
     stream_ = own_;
     return {};
   }
@@ -60,6 +62,9 @@ class CudaMachine final : public Machine {
     left_ = true;
     return {};
   }
+
+  void go_aside() noexcept override { aside_ = true; }
+  void come_back() noexcept override { aside_ = false; }
 
   Result<std::unique_ptr<Mark>> make_mark() override {
     auto mark = std::make_unique<CudaMark>();
@@ -124,14 +129,15 @@ class CudaMachine final : public Machine {
 
   // Where things are asked for: after leave() on the machine's own.
   cudaStream_t now() {
+    if (aside_) return beside_;
     if (left_) (void)go_on(own_);
     return stream_;
   }
 
   const DeviceFacts facts_;
-  cudaStream_t own_ = nullptr, stream_ = nullptr;
+  cudaStream_t own_ = nullptr, beside_ = nullptr, stream_ = nullptr;
   CudaMark last_;
-  bool left_ = false;
+  bool left_ = false, aside_ = false;
 };
 
 }  // namespace

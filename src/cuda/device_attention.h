@@ -29,6 +29,7 @@ class DeviceAttention final : public DeviceBackend {
   DeviceAttention(std::unique_ptr<Machine> machine, uint64_t byte_limit);
 
   bool remembers() const override { return true; }
+  uint32_t heads_at_once() const override { return 128; }
   Status accepts(const RowsView& rows, const char* what) const override;
   void encode(std::span<attn::EncodeWork> blocks, const Executor& run) const override;
   void decode(std::span<const attn::DecodeWork> blocks, const Executor& run) const override;
@@ -49,6 +50,7 @@ class DeviceAttention final : public DeviceBackend {
     uint64_t listed_views = 0;   // of the last call, that were not settled
     uint64_t planned_again = 0;  // because a parcel needed more room
     uint64_t encoded = 0;        // sides of blocks that the device made
+    uint64_t encode_bytes = 0;   // of rows that went there for it
   };
   Counts counts() const;
 

@@ -166,6 +166,7 @@ Result<std::shared_ptr<const attn::Arrival>> DeviceAttention::take(std::span<att
   });
   if (!followed) return taken;  // nothing was asked for
   const Status ended = slots_.end_call();
+  tails_.end_call(false);
   (void)machine_->leave();
   if (taken.ok() && ended.ok()) return taken;
   for (const attn::TakeWork& work : works) tails_.forget(work.owner);  // nobody knows what is there
@@ -272,6 +273,7 @@ DeviceAttention::Counts DeviceAttention::counts() const {
   std::lock_guard lock(mutex_);
   Counts out = counts_;
   out.areas_made = standing_.made(), out.rows_sent = tails_.rows_sent(), out.encoded = encoder_.encoded();
+  out.encode_bytes = encoder_.bytes_sent();
   return out;
 }
 

@@ -18,6 +18,19 @@ namespace {
 // Sides of blocks that are worth a trip.
 constexpr size_t kLeastWorks = 4;
 
+// What was asked for there is done when it comes back, whatever happened.
+struct Aside {
+  explicit Aside(Machine& of) : machine(of) { machine.go_aside(); }
+  ~Aside() {
+    if (busy) (void)machine.wait();
+    machine.come_back();
+  }
+  Aside(const Aside&) = delete;
+  Aside& operator=(const Aside&) = delete;
+  Machine& machine;
+  bool busy = true;
+};
+
 }  // namespace
 
 EncodeBatch::EncodeBatch(Machine& machine)
@@ -38,9 +51,12 @@ Result<const uint8_t*> EncodeBatch::copied(const void* from, size_t bytes) {
   uint8_t*& there = copies_[from];
   if (there == nullptr) {
     TIERKV_ASSIGN_OR_RETURN(uint8_t* const fresh, machine_.allocate(bytes));
+    if (Status sent = machine_.send(fresh, from, bytes); !sent.ok()) {
+      machine_.release(fresh);  // or another codec would take its zeros for the table
+      return sent;
+    }
     there = fresh;
     table_bytes_ += bytes;
-    TIERKV_RETURN_IF_ERROR(machine_.send(there, from, bytes));
   }
   return static_cast<const uint8_t*>(there);
 }
@@ -100,8 +116,7 @@ uint32_t EncodeBatch::coding_of(const EncodeWork& work) {
   return guided || scattered ? kNotHere : found->second;
 }
 
-// One parcel: descriptors, then rows.
-Status EncodeBatch::send(std::span<EncodeWork* const> works, const Executor& run) {
+Status EncodeBatch::send_tables() {
   if (codings_sent_ != codings_.size()) {
     codings_sent_ = 0;
     const size_t bytes = codings_.size() * sizeof(SideCoding);
@@ -116,12 +131,34 @@ Status EncodeBatch::send(std::span<EncodeWork* const> works, const Executor& run
     TIERKV_RETURN_IF_ERROR(machine_.send(guides_there_.data(), guides_.data(), bytes));
     guides_sent_ = guides_.size();
   }
-  size_t parts = 0, rows = 0;
+  return {};
+}
+
+size_t EncodeBatch::place_rows(std::span<EncodeWork* const> works, Tails* tails) {
+  sources_.clear();
+  size_t bytes = 0;
   for (size_t i = 0; i < works.size(); ++i) {
-    const SideCoding& coding = codings_[coding_[i]];
-    parts += encode_parts(coding);
-    rows += line_rounded(size_t{4} * coding.layout.tokens * coding.layout.head_dim);
+    const EncodeWork& work = *works[i];
+    const quant::SideLayout& side = codings_[coding_[i]].layout;
+    Source& source = sources_.emplace_back();
+    const size_t elements = size_t{side.tokens} * side.head_dim;
+    if (!work.rows) {
+      source.type = work.tail.bf16 ? RowType::bf16 : RowType::f16;
+      if (tails) source.there = tails->rows_there(work.tail, work.ctx.first_position, side.tokens, size_t{2} * side.head_dim);
+    }
+    if (source.there) continue;
+    source.at = bytes, source.bytes = elements * (work.rows ? sizeof(float) : sizeof(uint16_t));
+    bytes += line_rounded(source.bytes);
   }
+  return bytes;
+}
+
+// One parcel: descriptors, then rows that are not there.
+Status EncodeBatch::send(std::span<EncodeWork* const> works, const Executor& run, Tails* tails) {
+  TIERKV_RETURN_IF_ERROR(send_tables());
+  size_t parts = 0;
+  for (size_t i = 0; i < works.size(); ++i) parts += encode_parts(codings_[coding_[i]]);
+  const size_t rows = place_rows(works, tails);
   const size_t flags = line_rounded(works.size() * sizeof(uint32_t));  // the results begin with them
   const size_t descs_at = line_rounded(256 * sizeof(float)), parts_at = descs_at + line_rounded(works.size() * sizeof(EncodeDesc));
   const size_t rows_at = parts_at + line_rounded(parts * sizeof(EncodePart));
@@ -140,27 +177,27 @@ Status EncodeBatch::send(std::span<EncodeWork* const> works, const Executor& run
   auto* const descs = reinterpret_cast<EncodeDesc*>(parcel_host_.data() + descs_at);
   auto* part = reinterpret_cast<EncodePart*>(parcel_host_.data() + parts_at);
   std::memcpy(parcel_host_.data(), log8_table(), 256 * sizeof(float));
-  size_t at = rows_at;
   for (size_t i = 0; i < works.size(); ++i) {
     const SideCoding& coding = codings_[coding_[i]];
-    descs[i] = {parcel_.data() + at,
+    const Source& source = sources_[i];
+    descs[i] = {source.there ? source.there : parcel_.data() + rows_at + source.at,
                 out_.data() + at_[i],
                 reinterpret_cast<uint32_t*>(out_.data()) + i,
                 coding.layout.head_dim,
                 works[i]->ctx.first_position,
                 coding_[i],
-                RowType::f32,
+                source.type,
                 guide_[i]};
-    at += line_rounded(size_t{4} * coding.layout.tokens * coding.layout.head_dim);
     for (uint32_t p = 0; p < encode_parts(coding); ++p) *part++ = {static_cast<uint32_t>(i), p};
     launch.shared_bytes = std::max<uint32_t>(launch.shared_bytes, encode_floats(coding, guide_[i] != kNoGuide) * sizeof(float));
   }
   const auto copy_rows = [&](uint32_t i) {
-    const quant::SideLayout& side = codings_[coding_[i]].layout;
-    const auto* const there = static_cast<const uint8_t*>(descs[i].rows);
-    std::memcpy(parcel_host_.data() + (there - parcel_.data()), works[i]->rows, size_t{4} * side.tokens * side.head_dim);
+    const Source& source = sources_[i];
+    const void* const from = works[i]->rows ? static_cast<const void*>(works[i]->rows) : works[i]->tail.rows;
+    if (!source.there) std::memcpy(parcel_host_.data() + rows_at + source.at, from, source.bytes);
   };
-  run(static_cast<uint32_t>(works.size()), std::cref(copy_rows));
+  if (rows != 0) run(static_cast<uint32_t>(works.size()), std::cref(copy_rows));
+  bytes_sent_ += rows;
   TIERKV_RETURN_IF_ERROR(machine_.send(parcel_.data(), parcel_host_.data(), rows_at + rows));
   TIERKV_RETURN_IF_ERROR(machine_.clear(out_.data(), flags));
   launch.codings = reinterpret_cast<const SideCoding*>(codings_there_.data());
@@ -189,12 +226,13 @@ Status EncodeBatch::fetch(std::span<EncodeWork* const> works) {
   return {};
 }
 
-void EncodeBatch::encode(std::span<EncodeWork> blocks, const Executor& run) {
+void EncodeBatch::encode(std::span<EncodeWork> blocks, const Executor& run, Tails* tails) {
+  if (blocks.size() < kLeastWorks || !machine_.enter().ok()) return attn::cpu_backend().encode(blocks, run);
+  Aside aside(machine_);
   std::vector<EncodeWork*> here, there;
   coding_.clear(), guide_.clear();
-  const bool worth = blocks.size() >= kLeastWorks && machine_.enter().ok();
   for (EncodeWork& work : blocks) {
-    const uint32_t coding = worth ? coding_of(work) : kNotHere;
+    const uint32_t coding = coding_of(work);
     const bool asks = coding != kNotHere && codings_[coding].layout.even != 0;
     const Result<uint32_t> guide = asks ? guide_of(work) : Result<uint32_t>(kNoGuide);
     if (coding == kNotHere || !guide.ok()) {
@@ -206,13 +244,14 @@ void EncodeBatch::encode(std::span<EncodeWork> blocks, const Executor& run) {
     guide_.push_back(*guide);
   }
   if (there.size() < kLeastWorks) there.clear();
-  if (!there.empty() && !send(there, run).ok()) there.clear();
+  if (!there.empty() && !send(there, run, tails).ok()) there.clear();
   if (there.empty()) return attn::cpu_backend().encode(blocks, run);
   // Meanwhile, what is the processor's.
   std::vector<EncodeWork> own;
   for (const EncodeWork* work : here) own.push_back(*work);
   attn::cpu_backend().encode(own, run);
   for (size_t i = 0; i < here.size(); ++i) here[i]->status = std::move(own[i].status);
+  aside.busy = false;
   if (fetch(there).ok()) return;
   for (EncodeWork* work : there) attn::cpu_backend().encode({work, 1}, attn::in_turn());
 }

@@ -3,6 +3,7 @@
 //
 // Order:   sends, clears, moves and launches happen one after the other, as they were asked for, on whatever stream.
 // Streams: what is asked for goes to the stream that was followed last, its own at the start.
+// Aside:   between go_aside() and come_back() it goes to one more, which is in order with itself alone.
 // Errors:  resource_exhausted: no memory. io_error: the device failed. failed_precondition: a caller's stream is being captured.
 #pragma once
 
@@ -59,6 +60,12 @@ class Machine {
   virtual Status follow(const StreamName& stream) = 0;
   // Back to its own, behind what was asked for. The caller may do with his stream what he likes.
   virtual Status leave() = 0;
+
+  // Things that need nothing of what is still on its way, and that nothing else needs: they wait for nobody, and wait() waits for
+  // them alone. REQUIRES: what they read was seen to be done (a mark that was reached, wait()), and they are waited for before
+  // come_back(). No stream is followed, and no mark put, in between.
+  virtual void go_aside() noexcept = 0;
+  virtual void come_back() noexcept = 0;
 
   // Memory of the device, all zeros, aligned to 256 bytes.
   Result<uint8_t*> allocate(size_t bytes) {

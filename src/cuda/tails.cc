@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/guarded.h"
+
 namespace tierkv::cuda {
 
 Tails::~Tails() {
@@ -125,6 +127,7 @@ Result<Tails::Strip*> Tails::extend(const attn::TakeWork& work) {
 // The rows from `first` on, in pieces that do not overlap.
 Status Tails::slide(Strip& strip, uint32_t first) {
   const auto dim = static_cast<uint32_t>(strip.row_bytes / sizeof(uint16_t));
+  strip.change = ++changes_;
   const uint32_t by = first - strip.base, live = strip.end - first;
   for (uint32_t done = 0; done < live; done += by) {
     RowMove move;
@@ -143,7 +146,7 @@ Status Tails::slide(Strip& strip, uint32_t first) {
   return {};
 }
 
-Status Tails::send_rows(const attn::AttendWork& work, const Strip& strip, uint32_t from, uint32_t end) {
+Status Tails::send_rows(const attn::AttendWork& work, Strip& strip, uint32_t from, uint32_t end) {
   const size_t piece = size_t{end - from} * strip.row_bytes;
   uint8_t* const staged = staging_->data() + staged_;
   staged_ += piece * 2 * work.heads.size();
@@ -158,8 +161,56 @@ Status Tails::send_rows(const attn::AttendWork& work, const Strip& strip, uint32
     }
   }
   rows_sent_ += end - from;
+  strip.change = ++changes_;
   return machine_.send_pieces(strip.memory + size_t{from - strip.base} * strip.row_bytes, strip.side_bytes(), staged, piece, piece,
                               2 * work.heads.size());
+}
+
+void Tails::look_at_marks() noexcept {
+  while (!marks_.empty() && marks_.front().mark->reached()) {
+    done_ = marks_.front().change;
+    if (spare_marks_.size() < spare_marks_.capacity()) spare_marks_.push_back(std::move(marks_.front().mark));
+    marks_.pop_front();
+  }
+}
+
+// A mark is worth having only where a strip changed and nobody waits: without memory for one the change is taken to be on its way
+// until one behind it is reached.
+void Tails::end_call(bool done) noexcept {
+  if (done) {
+    done_ = marked_ = changes_;
+    return;
+  }
+  if (marked_ == changes_) return;
+  look_at_marks();
+  (void)with_memory([&] {
+    spare_marks_.reserve(64);
+    std::unique_ptr<Mark> mark;
+    if (spare_marks_.empty()) {
+      auto made = machine_.make_mark();
+      if (!made.ok()) return false;
+      mark = std::move(made).value();
+    } else {
+      mark = std::move(spare_marks_.back());
+      spare_marks_.pop_back();
+    }
+    if (!machine_.put(*mark).ok()) return false;
+    marks_.push_back({changes_, std::move(mark)});
+    marked_ = changes_;
+    return true;
+  });
+}
+
+const uint8_t* Tails::rows_there(const attn::TailRows& rows, uint32_t first, uint32_t count, size_t row_bytes) noexcept {
+  const auto found = rows.owner ? strips_.find(rows.owner) : strips_.end();
+  if (found == strips_.end()) return nullptr;
+  const Strip& strip = *found->second;
+  const bool known = strip.memory && strip.row_bytes == row_bytes && rows.head < strip.versions.size() && strip.versions[0] != 0 &&
+                     strip.versions[rows.head] == rows.version;
+  if (!known || first < strip.base || first + count > strip.end) return nullptr;
+  if (strip.change > done_) look_at_marks();
+  if (strip.change > done_) return nullptr;
+  return rows.values ? strip.values(rows.head, first) : strip.keys(rows.head, first);
 }
 
 void Tails::release(Strip& strip) {

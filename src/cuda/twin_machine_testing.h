@@ -26,8 +26,8 @@ class TwinMachine final : public Machine {
  public:
   // `memory`: so many bytes in all can be allocated; 0: any number.
   explicit TwinMachine(MachineFacts facts = {7, true}, uint64_t memory = 0, bool lazy = false)
-      : facts_(facts), memory_(memory), queue_(std::make_shared<Queue>()) {
-    queue_->lazy = lazy;
+      : facts_(facts), memory_(memory), main_(std::make_shared<Queue>()), beside_(std::make_shared<Queue>()), queue_(main_.get()) {
+    main_->lazy = beside_->lazy = lazy;
   }
 
   MachineFacts facts() const override { return facts_; }
@@ -37,6 +37,8 @@ class TwinMachine final : public Machine {
     return {};
   }
   Status leave() override { return {}; }
+  void go_aside() noexcept override { queue_ = beside_.get(); }
+  void come_back() noexcept override { queue_ = main_.get(); }
   Result<uint8_t*> allocate_staging(size_t bytes) override {
     auto* const memory = static_cast<uint8_t*>(std::malloc(bytes));
     std::lock_guard lock(staging_mutex_);
@@ -44,7 +46,7 @@ class TwinMachine final : public Machine {
     return memory;
   }
   void release_staging(uint8_t* memory) noexcept override {
-    queue_->run(UINT64_MAX);
+    do_everything();
     std::lock_guard lock(staging_mutex_);
     staging_.erase(memory);
     std::free(memory);
@@ -74,6 +76,7 @@ class TwinMachine final : public Machine {
     return queue_->add([launch, partials = plan.partials] { Twin(launch, partials).run(launch.out, launch.lse); });
   }
   Status encode(const EncodeLaunch& launch) override {
+    ++encodes;
     return queue_->add([launch] { encode_on_host(launch); });
   }
   Status prompt(const PromptLaunch& launch, PromptStep step) override {
@@ -87,19 +90,21 @@ class TwinMachine final : public Machine {
     return queue_->add([list = std::vector(moves.begin(), moves.end()), head_dim] { move_rows_on_host(list, head_dim); });
   }
   Status wait() override {
-    ++waits;
+    ++(queue_ == main_.get() ? waits : waits_aside);
     queue_->run(UINT64_MAX);
     return {};
   }
 
-  Result<std::unique_ptr<Mark>> make_mark() override { return std::unique_ptr<Mark>(std::make_unique<TwinMark>(queue_)); }
+  Result<std::unique_ptr<Mark>> make_mark() override { return std::unique_ptr<Mark>(std::make_unique<TwinMark>(main_)); }
   Status put(Mark& mark) override {
-    static_cast<TwinMark&>(mark).at = queue_->added();
+    static_cast<TwinMark&>(mark).at = main_->added();
     return {};
   }
 
   uint64_t sent = 0, sends = 0;  // bytes, and how often
-  uint64_t waits = 0;            // for everything
+  uint64_t waits = 0;            // for everything but what is aside
+  uint64_t waits_aside = 0;      // for that
+  uint64_t encodes = 0;          // launches that coded blocks
   uint64_t sends_that_fail = 0;  // the so manieth from now; 0: none
   Launch last;
   StreamName followed;
@@ -114,7 +119,7 @@ class TwinMachine final : public Machine {
     return memory;
   }
   void give_memory(uint8_t* memory) noexcept override {
-    queue_->run(UINT64_MAX);
+    do_everything();
     std::free(memory);
   }
 
@@ -160,6 +165,10 @@ class TwinMachine final : public Machine {
     uint64_t at = 0;
   };
 
+  void do_everything() noexcept {
+    for (Queue* queue : {main_.get(), beside_.get()}) queue->run(UINT64_MAX);
+  }
+
   bool is_staging(const uint8_t* at) const {
     std::lock_guard lock(staging_mutex_);
     const auto behind = staging_.upper_bound(at);
@@ -170,7 +179,8 @@ class TwinMachine final : public Machine {
 
   const MachineFacts facts_;
   const uint64_t memory_;
-  const std::shared_ptr<Queue> queue_;
+  const std::shared_ptr<Queue> main_, beside_;
+  Queue* queue_;                      // where things are asked for
   mutable std::mutex staging_mutex_;  // slots go on any thread
   std::map<const uint8_t*, size_t> staging_;
 };

@@ -226,7 +226,7 @@ Status insert_deep(const StreamEnv& env, const Snapshot& snapshot, std::span<con
   Coming coming(env, blocks);
   TIERKV_RETURN_IF_ERROR(decode_blocks(env, calibration, snapshot.deep, blocks, pool, [&](const DeepBlock& block, RowBatch& rows) {
     const Target target = target_of(plans[block.layer], block.head);
-    tiers::Making making{&rows, target.codec, target.raw, target.tier, nullptr, block.layer, block.head, nullptr, {}};
+    tiers::Making making{&rows, target.codec, target.raw, target.tier, nullptr, block.layer, block.head, nullptr, true, {}};
     tiers::seal(env, {&making, 1}, Arena::Use::normal, attn::in_turn());  // this is a task already
     tiers::copy_behind(env, {&making, 1}, attn::in_turn());
     if (making.made) coming.streams[block.index].push_back(*making.made);

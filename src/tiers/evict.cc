@@ -42,8 +42,8 @@ bool merge_run(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, size_
     for (uint32_t from = 0; from < all.rows(); from += codec->tokens) {
       RowBatch& batch = scratch_batch();
       batch.add_rows(env, all, from, std::min(codec->tokens, all.rows() - from));
-      auto ref =
-          seal(env, {&batch, codec, raw, tier, s.blocks[first].block.codec(), s.layer, s.head, nullptr, {}}, Arena::Use::relief);
+      const CodecEntry* const source = s.blocks[first].block.codec();
+      auto ref = seal(env, {&batch, codec, raw, tier, source, s.layer, s.head, nullptr, false, {}}, Arena::Use::relief);
       if (!ref) return false;
       fresh[made++] = *ref;
     }

@@ -1,7 +1,7 @@
 // graduate.cc — rows become older: from the tail into sinks and warm blocks, from warm blocks into the archive.
 //
-// The heads of a layer take their steps together: the next block of each that has one due is gathered, coded and sealed beside
-// those of the others (seal.h), round after round.
+// The heads of a layer, of one sequence or of many, take their steps together: the next block of each that has one due is gathered,
+// coded and sealed beside those of the others (seal.h), round after round.
 #include <algorithm>
 #include <functional>
 
@@ -12,9 +12,6 @@
 
 namespace tierkv::tiers {
 namespace {
-
-// Heads that take a step at once. It bounds the rows that are there as floats.
-constexpr size_t kMostTogether = 32;
 
 enum class Kind : uint8_t { none, sinks, graduate, demote };
 
@@ -56,13 +53,24 @@ Kind next_step(const HeadStream& s, const LayerPlan& plan, uint32_t most, Oldest
   return find_oldest(s.blocks, plan, oldest) ? Kind::demote : Kind::none;
 }
 
-// One head's part in a round.
-struct Step {
+// One head of a call.
+struct Head {
   HeadStream* stream = nullptr;
+  Unsettled* of = nullptr;
+  uint32_t made = 0;    // archive blocks
+  bool failed = false;  // it had no memory, alone
+};
+
+// A head's part in a round.
+struct Step {
+  Head* head = nullptr;
+  HeadStream* stream = nullptr;
+  const LayerPlan* plan = nullptr;
   Kind kind = Kind::none;
-  Oldest oldest;    // demote
-  size_t head = 0;  // which of the heads of the call it is
+  Oldest oldest;  // demote
   bool gathered = false;
+
+  uint32_t block_rows() const { return kind == Kind::sinks ? plan->sinks : plan->first_block(); }
 };
 
 // Rows of the heads of a round, kept from call to call.
@@ -75,37 +83,38 @@ struct Batches : std::vector<RowBatch> {
 // One call of settle().
 class Settling {
  public:
-  Settling(const StreamEnv& env, std::span<HeadStream> heads, const LayerPlan& plan, uint32_t most, Arena::Use use,
-           const Executor& run)
-      : env_(env), heads_(heads), plan_(plan), most_(most), use_(use), run_(run) {}
+  Settling(const StreamEnv& env, std::span<Unsettled> layers, Arena::Use use, const Executor& run)
+      : env_(env), use_(use), run_(run), together_(env.backend->heads_at_once()) {
+    for (Unsettled& layer : layers) {
+      for (HeadStream& s : layer.heads) heads_.push_back({&s, &layer});
+    }
+  }
 
   // Throws bad_alloc: whatever is not done has not begun.
-  bool work() {
-    made_.resize(heads_.size(), 0);
-    failed_.resize(heads_.size(), 0);
+  void work() {
     while (collect()) {
       gather();
       code();
       commit();
     }
-    return std::none_of(failed_.begin(), failed_.end(), [](uint8_t failed) { return failed != 0; });
+    for (const Head& head : heads_) head.of->settled &= !head.failed;
   }
 
  private:
   bool collect() {
     steps_.clear();
     for (size_t h = 0; h < heads_.size() && steps_.size() < together_; ++h) {
-      if (failed_[h]) continue;
-      Step step{&heads_[h], Kind::none, {}, h, false};
-      step.kind = next_step(heads_[h], plan_, most_ - made_[h], step.oldest);
+      Head& head = heads_[h];
+      if (head.failed) continue;
+      Step step{&head, head.stream, head.of->plan, Kind::none, {}, false};
+      step.kind = next_step(*step.stream, *step.plan, head.of->most - head.made, step.oldest);
       if (step.kind != Kind::none) steps_.push_back(step);
     }
     return !steps_.empty();
   }
 
-  uint32_t block_rows(const Step& step) const { return step.kind == Kind::sinks ? plan_.sinks : plan_.first_block(); }
-
-  // The rows of each step as floats.
+  // The rows of each step: what is in blocks as floats, what is in a tail as it is there, unless a block wants more rows than it
+  // gets.
   void gather() {
     if (batches_->size() < steps_.size()) batches_->resize(steps_.size());
     decodes_.clear();
@@ -115,38 +124,39 @@ class Settling {
       batch.clear();
       if (step.kind != Kind::demote) continue;
       const BlockList& blocks = step.stream->blocks;  // to look at: what is not changed keeps its version
-      batch.reserve_rows(env_, plan_.archive_codec->tokens);
+      batch.reserve_rows(env_, step.plan->archive_codec->tokens);
       for (size_t b = step.oldest.first; b < step.oldest.last; ++b)
         batch.list_live_rows(env_, blocks[b], step.stream->layer, step.stream->head, decodes_);
       step.gathered = true;
     }
     if (!decodes_.empty()) env_.backend->decode(decodes_, run_);
-    const auto widen = [&](uint32_t i) {
+    for (size_t i = 0; i < steps_.size(); ++i) {
       Step& step = steps_[i];
-      if (step.kind == Kind::demote) return;
-      const Tail& tail = step.stream->tail;
-      step.gathered = with_memory([&] {
-        (*batches_)[i].add_tail(env_, tail, block_rows(step));
-        return true;
-      });
-    };
-    run_(static_cast<uint32_t>(steps_.size()), std::cref(widen));
+      if (step.kind == Kind::demote) continue;
+      const HeadStream& s = *step.stream;
+      const uint32_t rows = step.block_rows();
+      const CodecEntry* const codec = step.kind == Kind::sinks ? step.plan->sink_codec : step.plan->first_codec(s.head);
+      if (rows == codec->tokens) (*batches_)[i].refer_to_tail(env_, s.tail, rows, step.head->of->owner, s.head);
+      else (*batches_)[i].add_tail(env_, s.tail, rows);
+      step.gathered = true;
+    }
   }
 
   Making making(const Step& step, RowBatch& batch) const {
     const HeadStream& s = *step.stream;
-    Making block{&batch, nullptr, nullptr, Tier::archive, nullptr, s.layer, s.head, nullptr, {}};
+    const LayerPlan& plan = *step.plan;
+    Making block{&batch, nullptr, nullptr, Tier::archive, nullptr, s.layer, s.head, nullptr, plan.window == 0, {}};
     if (step.kind == Kind::sinks) {
-      block.codec = block.raw = plan_.sink_codec;
+      block.codec = block.raw = plan.sink_codec;
       block.tier = Tier::sink;
     } else if (step.kind == Kind::graduate) {
-      block.codec = plan_.first_codec(s.head);
-      block.raw = plan_.warm ? plan_.raw_warm : plan_.raw_archive;
-      block.tier = plan_.warm ? Tier::warm : Tier::archive;
-      block.guide = plan_.guide(s.head);
+      block.codec = plan.first_codec(s.head);
+      block.raw = plan.warm ? plan.raw_warm : plan.raw_archive;
+      block.tier = plan.warm ? Tier::warm : Tier::archive;
+      block.guide = plan.guide(s.head);
     } else {
-      block.codec = plan_.archive(s.head);
-      block.raw = plan_.raw_archive;
+      block.codec = plan.archive(s.head);
+      block.raw = plan.raw_archive;
       block.source = s.blocks[step.oldest.first].block.codec();
     }
     return block;
@@ -162,7 +172,7 @@ class Settling {
       if (steps_[i].gathered && batch.rows() != 0) blocks_.push_back(making(steps_[i], batch));
     }
     seal(env_, blocks_, use_, run_);
-    if (plan_.window == 0) copy_behind(env_, blocks_, run_);
+    copy_behind(env_, blocks_, run_);
   }
 
   // Needs no memory but for the streams' lists.
@@ -175,11 +185,11 @@ class Settling {
       std::optional<BlockRef> ref = coded ? blocks_[coded_[i]].made : std::nullopt;
       const bool done = step.kind == Kind::demote ? demoted(step, ref, batch.rows()) : graduated(step, ref);
       if (done) {
-        made_[step.head] += step.kind == Kind::demote;
+        step.head->made += step.kind == Kind::demote;
         continue;
       }
       // With the others it may have lacked room that they have given back by now.
-      if (alone) failed_[step.head] = 1;
+      if (alone) step.head->failed = true;
       else together_ = 1;
     }
   }
@@ -192,8 +202,8 @@ class Settling {
       release_ref(env_, fresh);
       return false;
     }
-    s.tail.drop_front(block_rows(step));
-    env_.count_graduated(ref->block.tier(), block_rows(step));
+    s.tail.drop_front(step.block_rows());
+    env_.count_graduated(ref->block.tier(), step.block_rows());
     return true;
   }
 
@@ -212,14 +222,10 @@ class Settling {
   }
 
   const StreamEnv& env_;
-  const std::span<HeadStream> heads_;
-  const LayerPlan& plan_;
-  const uint32_t most_;
   const Arena::Use use_;
   const Executor& run_;
-  std::vector<uint32_t> made_;   // archive blocks, of each head
-  std::vector<uint8_t> failed_;  // of each head: it had no memory, alone
-  size_t together_ = kMostTogether;
+  std::vector<Head> heads_;
+  size_t together_;  // heads that take a step at once. It bounds the rows that are there as floats
   std::vector<Step> steps_;
   Loan<Batches> batches_;  // at least as many as there are steps
   std::vector<attn::DecodeWork> decodes_;
@@ -229,13 +235,33 @@ class Settling {
 
 }  // namespace
 
+void settle(const StreamEnv& env, std::span<Unsettled> layers, const Executor& run, Arena::Use use) noexcept {
+  Oldest oldest;
+  bool any = false;
+  for (Unsettled& layer : layers) {
+    const auto due = [&](const HeadStream& s) { return next_step(s, *layer.plan, layer.most, oldest) != Kind::none; };
+    layer.settled = std::none_of(layer.heads.begin(), layer.heads.end(), due);
+    any |= !layer.settled;
+  }
+  if (!any) return;  // nearly always, and it takes no memory to see it
+  // Each block is made whole before anything of its stream changes, so that there is nothing to undo.
+  (void)with_memory([&] {
+    Settling settling(env, layers, use, run);
+    for (Unsettled& layer : layers) layer.settled = true;
+    const bool done = with_memory([&] {
+      settling.work();
+      return true;
+    });
+    for (Unsettled& layer : layers) layer.settled &= done;
+    return true;
+  });
+}
+
 bool settle(const StreamEnv& env, std::span<HeadStream> heads, const LayerPlan& plan, const Executor& run, uint32_t most,
             Arena::Use use) {
-  Oldest oldest;
-  const auto due = [&](const HeadStream& s) { return next_step(s, plan, most, oldest) != Kind::none; };
-  if (std::none_of(heads.begin(), heads.end(), due)) return true;  // nearly always, and it takes no memory to see it
-  // Each block is made whole before anything of its stream changes, so that there is nothing to undo.
-  return with_memory([&] { return Settling(env, heads, plan, most, use, run).work(); });
+  Unsettled layer{heads, &plan, most, nullptr};
+  settle(env, {&layer, 1}, run, use);
+  return layer.settled;
 }
 
 bool settle(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, uint32_t most, Arena::Use use) {

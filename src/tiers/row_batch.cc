@@ -2,16 +2,12 @@
 
 #include <algorithm>
 
-#include "base/f16.h"
+#include "attn/rows.h"
 #include "base/per_thread.h"
-#include "quant/isa.h"
 
 namespace tierkv::tiers {
 
-void widen_row(const StreamEnv& env, const uint16_t* from, float* to) {
-  if (const quant::Kernels* kernels = quant::active_kernels()) return kernels->widen(from, env.hot_bf16, env.head_dim, to);
-  for (uint32_t c = 0; c < env.head_dim; ++c) to[c] = env.hot_bf16 ? bf16_to_f32(from[c]) : f16_to_f32(from[c]);
-}
+void widen_row(const StreamEnv& env, const uint16_t* from, float* to) { attn::widen_halves(from, env.hot_bf16, env.head_dim, to); }
 
 void RowBatch::clear() {
   keys.clear();
@@ -19,6 +15,23 @@ void RowBatch::clear() {
   positions.clear();
   stats.clear();
   mass.clear();
+  tail_keys = tail_values = {};
+}
+
+void RowBatch::add_positions(const StreamEnv& env, const Tail& tail, uint32_t count) {
+  for (uint32_t i = 0; i < count; ++i) {
+    positions.push_back(tail.position(i));
+    if (env.signals) stats.insert(stats.end(), tail.stats_row(i), tail.stats_row(i) + env.signals);
+  }
+}
+
+void RowBatch::refer_to_tail(const StreamEnv& env, const Tail& tail, uint32_t count, const void* owner, uint32_t head) {
+  Tail::Run runs[2];
+  tail.runs(runs);
+  if (runs[0].positions) owner = nullptr;  // with gaps nobody else has them
+  tail_keys = {tail.key_row(0), env.hot_bf16, owner, tail.version(), head, false};
+  tail_values = {tail.value_row(0), env.hot_bf16, owner, tail.version(), head, true};
+  add_positions(env, tail, count);
 }
 
 void RowBatch::add_tail(const StreamEnv& env, const Tail& tail, uint32_t count) {
@@ -29,9 +42,8 @@ void RowBatch::add_tail(const StreamEnv& env, const Tail& tail, uint32_t count) 
   for (uint32_t i = 0; i < count; ++i) {
     widen_row(env, tail.key_row(i), keys.data() + (before + i) * d);
     widen_row(env, tail.value_row(i), values.data() + (before + i) * d);
-    positions.push_back(tail.position(i));
-    if (env.signals) stats.insert(stats.end(), tail.stats_row(i), tail.stats_row(i) + env.signals);
   }
+  add_positions(env, tail, count);
 }
 
 void RowBatch::list_live_rows(const StreamEnv& env, const BlockRef& ref, uint32_t layer, uint32_t head,

@@ -11,7 +11,8 @@
 namespace tierkv::tiers {
 
 struct RowBatch {
-  std::vector<float> keys, values;  // [rows][head_dim]
+  std::vector<float> keys, values;  // [rows][head_dim]; empty: they are in a tail
+  attn::TailRows tail_keys, tail_values;
   std::vector<uint32_t> positions;
   std::vector<float> stats;  // [rows][signals]
   std::vector<float> mass;   // what codecs that keep some rows better are told
@@ -19,6 +20,9 @@ struct RowBatch {
   uint32_t rows() const { return static_cast<uint32_t>(positions.size()); }
   void clear();
   void add_tail(const StreamEnv& env, const Tail& tail, uint32_t count);
+  // The first `count` rows stay where they are, for as long as the tail does. `owner`: as attn::TailRows has it. REQUIRES: empty,
+  // and a linear tail.
+  void refer_to_tail(const StreamEnv& env, const Tail& tail, uint32_t count, const void* owner, uint32_t head);
   // REQUIRES: the lock of the block's sequence is held.
   void add_live_rows(const StreamEnv& env, const BlockRef& ref, uint32_t layer, uint32_t head);
   // The same, but that keys and values are there when somebody has done what is added to `works`. REQUIRES: they have room for the
@@ -30,6 +34,9 @@ struct RowBatch {
     values.reserve(static_cast<size_t>(count) * env.head_dim);
   }
   void add_rows(const StreamEnv& env, const RowBatch& from, uint32_t first, uint32_t count);
+
+ private:
+  void add_positions(const StreamEnv& env, const Tail& tail, uint32_t count);
 };
 
 // One row of a hot tail as floats.

@@ -16,6 +16,7 @@ bool consecutive(const std::vector<uint32_t>& positions) {
   return true;
 }
 
+// REQUIRES: not the rows of a tail.
 void pad(RowBatch& batch, const StreamEnv& env, uint32_t tokens) {
   const uint32_t rows = batch.rows();
   const size_t d = env.head_dim;
@@ -61,8 +62,10 @@ void try_next(const StreamEnv& env, std::span<Coding> codings, size_t attempt, s
       open[i] = 0;
       continue;
     }
-    sides.push_back({entry->key.get(), coding.batch->keys.data(), coding.ctx, room.keys, {}});
-    sides.push_back({entry->value.get(), coding.batch->values.data(), coding.ctx, room.values, {}});
+    const RowBatch& rows = *coding.batch;
+    const bool wide = !rows.keys.empty();
+    sides.push_back({entry->key.get(), wide ? rows.keys.data() : nullptr, coding.ctx, room.keys, {}, rows.tail_keys});
+    sides.push_back({entry->value.get(), wide ? rows.values.data() : nullptr, coding.ctx, room.values, {}, rows.tail_values});
   }
   if (!sides.empty()) env.backend->encode(sides, run);
   size_t at = 0;
@@ -189,7 +192,7 @@ void copy_behind(const StreamEnv& env, std::span<const Making> blocks, const Exe
     std::vector<Coding> codings(blocks.size());
     for (size_t i = 0; i < blocks.size(); ++i) {
       const Making& block = blocks[i];
-      if (!block.made || block.tier != Tier::archive || block.made->tokens() != env.cold_codec->tokens) continue;
+      if (!block.copied || !block.made || block.tier != Tier::archive || block.made->tokens() != env.cold_codec->tokens) continue;
       codings[i].batch = block.batch;
       codings[i].tries[0] = env.cold_codec;
       codings[i].tries[1] = env.cold_raw;

@@ -35,7 +35,7 @@ struct Coding {
 void encode_rows(const StreamEnv& env, std::span<Coding> codings, const Executor& run) noexcept;
 
 // Fills a batch of fewer rows than `codec` wants by repeating rows, and says in `ctx` what the rows weigh where `codec` keeps some
-// better. False: no memory.
+// better. False: no memory. REQUIRES: a batch that refers to a tail has as many rows as `codec` wants.
 [[nodiscard]] bool pad_rows(const StreamEnv& env, RowBatch& batch, const CodecEntry& codec, quant::BlockContext& ctx);
 
 // A block to be made of a batch of 1..codec->tokens rows: by `codec`, by its fallback when it refuses the rows, and as 16-bit rows
@@ -49,6 +49,7 @@ struct Making {
   uint32_t layer = 0;
   uint32_t head = 0;
   const quant::Codec* guide = nullptr;  // what the codec of the keys may look at (quant::BlockContext)
+  bool copied = false;                  // copy_behind() is for this one
 
   std::optional<BlockRef> made;  // nothing when memory ran out
 };

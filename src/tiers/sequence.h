@@ -76,6 +76,10 @@ class Sequence {
   // Throws bad_alloc.
   std::span<StreamViews> kept_views(uint32_t layer);
   void forget_views() noexcept { kept_.clear(); }
+  // Whose tails a backend keeps (attn::TakeWork); null: nobody's, of this layer.
+  const void* tails_owner(uint32_t layer) const noexcept {
+    return kept_.empty() ? nullptr : kept_.data() + static_cast<size_t>(layer) * kv_heads_;
+  }
   // Throws bad_alloc.
   LayerHeat& heat(uint32_t layer) {
     if (heat_.empty()) heat_.resize(layers_);

@@ -61,10 +61,20 @@ struct HeadStream {
 inline constexpr uint32_t kAllDue = 0xFFFFFFFFu;
 [[nodiscard]] bool settle(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, uint32_t most = kAllDue,
                           Arena::Use use = Arena::Use::normal);
-// The same for the heads of a layer together, `most` archive blocks of each: what they are due to code at a time is one call of
-// the backend, which `run` shares out. The streams are the same bits whatever `run` is. Where memory is short they go on one by
-// one, so that no block waits for room that the others only borrow. At most a block of each of 32 heads is there as floats at a
-// time.
+// A layer's heads of one sequence, that have something due or not.
+struct Unsettled {
+  std::span<HeadStream> heads;
+  const LayerPlan* plan = nullptr;
+  uint32_t most = kAllDue;      // archive blocks of each head
+  const void* owner = nullptr;  // as attn::TakeWork's, where the backend may have the tails' rows as well; null: it has not
+  bool settled = true;          // written; false: memory ran out, and what could not move stays in the better tier
+};
+// The same for the heads of many sequences together: what they are due to code at a time is one call of the backend, which `run`
+// shares out. The streams are the same bits whatever `run` is and whoever else is there. Where memory is short they go on one by
+// one, in their order, so that no block waits for room that the others only borrow. At most a block of each of as many heads as the
+// backend codes at a time is there as floats.
+void settle(const StreamEnv& env, std::span<Unsettled> layers, const Executor& run, Arena::Use use = Arena::Use::normal) noexcept;
+// And for those of one.
 [[nodiscard]] bool settle(const StreamEnv& env, std::span<HeadStream> heads, const LayerPlan& plan, const Executor& run,
                           uint32_t most = kAllDue, Arena::Use use = Arena::Use::normal);
 

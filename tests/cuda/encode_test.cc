@@ -72,6 +72,36 @@ TEST_P(CudaEncodeShapes, MakesTheBytesOfTheCodec) {
   EXPECT_LE(differ, works.size() / 50);
 }
 
+TEST_P(CudaEncodeShapes, MakesTheSameOfRowsOfATail) {
+  const auto device = machine();
+  ASSERT_TRUE(device);
+  EncodeBatch batch(*device);
+  const std::vector<EncodeCase> cases = testing::encode_cases(GetParam());
+  std::vector<std::vector<uint16_t>> halves;
+  std::vector<std::vector<std::byte>> made, wanted;
+  std::vector<attn::EncodeWork> works, reference;
+  for (const EncodeCase& of : cases) {
+    for (const bool bf16 : {false, true}) {
+      halves.emplace_back();
+      for (const float x : testing::rows_of_kind(of, 0, 131)) halves.back().push_back(bf16 ? f32_to_bf16(x) : f32_to_f16(x));
+      made.emplace_back(of.codec->bytes()), wanted.emplace_back(of.codec->bytes());
+      const attn::TailRows tail{halves.back().data(), bf16, nullptr, 0, 0, false};
+      works.push_back({of.codec.get(), nullptr, {0, 0, 131}, made.back(), {}, tail});
+      reference.push_back({of.codec.get(), nullptr, {0, 0, 131}, wanted.back(), {}, tail});
+    }
+  }
+  batch.encode(works, attn::in_turn());
+  attn::cpu_backend().encode(reference, attn::in_turn());
+  for (size_t i = 0; i < works.size(); ++i) {
+    SCOPED_TRACE(cases[i / 2].name);
+    ASSERT_TRUE(works[i].status.ok() && reference[i].status.ok()) << reference[i].status.message();
+    if (exact(cases[i / 2])) {
+      EXPECT_EQ(made[i], wanted[i]);
+    }
+  }
+  EXPECT_EQ(batch.encoded(), works.size()) << "the device made them";
+}
+
 INSTANTIATE_TEST_SUITE_P(All, CudaEncodeShapes,
                          ::testing::Values(quant::BlockShape{64, 64}, quant::BlockShape{128, 64}, quant::BlockShape{64, 128},
                                            quant::BlockShape{128, 128}, quant::BlockShape{64, 256}, quant::BlockShape{128, 256},
