@@ -1,6 +1,7 @@
 // What ruvector-attention's CacheManager does, kept here: append, get, and eviction at a limit, entry by entry.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -59,6 +60,30 @@ TEST(CacheManager, AutoEvictionOnAppend) {
     EXPECT_EQ(cache->length(seq).value(), 12u);
     EXPECT_EQ(cache->positions(seq, 0, 0).value().size(), 8u) << policy << ": no more than needed goes";
   }
+}
+
+// cache/observe.h: past 16,384 tokens totals are made of every second step.
+TEST(CacheManager, OfALongSequenceEverySecondStepIsHeard) {
+  constexpr uint32_t kTokens = 16384, kHeard = 100, kUnheard = 200, kDim = 32;
+  auto cache = make_cache(make_config({1, 1, kDim}, "hot=all,sinks=0,protect_recent=1,max_len=20000,evict=h2o"));
+  const SeqId seq = cache->add_sequence().value();
+  std::vector<float> keys(size_t{kTokens} * kDim), values(keys.size(), 1.0f);
+  keys[kHeard * kDim] = 30.0f, keys[kUnheard * kDim + 1] = 30.0f;
+  const auto rows = [&](const std::vector<float>& x) { return RowsView::f32(x.data(), kTokens, 1, kDim); };
+  ASSERT_TRUE(cache->append(seq, 0, rows(keys), rows(values)).ok());
+  const auto ask = [&](uint32_t channel, uint32_t position) {
+    std::vector<float> query(kDim), out(kDim);
+    query[channel] = 10.0f;
+    AttentionOptions options;
+    options.first_position = position;
+    ASSERT_TRUE(cache->attention(seq, 0, RowsView::f32(query.data(), 1, 1, kDim), out.data(), options).ok());
+  };
+  ask(0, kTokens - 2);
+  for (int i = 0; i < 3; ++i) ask(1, kTokens - 1);
+  ASSERT_TRUE(cache->evict(seq, 4).ok());
+  std::vector<uint32_t> kept = cache->positions(seq, 0, 0).value();
+  EXPECT_EQ(std::count(kept.begin(), kept.end(), kHeard), 1);
+  EXPECT_EQ(std::count(kept.begin(), kept.end(), kUnheard), 0);
 }
 
 TEST(CacheManager, OneLongAppendStaysWithinTheLimitToo) {

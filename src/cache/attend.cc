@@ -211,6 +211,9 @@ class Attending {
     MassReport* mass = held.item->mass;
     if (!learn_ && !place_ && !mass && !held.looks_back) return;
     const LayerState& state = held.sequence->layer(layer_);
+    const bool seldom = learn_ && impl_.only_totals && !mass && !held.looks_back && held.positions.size() == 1 &&
+                        state.length >= cache::kLongTotals;
+    if (seldom && !cache::hears_totals(held.positions[0], layer_)) return;
     if (mass) {
       mass->blocks.clear();
       mass->tokens.assign(mass->want_tokens ? static_cast<size_t>(config_.num_kv_heads) * state.length : 0, 0.0f);
@@ -229,6 +232,7 @@ class Attending {
     settings.group = config_.query_heads() / config_.num_kv_heads;
     settings.recent_only = !learn_ && !mass && !held.looks_back;
     settings.blocks = held.looks_back;
+    settings.total_times = seldom ? 2.0f : 1.0f;
     held.observers.reserve(config_.num_kv_heads);
     for (uint32_t h = 0; h < config_.num_kv_heads; ++h) {
       held.observers.emplace_back(settings, held.sequence->heads(layer_)[h], held.views[h], held.positions, mass, state.length);

@@ -50,6 +50,7 @@ void choose_signals(AdaptiveKVCache::Impl& impl) {
   for (int signal = 0; signal < policy::kNumSignals; ++signal) {
     if (wanted >> signal & 1u) impl.signal_slot[signal] = static_cast<int>(impl.env.signals++);
   }
+  impl.only_totals = wanted == 1u << policy::kMassTotal;
   impl.env.mass = impl.signal_slot[policy::kMassTotal];
   impl.env.archive_stats = impl.policy != nullptr;
 }

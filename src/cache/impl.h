@@ -60,6 +60,7 @@ struct AdaptiveKVCache::Impl {
   config::SkipMode skip;
   mutable cache::ReadCounts spill_counts, skip_counts;
   int signal_slot[policy::kNumSignals] = {-1, -1, -1, -1, -1, -1};
+  bool only_totals = false;  // nothing is kept of tokens but what they received in all
   std::vector<bool> places;  // by layer: its archive keeps some rows better, or will with tables, and asks for their mass
   size_t largest_block = 0;  // bytes of the largest that any sequence gets, its lists included
 

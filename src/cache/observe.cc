@@ -34,13 +34,13 @@ uint32_t tokens_seen(const HeadStream& stream, uint32_t at) {
 }
 
 // statistic = fade·statistic + sum, for each row. No sums are zeros.
-void fade_and_add(float* stats, size_t stride, float fade, const float* sums, uint32_t rows) {
+void fade_and_add(float* stats, size_t stride, float fade, const float* sums, float times, uint32_t rows) {
   if (!sums) {
     for (uint32_t t = 0; t < rows; ++t) stats[t * stride] *= fade;
-  } else if (stride == 1) {
+  } else if (stride == 1 && times == 1.0f) {
     quant::fade_add(stats, fade, sums, rows);
   } else {
-    for (uint32_t t = 0; t < rows; ++t) stats[t * stride] = stats[t * stride] * fade + sums[t];
+    for (uint32_t t = 0; t < rows; ++t) stats[t * stride] = stats[t * stride] * fade + sums[t] * times;
   }
 }
 
@@ -166,7 +166,8 @@ void StreamObserver::fold_view(float* stats, const float* sums, uint32_t rows) c
   const auto fold = [&](policy::Signal signal, float fade) {
     if (!keeps(signal)) return;
     const float* lane = lane_of_[signal] < 0 ? nullptr : sums + static_cast<size_t>(lane_of_[signal]) * rows_;
-    fade_and_add(stats + slot(signal), settings_.signals, fade, lane, rows);
+    const float times = signal == policy::kMassTotal ? settings_.total_times : 1.0f;
+    fade_and_add(stats + slot(signal), settings_.signals, fade, lane, times, rows);
   };
   fold(policy::kMassTotal, 1.0f);
   fold(policy::kMassLast, 0.0f);

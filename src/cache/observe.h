@@ -29,7 +29,13 @@ struct ObserveSettings {
   uint32_t group = 1;                // query heads per KV head
   bool recent_only = false;          // of tokens that are not archived yet. REQUIRES: no report, and no blocks
   bool blocks = false;               // take_blocks() is wanted, whether there is a report or not
+  float total_times = 1.0f;          // what a query counts for in kMassTotal: more where others are not heard
 };
+
+// Totals of a long sequence hardly change with one query more: of its decoding steps every second one is heard, and counts twice,
+// where totals are all that is kept. Layers take turns, so that steps take equally long.
+inline constexpr uint32_t kLongTotals = 16384;
+inline bool hears_totals(uint32_t position, uint32_t layer) { return (position + layer) % 2 == 0; }
 
 class StreamObserver {
  public:

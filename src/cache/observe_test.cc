@@ -151,6 +151,20 @@ TEST_F(ObserveTest, OneQueryIsOneSumForAllButTheCounts) {
   EXPECT_TRUE(plain.wanted().lanes.empty()) << "the backend has a shorter way for it";
 }
 
+TEST_F(ObserveTest, AQueryMayCountForOthersInTheTotalAlone) {
+  const uint32_t positions[] = {9};
+  const std::vector<float> mass(kTokens, 0.2f);
+  ObserveSettings twice = settings(4);
+  twice.total_times = 2.0f;
+  StreamObserver observer(twice, stream, views, positions, nullptr, kTokens);
+  tell(observer, positions, {&mass, 1});
+  EXPECT_NEAR(stat(3, policy::kMassTotal), 0.4f, 1e-6);
+  EXPECT_NEAR(stat(3, policy::kMassLast), 0.2f, 1e-6);
+  EXPECT_NEAR(stat(3, policy::kMassWindow), 0.2f, 1e-6);
+  for (uint32_t p = 0; p < 6; ++p) EXPECT_NE(hears_totals(p, 3), hears_totals(p + 1, 3));
+  EXPECT_NE(hears_totals(5, 0), hears_totals(5, 1)) << "layers take turns";
+}
+
 TEST_F(ObserveTest, ReportsBlocksAndTokensOfItsHead) {
   MassReport report;
   report.want_tokens = true;
