@@ -12,6 +12,7 @@ class RealModelTest(Command):
         """Two processes that differ in nothing but --kv differ in resident memory by what their caches say."""
         words = "The old ferry left the harbour at noon with nine people and a piano on board, and nobody looked back at the town. "
         self.text.write_text(words * 64)
+        self.environment["MALLOC_ARENA_MAX"] = "1"  # what libllama leaves in arenas of its threads changes from run to run
         results = []
         for kv in ("fp16", "balanced"):
             output = self.good_json("generate", "-f", self.text, "-m", SMOLLM2, "-n", 2, "--ignore-end", "--kv", kv, "-q")
@@ -22,7 +23,7 @@ class RealModelTest(Command):
         said = fp16["resident_bytes"] - balanced["resident_bytes"]
         seen = fp16["rss_anonymous_bytes"] - balanced["rss_anonymous_bytes"]
         self.assertGreater(said, 20 << 20)
-        self.assertAlmostEqual(seen / said, 1, delta=0.15)
+        self.assertAlmostEqual(seen / said, 1, delta=0.1)
         for result in results:  # a few pages of each of the 60 tensors, not the 5.6 MiB they are
             self.assertLess(result["micro_batch_bytes"], 1 << 20)
 
