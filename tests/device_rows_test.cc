@@ -244,6 +244,7 @@ TEST(DeviceRows, SequencesOfOneLengthAreCodedInOneLaunch) {
   // Rows of tails are read where the device has them: what goes there is what warm blocks are decoded to.
   const uint64_t decoded = uint64_t{kSteps / 32} * 32 * kMany * kKvHeads * 2 * kDim * sizeof(float);
   EXPECT_EQ(twin.device->counts().encode_bytes - bytes, decoded);
+  EXPECT_TRUE(twin.machine->wait().ok());  // before the rows' memory goes
 }
 
 // Layer after layer, as a model goes: several tokens are guessed, attended from, and some taken back.
