@@ -1,7 +1,5 @@
 #include "cuda/slots.h"
 
-#include <atomic>
-
 namespace tierkv::cuda {
 
 Result<std::shared_ptr<Slot>> Slots::find() {
@@ -10,9 +8,7 @@ Result<std::shared_ptr<Slot>> Slots::find() {
   for (size_t i = 0, look = std::min(kLook, all_.size()); i < look; ++i) {
     std::shared_ptr<Slot> slot = std::move(all_.front());
     all_.pop_front();
-    const bool held = slot.use_count() != 1;
-    std::atomic_thread_fence(std::memory_order_acquire);
-    if (!held) {
+    if (!slot->held.load(std::memory_order_acquire)) {
       if (slot->reached()) return slot;
       if (all_.size() >= kMost) {
         TIERKV_RETURN_IF_ERROR(slot->mark->wait());
@@ -32,9 +28,11 @@ Result<std::shared_ptr<Slot>> Slots::take(size_t bytes) {
   TIERKV_ASSIGN_OR_RETURN(std::shared_ptr<Slot> slot, find());
   slot->put = false;
   TIERKV_RETURN_IF_ERROR(slot->memory.reserve(std::max<size_t>(bytes, 4096)));
-  open_.push_back(slot);
   if (slot->memory.size() <= kLargest) all_.push_back(slot);
-  return slot;
+  slot->held.store(true, std::memory_order_relaxed);
+  Slot* const lent = slot.get();
+  open_.emplace_back(lent, [slot = std::move(slot)](Slot*) { slot->held.store(false, std::memory_order_release); });
+  return open_.back();
 }
 
 Status Slots::end_call() {

@@ -5,6 +5,7 @@
 // the processor is that far ahead at most.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <vector>
@@ -22,6 +23,9 @@ struct Slot {
   Staging memory;
   std::unique_ptr<Mark> mark;
   bool put = false;  // the mark was
+  // Whoever lets go of it last may be another thread, which has read it to the end: hence a flag that says so, and not the count of
+  // a shared pointer, which says nothing of when.
+  std::atomic<bool> held{false};
 
   bool reached() const { return !put || mark->reached(); }
   uint8_t* data() const { return memory.data(); }
@@ -31,7 +35,7 @@ class Slots {
  public:
   explicit Slots(std::shared_ptr<Machine> machine) : machine_(std::move(machine)) {}
 
-  // Of the call under way. resource_exhausted: no memory.
+  // Of the call under way, and of the holder until he lets go of it. resource_exhausted: no memory.
   Result<std::shared_ptr<Slot>> take(size_t bytes);
   // Everything of the call is asked for: its slots are taken up to here.
   Status end_call();
