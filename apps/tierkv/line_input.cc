@@ -3,7 +3,6 @@
 
 #include <unistd.h>
 
-#include <cerrno>
 #include <cstdlib>
 
 #include "engine/files.h"
@@ -52,9 +51,8 @@ LineInput::Got LineInput::read_plain(std::string& line) {
   size_t end;
   while ((end = unread_.find('\n')) == std::string::npos) {
     char block[4096];
-    if (!engine::wait_for_input(STDIN_FILENO, cancellation())) return Got::end;
-    const ssize_t count = ::read(STDIN_FILENO, block, sizeof(block));
-    if (count < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+    const ssize_t count = engine::read_some(STDIN_FILENO, block, cancellation());
+    if (interrupted()) return Got::end;
     if (count <= 0) break;
     unread_.append(block, static_cast<size_t>(count));
   }

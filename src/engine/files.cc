@@ -14,23 +14,34 @@
 
 namespace tierkv::engine {
 
+namespace {
+
+// False: stopped. What is wrong with the file, its reader finds.
 bool wait_for_input(int file, const Cancellation* cancel) {
   constexpr int kLookEvery = 100;  // milliseconds: a request between the look and the wait is seen after these
   while (!requested(cancel)) {
     pollfd input{file, POLLIN, 0};
     const int ready = poll(&input, 1, kLookEvery);
-    if (ready > 0 || (ready < 0 && errno != EINTR)) return true;  // what is wrong with the file, its reader finds
+    if (ready > 0 || (ready < 0 && errno != EINTR)) return true;
   }
   return false;
+}
+
+}  // namespace
+
+ssize_t read_some(int file, std::span<char> to, const Cancellation* cancel) {
+  while (wait_for_input(file, cancel)) {
+    const ssize_t count = ::read(file, to.data(), to.size());
+    if (count >= 0 || (errno != EINTR && errno != EAGAIN)) return count;
+  }
+  return -1;
 }
 
 std::string read_stream(int file, const std::string& name, const Cancellation* cancel) {
   std::string text;
   char block[1 << 16];
   for (;;) {
-    if (!wait_for_input(file, cancel)) throw Cancelled();
-    const ssize_t count = ::read(file, block, sizeof(block));
-    if (count < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+    const ssize_t count = read_some(file, block, cancel);
     if (requested(cancel)) throw Cancelled();  // whoever stops us may close the pipe as well
     if (count < 0) bad_input("cannot read " + name + ": " + std::strerror(errno));
     if (count == 0) return text;

@@ -3,8 +3,11 @@
 // Errors: Error, bad_input, with the path and what the operating system said.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <functional>
+#include <span>
 #include <string>
 
 #include "engine/cancellation.h"
@@ -14,9 +17,9 @@ namespace tierkv::engine {
 std::string read_file(const std::string& path, const Cancellation* cancel = nullptr);
 // Up to the end of a file that is open; `name` is for the error.
 std::string read_stream(int file, const std::string& name, const Cancellation* cancel = nullptr);
-// Until there is something to read from a file that is open, or it has ended. False: stopped. Whoever reads without it is not
-// stopped by Ctrl-C.
-bool wait_for_input(int file, const Cancellation* cancel);
+// The next bytes of a file that is open, as read() has it: 0 at its end, less for an error (errno), and for a request to stop,
+// which ends the wait for them.
+ssize_t read_some(int file, std::span<char> to, const Cancellation* cancel);
 
 // Writes to a temporary file beside `path`, then renames: a reader sees the old file or the whole new one, and a failure (a full
 // disk) leaves nothing behind. `write` gets a function that appends bytes.
