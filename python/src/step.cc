@@ -83,11 +83,8 @@ struct Call {
   }
 
   Tensor checked(Tensor tensor, const char* what, const int64_t (&shape)[4]) const {
-    if (!tensor.is(shape[0], shape[1], shape[2], shape[3])) {
-      std::string meant = "[";
-      for (int i = 0; i < 4; ++i) meant += (i ? ", " : "") + std::to_string(shape[i]);
-      refuse(tensor, what, meant + "]; a cache serves the model that it was made for");
-    }
+    if (!tensor.is(shape[0], shape[1], shape[2], shape[3]))
+      refuse(tensor, what, shape_text(shape) + "; a cache serves the model that it was made for");
     if ((tensor.device < 0) != (stream < 0) || (stream >= 0 && tensor.device != handle.device()))
       refuse(tensor, what, handle.device() < 0 ? "in host memory" : "on CUDA device " + std::to_string(handle.device()));
     return tensor;

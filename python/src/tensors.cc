@@ -116,10 +116,15 @@ Tensor tensor_of(nb::handle tensor, const char* what) {
   return found;
 }
 
+std::string shape_text(const int64_t (&shape)[4]) {
+  std::string text = "[";
+  for (int i = 0; i < 4; ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
+  return text + "]";
+}
+
 std::string text_of(const Tensor& tensor, const char* what) {
-  std::string text = std::string(what) + ": " + name_of(tensor.type) + " [";
-  for (int i = 0; i < 4; ++i) text += (i ? ", " : "") + std::to_string(tensor.shape[i]);
-  return text + (tensor.device < 0 ? "]" : "] on CUDA device " + std::to_string(tensor.device));
+  const std::string text = std::string(what) + ": " + name_of(tensor.type) + " " + shape_text(tensor.shape);
+  return text + (tensor.device < 0 ? "" : " on CUDA device " + std::to_string(tensor.device));
 }
 
 }  // namespace tierkv::python

@@ -32,7 +32,9 @@ struct Tensor {
 // float32, float16 and bfloat16; `what` is what messages call it: "keys".
 Tensor tensor_of(nb::handle tensor, const char* what);
 
-// float32 [batch, a, b, channels] as "keys: float32 [1, 2, 3, 4]", for messages.
+// For messages: "[1, 2, 3, 4]".
+std::string shape_text(const int64_t (&shape)[4]);
+// float32 [batch, a, b, channels] as "keys: float32 [1, 2, 3, 4]".
 std::string text_of(const Tensor& tensor, const char* what);
 
 }  // namespace tierkv::python
