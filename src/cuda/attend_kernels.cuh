@@ -2,6 +2,9 @@
 // thread block works through its segments, all of one path, and merges what it finishes last.
 #pragma once
 
+#include <utility>
+#include <variant>
+
 #include "cuda/klt.cuh"
 #include "cuda/merge.cuh"
 #include "cuda/packed.cuh"
@@ -43,7 +46,7 @@ __global__ void __launch_bounds__(kStagedThreads, T > 8 ? kStagedWideRoom : kSta
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   if (T == 8 && segment.path == Path::warm) {
     attend_warm(launch, segment, dynamic_shared());
-    finish_segment(launch, segment);
+    finish_segment(launch, segment);  // an end of its own: one for both takes registers that neither has
     if (blockIdx.x == 0) wait_for_previous();
     return;
   }
@@ -106,6 +109,49 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   if (blockIdx.x == 0) wait_for_previous();
 #endif
+}
+
+// Which kernel takes which path.
+struct KernelRow {
+  Path path;
+  uint32_t most_group, most_dim;                                       // rows of a group and channels of a head that it takes
+  std::variant<void (*)(Launch), void (*)(Launch, CtaFirsts)> kernel;  // the second are the fast ones
+  uint32_t threads, shared_bytes;
+  bool tensor_paths;
+};
+
+// A new path is a file like packed.cuh, a line in fast_kernel() and a row here.
+inline const KernelRow kPaths[] = {
+    {Path::general, 16, 128, &tiles_kernel<8>, kThreads, sizeof(TileShared<8>), false},
+    {Path::general, 16, 256, &tiles_kernel<16>, kThreads / 2, sizeof(TileShared<16>), false},
+    {Path::staged, 16, 64, &staged_kernel<4>, kStagedThreads, kStagedBytes<4>, false},
+    {Path::staged, 16, 128, &staged_kernel<8>, kStagedThreads, kStagedBytes<8>, false},
+    {Path::staged, 16, 256, &staged_kernel<16>, kStagedThreads, kStagedBytes<16>, false},
+    {Path::whole22, 4, 128, &fast_kernel<Path::whole22>, kThreads, WholeShape::kBytes, true},
+    {Path::packed22, 8, 128, &fast_kernel<Path::packed22>, kThreads, PackedShape<2, 2>::kBytes, true},
+    {Path::packed44, 8, 128, &fast_kernel<Path::packed44>, kThreads, PackedShape<4, 4>::kBytes, true},
+    {Path::packed42, 8, 128, &fast_kernel<Path::packed42>, kThreads, PackedShape<4, 2>::kBytes, true},
+    {Path::klt, 8, 128, &fast_kernel<Path::klt>, kThreads, kKltBytes, true},
+    {Path::klt_better, 8, 128, &fast_kernel<Path::klt_better>, kThreads, kKltBytes, true},
+};
+
+inline const KernelRow* row_for(const Launch& launch, Path path) {
+  for (const KernelRow& row : kPaths) {
+    if (row.path == path && launch.group <= row.most_group && launch.head_dim <= row.most_dim) return &row;
+  }
+  return nullptr;
+}
+
+// use(row, thread blocks) for each kernel that a launch needs, in the order in which they begin; the row is null where a path has
+// none.
+template <class Use>
+void for_each_kernel(const Launch& launch, Path fast, const Use& use) {
+  const std::pair<Path, uint32_t> parts[] = {{Path::general, launch.general_ctas},
+                                             {Path::staged, launch.staged_ctas},
+                                             {fast, launch.ctas - launch.general_ctas - launch.staged_ctas}};
+  for (const auto& [path, ctas] : parts) {
+    if (ctas != 0) use(row_for(launch, path), ctas);
+  }
 }
 
 }  // namespace tierkv::cuda

@@ -16,7 +16,8 @@
 
 namespace tierkv::cuda {
 
-inline constexpr float kPatience = 4.0f;  // weights may grow to 2^4 before sums are rescaled
+inline constexpr float kCode = 16777216.0f;  // a code's place in a half is 2^-24
+inline constexpr float kPatience = 4.0f;     // weights may grow to 2^4 before sums are rescaled
 inline constexpr uint32_t kWeightBytes = 1024;
 inline constexpr uint32_t kGridBytes = 512;  // 128 scales and 128 offsets of values, as halves
 
@@ -309,7 +310,6 @@ TIERKV_DEVICE void end_segment(const Launch& launch, const SegmentDesc& segment,
     const float total0 = __shfl_sync(~0u, state.rows[0], 4 + t), total1 = __shfl_sync(~0u, state.rows[1], 4 + t);
     const float f0 = power2(state.top0 - all0 - up), f1 = power2(state.top1 - all1 - up);
     if (g == 0) totals[warp * 8 + 2 * t] = total0 * f0, totals[warp * 8 + 2 * t + 1] = total1 * f1;
-    constexpr float kCode = 16777216.0f;  // a code's place is 2^-24
     const float u0 = f0 * state.unit, u1 = f1 * state.unit;
 #pragma unroll
     for (int w = 0; w < 4; ++w) {

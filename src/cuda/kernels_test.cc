@@ -1,7 +1,6 @@
 // The kernels of attention themselves, on the processor (simt_machine.h), and double precision over the rows that blocks decode to.
 #include <gtest/gtest.h>
 
-#include <random>
 #include <string>
 
 #include "cuda/planned_testing.h"
@@ -21,45 +20,14 @@ using testing::SceneShape;
 
 constexpr Machine::Order kBothOrders[] = {Machine::Order::first_to_last, Machine::Order::last_to_first};
 
-// What launch_attend() does (attend.cu).
-void run_general(Machine& machine, const Launch& launch, Machine::Order order) {
-  if (launch.head_dim <= 128) {
-    machine.run(launch.general_ctas, kThreads, sizeof(TileShared<8>), order, [&] { tiles_kernel<8>(launch); });
-  } else {
-    machine.run(launch.general_ctas, kThreads / 2, sizeof(TileShared<16>), order, [&] { tiles_kernel<16>(launch); });
-  }
-}
-
-template <int T>
-void run_staged(Machine& machine, const Launch& launch, Machine::Order order) {
-  machine.run(launch.staged_ctas, kStagedThreads, kStagedBytes<T>, order, [&] { staged_kernel<T>(launch); });
-}
-
-template <Path P>
-void run_fast(Machine& machine, const Launch& launch, const CtaFirsts& firsts, uint32_t ctas, uint32_t bytes,
-              Machine::Order order) {
-  machine.run(ctas, kThreads, bytes, order, [&] { fast_kernel<P>(launch, firsts); });
-}
-
 void run(Machine& machine, const Launch& launch, const Plan& plan, Machine::Order order) {
-  if (launch.general_ctas != 0) run_general(machine, launch, order);
-  if (launch.staged_ctas != 0) {
-    if (launch.head_dim <= 64) run_staged<4>(machine, launch, order);
-    else if (launch.head_dim <= 128) run_staged<8>(machine, launch, order);
-    else run_staged<16>(machine, launch, order);
-  }
-  const uint32_t ctas = launch.ctas - launch.general_ctas - launch.staged_ctas;
-  if (ctas == 0) return;
-  const CtaFirsts& f = plan.firsts;
-  switch (plan.fast) {
-    case Path::whole22: return run_fast<Path::whole22>(machine, launch, f, ctas, WholeShape::kBytes, order);
-    case Path::packed22: return run_fast<Path::packed22>(machine, launch, f, ctas, PackedShape<2, 2>::kBytes, order);
-    case Path::packed44: return run_fast<Path::packed44>(machine, launch, f, ctas, PackedShape<4, 4>::kBytes, order);
-    case Path::packed42: return run_fast<Path::packed42>(machine, launch, f, ctas, PackedShape<4, 2>::kBytes, order);
-    case Path::klt: return run_fast<Path::klt>(machine, launch, f, ctas, kKltBytes, order);
-    case Path::klt_better: return run_fast<Path::klt_better>(machine, launch, f, ctas, kKltBytes, order);
-    default: FAIL() << "no kernel for path " << static_cast<int>(plan.fast);
-  }
+  for_each_kernel(launch, plan.fast, [&](const KernelRow* row, uint32_t ctas) {
+    ASSERT_TRUE(row) << "no kernel for path " << static_cast<int>(plan.fast);
+    machine.run(ctas, row->threads, row->shared_bytes, order, [&] {
+      if (const auto* const fast = std::get_if<void (*)(Launch, CtaFirsts)>(&row->kernel)) (*fast)(launch, plan.firsts);
+      else std::get<void (*)(Launch)>(row->kernel)(launch);
+    });
+  });
 }
 
 // All of a scene's attention through the kernels. Returns the path of its fast thread blocks.
@@ -68,8 +36,6 @@ Path check(const SceneShape& shape, uint32_t seed, uint32_t ctas, double toleran
   EXPECT_TRUE(scene.status().ok()) << scene.status().message();
   Planned planned;
   testing::plan_of(scene, ctas, true, planned);
-  std::vector<double> want, want_lse;
-  scene.reference(want, want_lse);
   static Machine machine;
   for (const Machine::Order order : kBothOrders) {
     std::vector<float> out(scene.queries().size(), NAN), lse(scene.rows(), NAN);
@@ -82,11 +48,7 @@ Path check(const SceneShape& shape, uint32_t seed, uint32_t ctas, double toleran
     launch.chunk_rows = planned.plan.chunk_rows, launch.first_staged = planned.plan.first_staged;
     launch.general_ctas = planned.plan.general_ctas, launch.staged_ctas = planned.plan.staged_ctas;
     run(machine, launch, planned.plan, order);
-    EXPECT_LT(testing::distance(want, out.data()), tolerance);
-    for (size_t i = 0; i < lse.size(); ++i) {
-      if (want_lse[i] == -INFINITY) EXPECT_EQ(lse[i], -INFINITY);
-      else EXPECT_NEAR(lse[i], want_lse[i], 3e-3 * std::fmax(1.0, std::fabs(want_lse[i])));
-    }
+    testing::expect_answers(scene, out, lse, tolerance, 3e-3);
     for (const uint32_t task : failed) EXPECT_EQ(task, 0u);
     for (const uint32_t task : arrived) EXPECT_EQ(task, 0u);  // as they were, for the next launch
   }
@@ -155,37 +117,12 @@ TEST(Kernels, WarmBlocks) {
 }
 
 TEST(Kernels, EveryCodecInOddPlaces) {
-  for (const std::string& name : testing::readable_codecs()) {
-    SCOPED_TRACE(name);
-    for (const uint32_t dim : {64u, 128u}) {
-      SceneShape shape;
-      shape.head_dim = dim;
-      shape.kv_heads = 1, shape.group = 2;
-      shape.codecs = {name};
-      shape.lengths = {150};
-      shape.hot = 22;
-      check(shape, 7, 3);
-    }
-  }
+  testing::for_each_codec([](const SceneShape& shape) { check(shape, 7, 3); });
 }
 
 TEST(Kernels, RowsThatAQuerySees) {
-  for (uint32_t seed = 1; seed <= 24; ++seed) {
-    SCOPED_TRACE(seed);
-    std::mt19937 rng(seed);
-    SceneShape shape;
-    shape.head_dim = std::vector<uint32_t>{32, 64, 96, 128, 256}[rng() % 5];
-    shape.block = 16 * (1 + rng() % 8);
-    shape.group = 1 + rng() % 16;
-    shape.codecs = {"rot4", "kivi2", "even4"};
-    shape.lengths = {static_cast<uint32_t>(1 + rng() % 600), static_cast<uint32_t>(1 + rng() % 200)};
-    shape.sinks = rng() % 2 * 4;
-    shape.hot = static_cast<uint32_t>(rng() % 64);
-    shape.dead = rng() % 2, shape.cut = rng() % 2, shape.sink_logits = rng() % 2;
-    shape.params.window = rng() % 2 ? 1 + static_cast<uint32_t>(rng() % 300) : 0;
-    shape.params.softcap = rng() % 3 == 0 ? 20.0f : 0.0f;
-    check(shape, seed, 1 + static_cast<uint32_t>(rng() % 9));
-  }
+  testing::for_random_scenes({32, 64, 96, 128, 256}, 16,
+                             [](const SceneShape& shape, uint32_t seed, uint32_t ctas) { check(shape, seed, ctas); });
 }
 
 }  // namespace

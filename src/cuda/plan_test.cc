@@ -26,47 +26,16 @@ void check(const SceneShape& shape, uint32_t seed, uint32_t ctas, double toleran
   std::vector<float> out(scene.queries().size(), NAN), lse(scene.rows(), NAN);
   const Launch launch = testing::launch_of(planned.input, planned.plan, scene.queries().data(), scene.sinks());
   testing::Twin(launch, planned.plan.partials).run(out.data(), lse.data());
-  std::vector<double> want, want_lse;
-  scene.reference(want, want_lse);
-  EXPECT_LT(testing::distance(want, out.data()), tolerance);
-  for (size_t i = 0; i < lse.size(); ++i) {
-    if (want_lse[i] == -INFINITY) EXPECT_EQ(lse[i], -INFINITY);
-    else EXPECT_NEAR(lse[i], want_lse[i], 1e-3 * std::max(1.0, std::fabs(want_lse[i])));
-  }
+  testing::expect_answers(scene, out, lse, tolerance, 1e-3);
 }
 
 TEST(CudaPlan, TheTwinReadsEveryCodec) {
-  for (const std::string& name : testing::readable_codecs()) {
-    SCOPED_TRACE(name);
-    for (const uint32_t dim : {64u, 128u}) {
-      SceneShape shape;
-      shape.head_dim = dim;
-      shape.kv_heads = 1, shape.group = 2;
-      shape.codecs = {name};
-      shape.lengths = {150};
-      shape.hot = 22;
-      check(shape, 7, 3);
-    }
-  }
+  testing::for_each_codec([](const SceneShape& shape) { check(shape, 7, 3); });
 }
 
 TEST(CudaPlan, RowsThatAQuerySees) {
-  for (uint32_t seed = 1; seed <= 24; ++seed) {
-    SCOPED_TRACE(seed);
-    std::mt19937 rng(seed);
-    SceneShape shape;
-    shape.head_dim = std::vector<uint32_t>{32, 64, 96, 128}[rng() % 4];
-    shape.block = 16 * (1 + rng() % 8);
-    shape.group = 1 + rng() % 4;
-    shape.codecs = {"rot4", "kivi2", "even4"};
-    shape.lengths = {static_cast<uint32_t>(1 + rng() % 600), static_cast<uint32_t>(1 + rng() % 200)};
-    shape.sinks = rng() % 2 * 4;
-    shape.hot = static_cast<uint32_t>(rng() % 64);
-    shape.dead = rng() % 2, shape.cut = rng() % 2, shape.sink_logits = rng() % 2;
-    shape.params.window = rng() % 2 ? 1 + static_cast<uint32_t>(rng() % 300) : 0;
-    shape.params.softcap = rng() % 3 == 0 ? 20.0f : 0.0f;
-    check(shape, seed, 1 + static_cast<uint32_t>(rng() % 9));
-  }
+  testing::for_random_scenes({32, 64, 96, 128}, 4,
+                             [](const SceneShape& shape, uint32_t seed, uint32_t ctas) { check(shape, seed, ctas); });
 }
 
 TEST(CudaPlan, EverySeenRowIsInOnePieceAndPiecesAreEqual) {

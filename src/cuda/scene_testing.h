@@ -2,6 +2,8 @@
 // windows, softcaps and sinks, and what double precision over the decoded rows makes of them.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -231,6 +233,61 @@ inline std::vector<std::string> readable_codecs() {
     names.push_back(name);
   }
   return names;
+}
+
+// The logarithms of sums, with their tolerance where they are numbers.
+inline void expect_sums(const std::vector<double>& want, const std::vector<float>& lse, double tolerance) {
+  ASSERT_EQ(want.size(), lse.size());
+  for (size_t i = 0; i < lse.size(); ++i) {
+    if (want[i] == -INFINITY) EXPECT_EQ(lse[i], -INFINITY);
+    else EXPECT_NEAR(lse[i], want[i], tolerance * std::max(1.0, std::fabs(want[i])));
+  }
+}
+
+inline void expect_answers(const Scene& scene, const std::vector<float>& out, const std::vector<float>& lse, double tolerance,
+                           double lse_tolerance) {
+  std::vector<double> want, want_lse;
+  scene.reference(want, want_lse);
+  EXPECT_LT(distance(want, out.data()), tolerance);
+  expect_sums(want_lse, lse, lse_tolerance);
+}
+
+// A block and some rows around it, of every codec that a device can read.
+template <class Check>
+void for_each_codec(const Check& check) {
+  for (const std::string& name : readable_codecs()) {
+    SCOPED_TRACE(name);
+    for (const uint32_t dim : {64u, 128u}) {
+      SceneShape shape;
+      shape.head_dim = dim;
+      shape.kv_heads = 1, shape.group = 2;
+      shape.codecs = {name};
+      shape.lengths = {150};
+      shape.hot = 22;
+      check(shape);
+    }
+  }
+}
+
+// check(shape, seed, thread blocks): windows, softcaps, sinks, dead rows and cut blocks, by chance.
+template <class Check>
+void for_random_scenes(const std::vector<uint32_t>& dims, uint32_t most_group, const Check& check) {
+  for (uint32_t seed = 1; seed <= 24; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 rng(seed);
+    SceneShape shape;
+    shape.head_dim = dims[rng() % dims.size()];
+    shape.block = 16 * (1 + rng() % 8);
+    shape.group = 1 + rng() % most_group;
+    shape.codecs = {"rot4", "kivi2", "even4"};
+    shape.lengths = {static_cast<uint32_t>(1 + rng() % 600), static_cast<uint32_t>(1 + rng() % 200)};
+    shape.sinks = rng() % 2 * 4;
+    shape.hot = static_cast<uint32_t>(rng() % 64);
+    shape.dead = rng() % 2, shape.cut = rng() % 2, shape.sink_logits = rng() % 2;
+    shape.params.window = rng() % 2 ? 1 + static_cast<uint32_t>(rng() % 300) : 0;
+    shape.params.softcap = rng() % 3 == 0 ? 20.0f : 0.0f;
+    check(shape, seed, 1 + static_cast<uint32_t>(rng() % 9));
+  }
 }
 
 }  // namespace tierkv::cuda::testing

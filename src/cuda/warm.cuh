@@ -81,8 +81,7 @@ TIERKV_DEVICE void warm_scores(uint32_t keys, uint32_t query, float zero, float 
     const uint32_t ones = g == 0 ? (k % 2 == 0 ? 0x3C003C00u : 0x4C004C00u) : 0u;
     multiply(sums, ones, 0, ones, 0, q.x, q.y);
   }
-  constexpr float kUnit = 1.0f / 16777216.0f;
-  const float begin0 = -zero * kUnit * __shfl_sync(~0u, sums[0], t), begin1 = -zero * kUnit * __shfl_sync(~0u, sums[1], t);
+  const float begin0 = -zero / kCode * __shfl_sync(~0u, sums[0], t), begin1 = -zero / kCode * __shfl_sync(~0u, sums[1], t);
 #pragma unroll
   for (int tile = 0; tile < 4; ++tile) s[tile][0] = s[tile][2] = begin0, s[tile][1] = s[tile][3] = begin1;
 #pragma unroll
@@ -129,7 +128,7 @@ TIERKV_DEVICE void attend_warm_blocks(const Launch& launch, const SegmentDesc& s
     const float2 base = load_warm_query(codec.key, plain, launch.group, own.keys, own.query);
     if (const uint32_t meta = own.keys + codec.key.meta_at; lane < kWarmTokens / 4) {
       float s[4];
-      log8_levels(16777216.0f * load1f(meta), load1(meta + 4 + lane * 4), s);
+      log8_levels(kCode * load1f(meta), load1(meta + 4 + lane * 4), s);
       store4f(own.scales + lane * 16, s[0], s[1], s[2], s[3]);
     }
     __syncwarp();
