@@ -34,8 +34,11 @@ __global__ void __launch_bounds__(TileShared<T>::kWarps * 32, 1) tiles_kernel(co
 }
 
 template <int T>
-inline constexpr uint32_t kStagedBytes = T == 8 && sizeof(StagedShared<T>) < WarmShape::kBytes ? WarmShape::kBytes
-                                                                                               : sizeof(StagedShared<T>);
+inline constexpr bool kHasWarm = T == 4 || T == 8;
+template <int T>
+inline constexpr uint32_t kStagedBytes = kHasWarm<T> && sizeof(StagedShared<T>) < WarmShape<T * 16>::kBytes
+                                             ? WarmShape<T * 16>::kBytes
+                                             : sizeof(StagedShared<T>);
 static_assert(kWarmWarps == kStagedWarps);
 
 template <int T>
@@ -44,11 +47,13 @@ __global__ void __launch_bounds__(kStagedThreads, T > 8 ? kStagedWideRoom : kSta
   let_next_begin();
   const SegmentDesc segment = launch.segments[launch.first_staged + blockIdx.x];
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  if (T == 8 && segment.path == Path::warm) {
-    attend_warm(launch, segment, dynamic_shared());
-    finish_segment(launch, segment);  // an end of its own: one for both takes registers that neither has
-    if (blockIdx.x == 0) wait_for_previous();
-    return;
+  if constexpr (kHasWarm<T>) {
+    if (segment.path == Path::warm) {
+      attend_warm<T * 16>(launch, segment, dynamic_shared());
+      finish_segment(launch, segment);  // an end of its own: one for both takes registers that neither has
+      if (blockIdx.x == 0) wait_for_previous();
+      return;
+    }
   }
 #endif
 #pragma unroll 1
@@ -58,12 +63,12 @@ __global__ void __launch_bounds__(kStagedThreads, T > 8 ? kStagedWideRoom : kSta
 }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-template <int K, int V>
+template <int K, int V, uint32_t D>
 TIERKV_DEVICE void packed_segment(const Launch& launch, const FastPiece& piece, WarpCopies& copies, uint8_t* memory) {
   if (piece.codec.by_channel) {
-    attend_packed<K, V, true>(launch, piece, copies, memory);
+    attend_packed<K, V, D, true>(launch, piece, copies, memory);
   } else {
-    attend_packed<K, V, false>(launch, piece, copies, memory);
+    attend_packed<K, V, D, false>(launch, piece, copies, memory);
   }
 }
 
@@ -80,7 +85,7 @@ TIERKV_DEVICE FastPiece piece_of(const Launch& launch, const CtaFirst& first, ui
 }
 #endif
 
-template <Path P>
+template <Path P, uint32_t D>
 __global__ void __launch_bounds__(kThreads, 1)
     fast_kernel(const __grid_constant__ Launch launch, const __grid_constant__ CtaFirsts firsts) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -99,12 +104,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x == 0) piece = piece_of(launch, first, i);
     if (i != 0) fence_copies();
     __syncthreads();
-    if constexpr (P == Path::packed22) packed_segment<2, 2>(launch, piece, copies, memory);
+    if constexpr (P == Path::packed22) packed_segment<2, 2, D>(launch, piece, copies, memory);
     if constexpr (P == Path::whole22) whole_segment(launch, piece, copies, memory);
-    if constexpr (P == Path::packed44) packed_segment<4, 4>(launch, piece, copies, memory);
-    if constexpr (P == Path::packed42) packed_segment<4, 2>(launch, piece, copies, memory);
-    if constexpr (P == Path::klt) attend_klt<false>(launch, SegmentDesc(piece.segment), copies, memory);
-    if constexpr (P == Path::klt_better) attend_klt<true>(launch, SegmentDesc(launch.segments[first.at + i]), copies, memory);
+    if constexpr (P == Path::packed44) packed_segment<4, 4, D>(launch, piece, copies, memory);
+    if constexpr (P == Path::packed42) packed_segment<4, 2, D>(launch, piece, copies, memory);
+    if constexpr (P == Path::klt) attend_klt<D, false>(launch, SegmentDesc(piece.segment), copies, memory);
+    if constexpr (P == Path::klt_better) attend_klt<D, true>(launch, SegmentDesc(launch.segments[first.at + i]), copies, memory);
     finish_segment(launch, piece.segment);
   }
   if (blockIdx.x == 0) wait_for_previous();
@@ -127,12 +132,17 @@ inline const KernelRow kPaths[] = {
     {Path::staged, 16, 64, &staged_kernel<4>, kStagedThreads, kStagedBytes<4>, false},
     {Path::staged, 16, 128, &staged_kernel<8>, kStagedThreads, kStagedBytes<8>, false},
     {Path::staged, 16, 256, &staged_kernel<16>, kStagedThreads, kStagedBytes<16>, false},
-    {Path::whole22, 4, 128, &fast_kernel<Path::whole22>, kThreads, WholeShape::kBytes, true},
-    {Path::packed22, 8, 128, &fast_kernel<Path::packed22>, kThreads, PackedShape<2, 2>::kBytes, true},
-    {Path::packed44, 8, 128, &fast_kernel<Path::packed44>, kThreads, PackedShape<4, 4>::kBytes, true},
-    {Path::packed42, 8, 128, &fast_kernel<Path::packed42>, kThreads, PackedShape<4, 2>::kBytes, true},
-    {Path::klt, 8, 128, &fast_kernel<Path::klt>, kThreads, kKltBytes, true},
-    {Path::klt_better, 8, 128, &fast_kernel<Path::klt_better>, kThreads, kKltBytes, true},
+    {Path::whole22, 4, 128, &fast_kernel<Path::whole22, 128>, kThreads, WholeShape::kBytes, true},
+    {Path::packed22, 8, 64, &fast_kernel<Path::packed22, 64>, kThreads, PackedShape<2, 2, 64>::kBytes, true},
+    {Path::packed22, 8, 128, &fast_kernel<Path::packed22, 128>, kThreads, PackedShape<2, 2, 128>::kBytes, true},
+    {Path::packed44, 8, 64, &fast_kernel<Path::packed44, 64>, kThreads, PackedShape<4, 4, 64>::kBytes, true},
+    {Path::packed44, 8, 128, &fast_kernel<Path::packed44, 128>, kThreads, PackedShape<4, 4, 128>::kBytes, true},
+    {Path::packed42, 8, 64, &fast_kernel<Path::packed42, 64>, kThreads, PackedShape<4, 2, 64>::kBytes, true},
+    {Path::packed42, 8, 128, &fast_kernel<Path::packed42, 128>, kThreads, PackedShape<4, 2, 128>::kBytes, true},
+    {Path::klt, 8, 64, &fast_kernel<Path::klt, 64>, kThreads, kKltBytes, true},
+    {Path::klt, 8, 128, &fast_kernel<Path::klt, 128>, kThreads, kKltBytes, true},
+    {Path::klt_better, 8, 64, &fast_kernel<Path::klt_better, 64>, kThreads, kKltBytes, true},
+    {Path::klt_better, 8, 128, &fast_kernel<Path::klt_better, 128>, kThreads, kKltBytes, true},
 };
 
 inline const KernelRow* row_for(const Launch& launch, Path path) {

@@ -17,13 +17,18 @@ namespace tierkv::cuda {
 inline constexpr uint32_t kMostGroup = 16;
 inline constexpr uint32_t kNoMask = 0xFFFFFFFFu;
 inline constexpr uint32_t kMaskWords = 8;   // of a view's 256 rows
-inline constexpr uint32_t kTileRows = 128;  // rows of a block, and channels, that the tensor-core paths take
+inline constexpr uint32_t kTileRows = 128;  // rows of a block that the tensor-core paths take; a head has 64 or 128 channels there
 
 // How a segment is attended to. Warm and staged ones share a kernel. One launch has at most one of the fast ones (plan.h), which
 // follow staged.
 enum class Path : uint8_t { general = 0, warm, staged, packed22, packed44, packed42, klt, klt_better, whole22 };
 inline constexpr uint32_t kPathCount = 9;
 inline bool beside_fast(Path path) { return path == Path::warm || path == Path::staged; }
+
+// Warps of a thread block that have room for a block each on a packed path.
+inline constexpr uint32_t packed_warps(uint32_t key_bits, uint32_t value_bits, uint32_t head_dim) {
+  return head_dim <= 64 || key_bits + value_bits <= 4 ? 16 : key_bits + value_bits >= 8 ? 8 : 12;
+}
 
 // What the fast path of klt has room for: words of a token, and steps of 16 components (fragments.h).
 inline constexpr uint32_t kMostKltWords = 8, kMostKltSteps = 8;

@@ -21,8 +21,10 @@ inline constexpr float kPatience = 4.0f;     // weights may grow to 2^4 before s
 inline constexpr uint32_t kWeightBytes = 1024;
 inline constexpr uint32_t kGridBytes = 512;  // 128 scales and 128 offsets of values, as halves
 
+// Of heads of D channels.
+template <uint32_t D>
 struct WarpState {
-  float sums[4][2][4] = {};
+  float sums[D / 32][2][4] = {};
   float rows[4] = {};  // row 0: weights times offsets; row 1: weights
   float top0 = -1e30f, top1 = -1e30f;
   float unit = 0.0f, down = 0.0f;  // value scales are in units of this, and its inverse; 0: none was seen yet
@@ -30,7 +32,7 @@ struct WarpState {
   TIERKV_DEVICE void shrink(float a0, float a1) {
     rows[0] *= a0, rows[1] *= a1;
 #pragma unroll
-    for (int w = 0; w < 4; ++w) {
+    for (uint32_t w = 0; w < D / 32; ++w) {
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
         sums[w][m][0] *= a0, sums[w][m][1] *= a1;
@@ -53,17 +55,27 @@ struct FastPiece {
   TIERKV_DEVICE MetaTerms value_terms() const { return {codec.value_meta, codec.value_zero}; }
 };
 
-// Into the Hadamard frame of 128 channels, or out of it: a warp has channels 4·lane .. 4·lane+3 of one row.
+// A row of D channels in a warp: a lane has channels 4·part .. 4·part+3. Of 64 channels the upper lanes have what the lower ones
+// have.
+template <uint32_t D>
+TIERKV_DEVICE uint32_t part_of_row() {
+  return threadIdx.x % (D / 4);
+}
+
+// Into the Hadamard frame, or out of it: a warp has one row.
+template <uint32_t D>
 struct FrameSigns {
   uint32_t words[4] = {};
   constexpr FrameSigns() {
-    for (uint32_t c = 0; c < kTileRows; ++c) words[c / 32] |= frame_sign(kTileRows, c) < 0.0f ? 1u << (c % 32) : 0u;
+    for (uint32_t c = 0; c < D; ++c) words[c / 32] |= frame_sign(D, c) < 0.0f ? 1u << (c % 32) : 0u;
   }
 };
+template <uint32_t D>
 TIERKV_DEVICE void turn_frame(float (&x)[4], bool forward) {
-  constexpr FrameSigns kSigns;
-  constexpr float kNorm = 0.08838834764831845f;  // 128^-1/2
-  const uint32_t lane = threadIdx.x % 32;
+  static_assert(D == 64 || D == 128);
+  constexpr FrameSigns<D> kSigns;
+  constexpr float kNorm = D == 128 ? 0.08838834764831845f : 0.125f;  // D^-1/2
+  const uint32_t lane = part_of_row<D>();
   const uint32_t low = lane < 8 ? kSigns.words[0] : kSigns.words[1], high = lane < 24 ? kSigns.words[2] : kSigns.words[3];
   const uint32_t signs = (lane < 16 ? low : high) >> (lane % 8 * 4);
   const auto scale = [&] {
@@ -74,7 +86,7 @@ TIERKV_DEVICE void turn_frame(float (&x)[4], bool forward) {
   const float a = x[0] + x[1], b = x[0] - x[1], c = x[2] + x[3], d = x[2] - x[3];
   x[0] = a + c, x[1] = b + d, x[2] = a - c, x[3] = b - d;
 #pragma unroll
-  for (uint32_t far = 1; far < 32; far *= 2) {
+  for (uint32_t far = 1; far < D / 4; far *= 2) {
     const float own = lane & far ? -1.0f : 1.0f;
 #pragma unroll
     for (int e = 0; e < 4; ++e) x[e] = fmaf(x[e], own, __shfl_xor_sync(~0u, x[e], far));
@@ -83,7 +95,8 @@ TIERKV_DEVICE void turn_frame(float (&x)[4], bool forward) {
 }
 
 // A new maximum for columns 2t and 2t+1, of all lanes that have them.
-TIERKV_DEVICE void raise_top(WarpState& state, float x0, float x1) {
+template <uint32_t D>
+TIERKV_DEVICE void raise_top(WarpState<D>& state, float x0, float x1) {
 #pragma unroll
   for (int d = 4; d < 32; d *= 2) {
     x0 = fmaxf(x0, __shfl_xor_sync(~0u, x0, d));
@@ -96,9 +109,9 @@ TIERKV_DEVICE void raise_top(WarpState& state, float x0, float x1) {
 
 // Scores of 64 tokens become weights times 2^up in shared memory. A score is s·scale + base: one scale for all (`scales` 0), or one
 // a token, tile after tile at `scales` in shared memory. `mine`: this lane's columns count.
-template <bool kByToken>
-TIERKV_DEVICE void weigh_half(WarpState& state, float (&s)[4][4], float scale, uint32_t scales, float base0, float base1, bool mine,
-                              float up, uint32_t weights) {
+template <bool kByToken, uint32_t D>
+TIERKV_DEVICE void weigh_half(WarpState<D>& state, float (&s)[4][4], float scale, uint32_t scales, float base0, float base1,
+                              bool mine, float up, uint32_t weights) {
   const uint32_t lane = threadIdx.x % 32;
   float x0 = -INFINITY, x1 = -INFINITY;
 #pragma unroll
@@ -169,8 +182,8 @@ TIERKV_DEVICE void load_four(const MetaTerms& terms, uint32_t meta, float (&scal
 
 // The grid of a block's values as halves in the order of operands: entries (0, 2) and (1, 3) of every four. They are in units that
 // keep them far from both ends of a half; a block that needs a larger unit brings the sums along.
-template <uint32_t kTokens = kTileRows>
-TIERKV_DEVICE void load_value_grid(WarpState& state, const MetaTerms& terms, uint32_t meta, uint32_t grid) {
+template <uint32_t kTokens = kTileRows, uint32_t D>
+TIERKV_DEVICE void load_value_grid(WarpState<D>& state, const MetaTerms& terms, uint32_t meta, uint32_t grid) {
   const uint32_t lane = threadIdx.x % 32;
   float scale[4], offset[4];
   load_four<kTokens>(terms, meta, scale, offset);
@@ -190,14 +203,14 @@ TIERKV_DEVICE void load_value_grid(WarpState& state, const MetaTerms& terms, uin
   store2(grid + 256 + lane * 8, pack_halves(offset[0] * down, offset[2] * down), pack_halves(offset[1] * down, offset[3] * down));
 }
 
-template <int B, uint32_t kTokens = kTileRows>
+template <int B, uint32_t D, uint32_t kTokens = kTileRows>
 struct ValueFormat {
   static constexpr int kWords = B == 4 ? 2 : 1;                       // chunks of tokens a lane takes of a half
   static constexpr int kFields = B == 4 ? 2 : 4;                      // of a byte
   static constexpr int kStep = B == 4 ? 4 : 2;                        // bits between fields
   static constexpr int kTop = B == 4 ? 4 : 6;                         // the highest field's place
   static constexpr uint32_t kTileBytes = (B == 4 ? 8 : 4) * kTokens;  // 16 channels of the first plane
-  static constexpr uint32_t kPlane = kTileBytes * 8;                  // 3 bits: where the plane of single bits begins
+  static constexpr uint32_t kPlane = kTileBytes * (D / 16);           // 3 bits: where the plane of single bits begins
 };
 
 // Two codes of a half each, at their places.
@@ -210,10 +223,10 @@ TIERKV_DEVICE uint32_t codes(uint32_t word, uint32_t single, int f) {
 
 // Adds the weighted values of 64 tokens, and of up to four better rows (better.h) whose halves lie at `better` and whose weights
 // are in `better_weights`, as an operand.
-template <int B, bool kBetter = false, uint32_t kTokens = kTileRows>
-TIERKV_DEVICE void add_value_half(WarpState& state, uint32_t values, uint32_t grid, uint32_t weights, int half, uint32_t better = 0,
-                                  uint32_t better_weights = 0) {
-  using F = ValueFormat<B, kTokens>;
+template <int B, bool kBetter = false, uint32_t kTokens = kTileRows, uint32_t D>
+TIERKV_DEVICE void add_value_half(WarpState<D>& state, uint32_t values, uint32_t grid, uint32_t weights, int half,
+                                  uint32_t better = 0, uint32_t better_weights = 0) {
+  using F = ValueFormat<B, D, kTokens>;
   const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   uint32_t p[4][2];
 #pragma unroll
@@ -254,10 +267,10 @@ TIERKV_DEVICE void add_value_half(WarpState& state, uint32_t values, uint32_t gr
   state.rows[0] += rows[0], state.rows[1] += rows[1];
   const uint32_t first = values + g / 4 * F::kTileBytes + t * 64 + g % 4 * 16;
 #pragma unroll
-  for (int w = 0; w < 4; ++w) {
+  for (uint32_t w = 0; w < D / 32; ++w) {
     float c[2][4] = {};
     if constexpr (kBetter) {
-      const uint4 more = load4(better + t % 2 * 512 + w * 128 + g * 16);
+      const uint4 more = load4(better + t % 2 * (4 * D) + w * 128 + g * 16);
       multiply8(c[0], more.x, more.y, better_weights);
       multiply8(c[1], more.z, more.w, better_weights);
     }
@@ -286,11 +299,11 @@ TIERKV_DEVICE void add_value_half(WarpState& state, uint32_t values, uint32_t gr
 
 // The warps of a thread block together, in the plain frame, to where the merge looks. `memory`: all of shared memory, free by now.
 // `warps` took part, kWarps at most; `up`: the power of two that weights carry. Folded: columns c and c + 4 are one head.
-inline constexpr uint32_t end_bytes(uint32_t warps) { return warps * (8 * 136 + 8 + 8) * 4; }
-template <uint32_t kWarps = kThreads / 32>
-TIERKV_DEVICE void end_segment(const Launch& launch, const SegmentDesc& segment, WarpState& state, uint32_t warps, float up,
+inline constexpr uint32_t end_bytes(uint32_t warps, uint32_t dim) { return warps * (8 * (dim + 8) + 8 + 8) * 4; }
+template <uint32_t kWarps = kThreads / 32, uint32_t D>
+TIERKV_DEVICE void end_segment(const Launch& launch, const SegmentDesc& segment, WarpState<D>& state, uint32_t warps, float up,
                                bool fold, bool hadamard, uint8_t* memory) {
-  constexpr uint32_t kRow = 136, kWarp = 8 * kRow;  // floats of a head, padded against bank conflicts; of a warp
+  constexpr uint32_t kRow = D + 8, kWarp = 8 * kRow;  // floats of a head, padded against bank conflicts; of a warp
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   auto* values = reinterpret_cast<float*>(memory);
   float* tops = values + kWarps * kWarp;  // [warp][8]
@@ -312,7 +325,7 @@ TIERKV_DEVICE void end_segment(const Launch& launch, const SegmentDesc& segment,
     if (g == 0) totals[warp * 8 + 2 * t] = total0 * f0, totals[warp * 8 + 2 * t + 1] = total1 * f1;
     const float u0 = f0 * state.unit, u1 = f1 * state.unit;
 #pragma unroll
-    for (int w = 0; w < 4; ++w) {
+    for (uint32_t w = 0; w < D / 32; ++w) {
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
         float* at = values + warp * kWarp + 2 * t * kRow + 32 * w + 4 * g + 2 * m;
@@ -329,7 +342,7 @@ TIERKV_DEVICE void end_segment(const Launch& launch, const SegmentDesc& segment,
     const uint32_t other = fold ? row + 4 : row;
 #pragma unroll 4
     for (uint32_t w = 0; w < warps; ++w) {
-      const float* const from = values + w * kWarp + lane * 4;
+      const float* const from = values + w * kWarp + part_of_row<D>() * 4;
       const auto add = [&](uint32_t head) {
         const float4 y = *reinterpret_cast<const float4*>(from + head * kRow);
         x[0] += y.x, x[1] += y.y, x[2] += y.z, x[3] += y.w;
@@ -338,9 +351,9 @@ TIERKV_DEVICE void end_segment(const Launch& launch, const SegmentDesc& segment,
       add(row);
       if (fold) add(other);
     }
-    if (hadamard) turn_frame(x, false);
+    if (hadamard) turn_frame<D>(x, false);
     const size_t to = static_cast<size_t>(segment.partial) * launch.group + row;
-    reinterpret_cast<float4*>(launch.partial_out + to * kTileRows)[lane] = {x[0], x[1], x[2], x[3]};
+    if (lane < D / 4) reinterpret_cast<float4*>(launch.partial_out + to * D)[lane] = {x[0], x[1], x[2], x[3]};
     if (lane == 0) launch.partial_top[to] = top, launch.partial_sum[to] = sum;
   };
   if constexpr (kWarps >= 8) {

@@ -13,7 +13,7 @@ TIERKV_BOTH uint32_t klt_grouped(const quant::SideLayout& key) { return key.word
 TIERKV_BOTH FastCodec fast_codec(const CodecDesc& codec) {
   FastCodec out;
   const bool words = codec.key.kind == quant::LayoutKind::words;
-  const uint32_t better = better_bytes(codec.value_better == 0 ? 0 : kMostFastBetter, kTileRows);
+  const uint32_t better = better_bytes(codec.value_better == 0 ? 0 : kMostFastBetter, codec.value.head_dim);
   out.key_bytes = static_cast<uint16_t>(padded_bytes(codec.key.bytes));
   out.value_bytes = static_cast<uint16_t>(padded_bytes(codec.value.bytes) + better);
   out.mean_at = static_cast<uint16_t>(words ? 0 : codec.key.mean_at);

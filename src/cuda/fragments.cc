@@ -68,14 +68,14 @@ std::vector<uint32_t> klt_fragments(const quant::SideLayout& key) {
     high[c] = half_value(f32_to_f16(static_cast<float>(base)));
     low[c] = static_cast<float>(base - high[c]);
   }
-  std::vector<uint32_t> out(static_cast<size_t>(kMostKltSteps + 1) * 8 * 32 * 4, 0);
+  std::vector<uint32_t> out(static_cast<size_t>(kMostKltSteps + 1) * (d / 16) * 32 * 4, 0);
   for (uint32_t tile = 0; tile <= steps; ++tile) {
     for (uint32_t r = 0; r < 16; ++r) {
       operand_row(key, steps, tile, r, high, low, row);
       for (uint32_t c = 0; c < d; c += 2) {
         if (!(std::fabs(row[c]) < kMostScaled && std::fabs(row[c + 1]) < kMostScaled)) return {};
         const uint32_t step = c / 16, in = c % 16, lane = r % 8 * 4 + in % 8 / 2, part = r / 8 + in / 8 * 2;
-        out[((static_cast<size_t>(tile) * 8 + step) * 32 + lane) * 4 + part] = pack(row[c], row[c + 1]);
+        out[((static_cast<size_t>(tile) * (d / 16) + step) * 32 + lane) * 4 + part] = pack(row[c], row[c + 1]);
       }
     }
   }

@@ -29,7 +29,7 @@ uint32_t component_of(const quant::SideLayout& key, uint32_t step, uint32_t row)
 
 // The rows in operand order, each times 2^(6 - p) where its codes lie at bits p.. of a byte; empty where a half cannot hold that.
 //
-// [kMostKltSteps + 1 tiles][8 steps over channels][32 lanes][4 words of two halves]. The last tile in use holds in rows 0 and 1 the
+// [kMostKltSteps + 1 tiles][steps of 16 channels][32 lanes][4 words of two halves]. The last tile in use holds in rows 0 and 1 the
 // mean less the middles of all components, as a high and a low half. Unused tiles are zeros.
 std::vector<uint32_t> klt_fragments(const quant::SideLayout& key);
 

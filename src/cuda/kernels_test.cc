@@ -92,14 +92,38 @@ TEST(Kernels, FastPaths) {
   }
 }
 
+TEST(Kernels, FastPathsOfHeadsOf64) {
+  const auto narrow = [](const std::string& codec, uint32_t group) {
+    SceneShape shape = archive(codec, group, {1049, 300});
+    shape.head_dim = 64;
+    return shape;
+  };
+  for (const uint32_t group : {1u, 3u, 4u, 7u, 8u}) {
+    SCOPED_TRACE(group);
+    for (const char* const codec : {"kivi2", "rot2"}) EXPECT_EQ(check(narrow(codec, group), group, 3), Path::packed22) << codec;
+    for (const char* const codec : {"kivi4", "rot4"}) EXPECT_EQ(check(narrow(codec, group), group, 3), Path::packed44) << codec;
+    EXPECT_EQ(check(narrow("kivi4/kivi2", group), group, 3), Path::packed42);
+  }
+  for (const char* const codec : {"klt1.875", "klt1.25", "klt2", "klt0.5/mid3", "kltk2/mid4"}) {
+    SCOPED_TRACE(codec);
+    for (const uint32_t group : {3u, 7u}) EXPECT_EQ(check(narrow(codec, group), 8 + group, 3), Path::klt);
+  }
+  for (const char* const codec : {"klt1.25+top4", "klt2+top3"}) {
+    SCOPED_TRACE(codec);
+    for (const uint32_t group : {3u, 7u}) EXPECT_EQ(check(narrow(codec, group), 9 + group, 3), Path::klt_better);
+  }
+}
+
 TEST(Kernels, WarmBlocks) {
   for (const char* const codec : {"even4", "rot4", "even4/kivi4", "even4/mid4", "rot4/kivi4+s8"}) {
     SCOPED_TRACE(codec);
     for (const uint32_t group : {1u, 4u, 5u, 8u}) {
-      SceneShape shape = archive(codec, group, {4 + 7 * 64 + 21, 90});
-      shape.block = 64;
-      EXPECT_NE(count(shape, Path::warm), 0u);
-      check(shape, group, 5);
+      for (const uint32_t dim : {64u, 128u}) {
+        SceneShape shape = archive(codec, group, {4 + 7 * 64 + 21, 90});
+        shape.block = 64, shape.head_dim = dim;
+        EXPECT_NE(count(shape, Path::warm), 0u);
+        check(shape, group, 5);
+      }
     }
   }
   // More blocks than warps.

@@ -1,4 +1,4 @@
-// klt.cuh — the tensor-core path of klt's keys with mid's values.
+// klt.cuh — the tensor-core path of klt's keys with mid's values; heads of D channels.
 //
 // Once a pair of blocks: the query turned to each block's position, columns 0..3 to the first and 4..7 to the second (groups of up
 // to 4 heads; larger ones take block by block), and its products with the head's rows, which lie in shared memory as operands
@@ -14,9 +14,9 @@
 
 namespace tierkv::cuda {
 
-inline constexpr uint32_t kKltTile = 8 * 32 * 16;  // 16 components of the basis, as operands
-inline constexpr uint32_t kKltBasis = (kMostKltSteps + 1) * kKltTile;
-inline constexpr uint32_t kKltTurn = 32 * 16;  // cosines and sines of all pairs of channels
+template <uint32_t D>
+inline constexpr uint32_t kKltTile = D / 16 * 32 * 16;  // 16 components of the basis, as operands
+inline constexpr uint32_t kKltTurn = 32 * 16;           // cosines and sines of all pairs of channels
 inline constexpr uint32_t kKltQuery = 8 * 64 * 4, kKltTable = kMostKltSteps * 4 * 8, kKltKept = 3 * kKltTurn;
 // A thread block of compute capability 9.0 may have 227 KiB, the barriers included.
 inline constexpr uint32_t kKltBytes = 227 * 1024 - 512;
@@ -40,10 +40,11 @@ enum KltKept : uint32_t { kOtherDigits = 0, kOneBlock = kKltTurn, kOnePass = 2 *
 inline constexpr uint32_t kMiddleDigit = (quant::kTurnBase - 1) << 7;
 
 // One digit's row of the tables, two pairs of channels a lane: {cosines, sines}.
+template <uint32_t D>
 TIERKV_DEVICE float4 turn_row(const float* tables, uint32_t position, uint32_t digit) {
-  constexpr uint32_t kPairs = kTileRows / 2;
+  constexpr uint32_t kPairs = D / 2;
   const uint32_t value = position >> (7 * digit) & (quant::kTurnBase - 1);
-  const float* row = tables + (digit * quant::kTurnBase + value) * 2 * kPairs + threadIdx.x % 32 * 2;
+  const float* row = tables + (digit * quant::kTurnBase + value) * 2 * kPairs + part_of_row<D>() * 2;
   const float2 c = __ldg(reinterpret_cast<const float2*>(row)), s = __ldg(reinterpret_cast<const float2*>(row + kPairs));
   return {c.x, c.y, s.x, s.y};
 }
@@ -58,10 +59,11 @@ TIERKV_DEVICE float4 load_turn(uint32_t at) {
 }
 
 // The turn of a position. `key` is the position that kOtherDigits is of.
+template <uint32_t D>
 TIERKV_DEVICE float4 turn_to(const float* tables, uint32_t position, uint32_t kept, uint32_t key) {
-  const float4 middle = turn_row(tables, position, 1);
+  const float4 middle = turn_row<D>(tables, position, 1);
   if (((position ^ key) & ~kMiddleDigit) == 0) return both_turns(middle, load_turn(kept + kOtherDigits));
-  return both_turns(middle, both_turns(turn_row(tables, position, 0), turn_row(tables, position, 2)));
+  return both_turns(middle, both_turns(turn_row<D>(tables, position, 0), turn_row<D>(tables, position, 2)));
 }
 
 // Where a warp's next pair of blocks would be if it follows the one before: its turn is known then without the tables, which lie
@@ -73,45 +75,50 @@ struct NextTurn {
 };
 
 // Cosines and sines of both blocks' positions, halves, two pairs of channels a lane: [block][pair] {cos, sin}.
+template <uint32_t D>
 TIERKV_DEVICE void load_turns(const float* tables, uint32_t first, uint32_t second, const KltWarp& own, NextTurn& next) {
   const uint32_t lane = lane_now();
   const bool follows = own.now != 0 && first == next.position;
-  const float4 x = follows ? load_turn(own.now) : turn_to(tables, first, own.kept, next.key);
+  const float4 x = follows ? load_turn(own.now) : turn_to<D>(tables, first, own.kept, next.key);
   const float4 y =
-      second == first + kTileRows ? both_turns(x, load_turn(own.kept + kOneBlock)) : turn_to(tables, second, own.kept, next.key);
+      second == first + kTileRows ? both_turns(x, load_turn(own.kept + kOneBlock)) : turn_to<D>(tables, second, own.kept, next.key);
   if (own.now != 0) {
     const float4 z = both_turns(x, load_turn(own.kept + kOnePass));
     store4f(own.now + lane * 16, z.x, z.y, z.z, z.w);
     next.position = first + next.blocks * kTileRows;
   }
+  if (lane >= D / 4) return;
   store2(own.turns + lane * 8, pack_halves(x.x, x.z), pack_halves(x.y, x.w));
   store2(own.turns + 256 + lane * 8, pack_halves(y.x, y.z), pack_halves(y.y, y.w));
 }
 
 // The query in the frames of the blocks of this lane's column, as B operands of the product with the rows.
-TIERKV_DEVICE void turn_query(uint32_t query, uint32_t turns, bool fold, uint32_t (&q)[8][2]) {
+template <uint32_t D>
+TIERKV_DEVICE void turn_query(uint32_t query, uint32_t turns, bool fold, uint32_t (&q)[D / 16][2]) {
+  constexpr uint32_t kFar = D / 32;  // from a pair's first channel to its second, in products
   const uint32_t lane = lane_now(), g = lane / 4, t = lane % 4;
 #pragma unroll
-  for (int s = 0; s < 8; s += 2) {
+  for (uint32_t s = 0; s < D / 16; s += 2) {
     const uint4 v = load4(query + lane * 16 + s / 2 * 512);
     q[s][0] = v.x, q[s][1] = v.y, q[s + 1][0] = v.z, q[s + 1][1] = v.w;
   }
   const uint32_t at = turns + (fold && g >= 4 ? 256 : 0) + t * 8;
 #pragma unroll
-  for (int s = 0; s < 4; ++s) {
+  for (uint32_t s = 0; s < kFar; ++s) {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const uint2 pair = load2(at + (16 * s + 8 * j) * 4);  // {cos, sin} of channels 16s + 8j + 2t and the next
       const uint32_t cosine = __byte_perm(pair.x, pair.y, 0x5410), sine = __byte_perm(pair.x, pair.y, 0x7632);
-      const uint32_t a = q[s][j], b = q[s + 4][j];
+      const uint32_t a = q[s][j], b = q[s + kFar][j];
       q[s][j] = times_plus(a, cosine, times(b, sine));
-      q[s + 4][j] = times_plus(b, cosine, times(a, sine ^ 0x80008000u));
+      q[s + kFar][j] = times_plus(b, cosine, times(a, sine ^ 0x80008000u));
     }
   }
 }
 
 // Products of the query with the rows into `factors`, operands of the scores; returns what every score begins with.
-TIERKV_DEVICE float2 load_factors(uint32_t basis, uint32_t steps, const uint32_t (&q)[8][2], uint32_t factors) {
+template <uint32_t D>
+TIERKV_DEVICE float2 load_factors(uint32_t basis, uint32_t steps, const uint32_t (&q)[D / 16][2], uint32_t factors) {
   const uint32_t lane = lane_now(), t = lane % 4;
   float c[4], d[4];
   for (uint32_t tile = 0; tile <= steps; ++tile) {
@@ -119,8 +126,8 @@ TIERKV_DEVICE float2 load_factors(uint32_t basis, uint32_t steps, const uint32_t
     for (int i = 0; i < 4; ++i) c[i] = d[i] = 0.0f;
     float e[4] = {}, f[4] = {};
 #pragma unroll
-    for (int s = 0; s < 8; s += 4) {
-      const uint32_t at = basis + lane * 16 + tile * 4096 + s * 512;
+    for (uint32_t s = 0; s < D / 16; s += 4) {
+      const uint32_t at = basis + lane * 16 + tile * kKltTile<D> + s * 512;
       const uint4 u = load4(at), v = load4(at + 512), x = load4(at + 1024), y = load4(at + 1536);
       multiply(c, u.x, u.y, u.z, u.w, q[s][0], q[s][1]);
       multiply(d, v.x, v.y, v.z, v.w, q[s + 1][0], q[s + 1][1]);
@@ -137,8 +144,9 @@ TIERKV_DEVICE float2 load_factors(uint32_t basis, uint32_t steps, const uint32_t
 
 // What the better rows of both blocks add to scores, in powers of two: lane (g, t) has row g % 4 of block g / 4, for columns 2t and
 // 2t+1. Kept in shared memory: registers are what the loops over codes lack.
+template <uint32_t D>
 struct BetterKeys {
-  uint4 halves[4];
+  uint4 halves[D / 32];
   float scale;
   uint32_t index;  // kNoRow: no such row
 
@@ -148,18 +156,18 @@ struct BetterKeys {
     const uint8_t* const at = lane < 16 ? first : second;
     scale = better_scale(at, row), index = better_index(at, kMostFastBetter, row);
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
+    for (uint32_t i = 0; i < D / 32; ++i)
       halves[i] = __ldg(reinterpret_cast<const uint4*>(at + better_halves(kMostFastBetter) + i * 256 + lane % 16 * 16));
   }
 
   // Their products with the turned query, to `terms`: [lane] two floats, then [lane] the row's index. Bit b of the result: a score
   // of block b grows by more than weights have room for.
-  TIERKV_DEVICE uint32_t meet(const uint32_t (&q)[8][2], bool fold, uint32_t terms) const {
+  TIERKV_DEVICE uint32_t meet(const uint32_t (&q)[D / 16][2], bool fold, uint32_t terms) const {
     constexpr float kRoom = 2.0f;
     const uint32_t lane = threadIdx.x % 32;
     float c[4] = {}, d[4] = {};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (uint32_t i = 0; i < D / 32; ++i) {
       multiply(c, halves[i].x, 0, halves[i].y, 0, q[2 * i][0], q[2 * i][1]);
       multiply(d, halves[i].z, 0, halves[i].w, 0, q[2 * i + 1][0], q[2 * i + 1][1]);
     }
@@ -172,6 +180,8 @@ struct BetterKeys {
   }
 };
 inline constexpr uint32_t kBetterTerms = 384;
+template <uint32_t D>
+inline constexpr uint32_t kBetterLines = D / 16 + 1;  // of far memory that a block's have
 
 // To weights that are in shared memory, where they have room: those of half `half` of block `odd`.
 TIERKV_DEVICE void raise_weights(uint32_t terms, uint32_t weights, bool fold, uint32_t odd, uint32_t half) {
@@ -215,11 +225,11 @@ TIERKV_DEVICE uint32_t better_operand(uint32_t rows, uint32_t weights, float dow
   return pack_halves(weight(token.x, scale.x), weight(token.y, scale.y));
 }
 
-template <int V, bool kBetter>
+template <int V, uint32_t D, bool kBetter>
 TIERKV_DEVICE void attend_klt_views(const Launch& launch, const SegmentDesc& segment, const CodecDesc& codec, WarpCopies& copies,
                                     const KltWarp& own, uint32_t warps, uint32_t basis, uint32_t query, uint32_t table,
-                                    WarpState& state) {
-  using F = ValueFormat<V>;
+                                    WarpState<D>& state) {
+  using F = ValueFormat<V, D>;
   constexpr float kScore = static_cast<float>(1u << 18);
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const quant::SideLayout& key = codec.key;
@@ -228,7 +238,7 @@ TIERKV_DEVICE void attend_klt_views(const Launch& launch, const SegmentDesc& seg
   const uint32_t words = key.words[0] + key.words[1] + key.words[2], tile_bytes = words * 64, steps = klt_steps(key);
   const uint32_t grouped = key.words[0] / 4 * 4;  // steps whose words are taken four at a time
   const uint32_t key_bytes = words * 512, base_bytes = padded_bytes(codec.value.bytes);
-  const uint32_t value_bytes = base_bytes + (kBetter ? better_bytes(kMostFastBetter, kTileRows) : 0);
+  const uint32_t value_bytes = base_bytes + (kBetter ? better_bytes(kMostFastBetter, D) : 0);
   const bool fold = launch.group <= 4;
   const uint32_t stride = fold ? 2 : 1;
   const ViewDesc* views = launch.views + segment.first_view;
@@ -244,18 +254,18 @@ TIERKV_DEVICE void attend_klt_views(const Launch& launch, const SegmentDesc& seg
     const uint2 here = ahead;
     ahead = positions(first + stride * warps);
     __syncwarp();
-    BetterKeys better;
+    BetterKeys<D> better;
     if constexpr (kBetter) better.load(views[first].keys + key_bytes, views[first + both - 1].keys + key_bytes);
-    load_turns(tables, here.x, here.y, own, turn);
+    load_turns<D>(tables, here.x, here.y, own, turn);
     __syncwarp();
-    uint32_t q[8][2];
-    turn_query(query, own.turns, fold, q);
+    uint32_t q[D / 16][2];
+    turn_query<D>(query, own.turns, fold, q);
     uint32_t large = 0;
     if constexpr (kBetter) large = better.meet(q, fold, own.terms);
-    const float2 base = load_factors(basis, steps, q, own.factors);
+    const float2 base = load_factors<D>(basis, steps, q, own.factors);
     if constexpr (kBetter) {
       const uint32_t next = first + stride * warps + (lane < 16 ? 0 : stride - 1);
-      if (next < segment.views && lane % 16 < 9) prefetch_line(views[next].keys + key_bytes + lane % 16 * 128);
+      if (next < segment.views && lane % 16 < kBetterLines<D>) prefetch_line(views[next].keys + key_bytes + lane % 16 * 128);
     }
     __syncwarp();
 #pragma unroll 1
@@ -310,7 +320,7 @@ TIERKV_DEVICE void attend_klt_views(const Launch& launch, const SegmentDesc& seg
         if (half == 1 && more && lane == 0) copy_in(own.keys, next_keys, key_bytes, copies.keys);
         if (half == 0) {
           barrier_wait(copies.values, copies.phase);
-          load_value_grid(state, terms, own.values + 2048 * V, own.grid);
+          load_value_grid(state, terms, own.values + 16 * D * V, own.grid);
           __syncwarp();
         }
         if constexpr (kBetter) {
@@ -328,34 +338,36 @@ TIERKV_DEVICE void attend_klt_views(const Launch& launch, const SegmentDesc& seg
 }
 
 // The query as operands of the product with the rows, the rows themselves, and the turns that are kept: into shared memory.
+template <uint32_t D>
 TIERKV_DEVICE void load_klt_tables(const Launch& launch, const SegmentDesc& segment, const CodecDesc& codec, uint32_t pass,
                                    uint8_t* query, uint8_t* table, uint8_t* kept, uint8_t* basis) {
   const uint32_t warp = threadIdx.x / 32, steps = klt_steps(codec.key);
   const auto* fragments = static_cast<const uint4*>(codec.key_fragments);
-  for (uint32_t i = threadIdx.x; i < (steps + 1) * kKltTile / 16; i += kThreads) reinterpret_cast<uint4*>(basis)[i] = fragments[i];
+  constexpr uint32_t kTile = kKltTile<D> / 16;
+  for (uint32_t i = threadIdx.x; i < (steps + 1) * kTile; i += kThreads) reinterpret_cast<uint4*>(basis)[i] = fragments[i];
   for (uint32_t i = threadIdx.x; i < kKltTable / 16; i += kThreads) {
-    reinterpret_cast<uint4*>(table)[i] = fragments[kKltBasis / 16 + i];
+    reinterpret_cast<uint4*>(table)[i] = fragments[(kMostKltSteps + 1) * kTile + i];
   }
   if (warp < 3) {
     const uint32_t position = warp == 0   ? launch.views[segment.first_view].first_position
                               : warp == 1 ? kTileRows
                                           : pass * kTileRows;
-    float4 turn = turn_row(codec.key.turns, position, warp == 0 ? 0 : 1);
-    if (warp == 0) turn = both_turns(turn, turn_row(codec.key.turns, position, 2));
+    float4 turn = turn_row<D>(codec.key.turns, position, warp == 0 ? 0 : 1);
+    if (warp == 0) turn = both_turns(turn, turn_row<D>(codec.key.turns, position, 2));
     reinterpret_cast<float4*>(kept)[threadIdx.x] = turn;
   }
-  const float* queries = launch.queries + static_cast<size_t>(segment.first_row) * kTileRows;
+  const float* queries = launch.queries + static_cast<size_t>(segment.first_row) * D;
   const float scale = launch.scale * kLog2E;
-  for (uint32_t i = threadIdx.x; i < 512; i += kThreads) {
+  for (uint32_t i = threadIdx.x; i < D * 4; i += kThreads) {
     const uint32_t s = i / 64, lane = i / 2 % 32, j = i % 2, column = lane / 4, c = 16 * s + 2 * (lane % 4) + 8 * j;
     const uint32_t head = launch.group <= 4 ? column % 4 : column;
     const bool used = head < launch.group;
     reinterpret_cast<uint32_t*>(query)[(s / 2 * 32 + lane) * 4 + s % 2 * 2 + j] =
-        used ? pack_halves(queries[head * kTileRows + c] * scale, queries[head * kTileRows + c + 1] * scale) : 0u;
+        used ? pack_halves(queries[head * D + c] * scale, queries[head * D + c + 1] * scale) : 0u;
   }
 }
 
-template <bool kBetter>
+template <uint32_t D, bool kBetter>
 TIERKV_DEVICE void attend_klt(const Launch& launch, const SegmentDesc& segment, WarpCopies& copies, uint8_t* memory) {
   const uint32_t warp = threadIdx.x / 32;
   const CodecDesc& codec = launch.codecs[segment.codec];
@@ -365,14 +377,14 @@ TIERKV_DEVICE void attend_klt(const Launch& launch, const SegmentDesc& segment, 
   uint8_t* const table = query + kKltQuery;
   uint8_t* const kept = table + kKltTable;
   uint8_t* const basis = kept + kKltKept;
-  uint8_t* const slots = basis + (steps + 1) * kKltTile;
+  uint8_t* const slots = basis + (steps + 1) * kKltTile<D>;
 
   // As many warps as have room, in fours: every scheduler of a multiprocessor gets as many. Weights want whole lines of banks.
   constexpr uint32_t kLines = kWeightBytes + kGridBytes;
   const uint32_t key_slot = words * 512, terms = kBetter ? kBetterTerms : 0;
-  const uint32_t value_slot = padded_bytes(codec.value.bytes) + (kBetter ? better_bytes(kMostFastBetter, kTileRows) : 0);
+  const uint32_t value_slot = padded_bytes(codec.value.bytes) + (kBetter ? better_bytes(kMostFastBetter, D) : 0);
   const uint32_t own_bytes = steps * 256 + terms + key_slot + value_slot;
-  const uint32_t all = kKltBytes - kKltQuery - kKltTable - kKltKept - (steps + 1) * kKltTile;
+  const uint32_t all = kKltBytes - kKltQuery - kKltTable - kKltKept - (steps + 1) * kKltTile<D>;
   const uint32_t warps = min(all / (kLines + own_bytes) / 4 * 4, kThreads / 32);
   const bool turns_fit = warps * (kLines + own_bytes + kKltTurn) <= all;
   KltWarp own;
@@ -387,7 +399,7 @@ TIERKV_DEVICE void attend_klt(const Launch& launch, const SegmentDesc& segment, 
   own.now = turns_fit ? shared_address(slots + warps * (kLines + own_bytes) + warp * kKltTurn) : 0;
 
   const uint32_t stride = launch.group <= 4 ? 2 : 1;
-  load_klt_tables(launch, segment, codec, stride * warps, query, table, kept, basis);
+  load_klt_tables<D>(launch, segment, codec, stride * warps, query, table, kept, basis);
   // All multiprocessors ask for their first blocks at once, and it takes microseconds until they are there: the tables come before.
   if (const uint32_t at = warp * stride; warp < warps && at < segment.views && threadIdx.x % 32 == 0) {
     const ViewDesc* const view = launch.views + segment.first_view + at;
@@ -395,12 +407,12 @@ TIERKV_DEVICE void attend_klt(const Launch& launch, const SegmentDesc& segment, 
     copy_in(own.values, view->values, value_slot, copies.values);
   }
   __syncthreads();
-  WarpState state;
+  WarpState<D> state;
   if (warp < warps) {
     const uint32_t b = shared_address(basis), q = shared_address(query), m = shared_address(table);
-    if (codec.value.bits == 2) attend_klt_views<2, kBetter>(launch, segment, codec, copies, own, warps, b, q, m, state);
-    else if (codec.value.bits == 3) attend_klt_views<3, kBetter>(launch, segment, codec, copies, own, warps, b, q, m, state);
-    else attend_klt_views<4, kBetter>(launch, segment, codec, copies, own, warps, b, q, m, state);
+    if (codec.value.bits == 2) attend_klt_views<2, D, kBetter>(launch, segment, codec, copies, own, warps, b, q, m, state);
+    else if (codec.value.bits == 3) attend_klt_views<3, D, kBetter>(launch, segment, codec, copies, own, warps, b, q, m, state);
+    else attend_klt_views<4, D, kBetter>(launch, segment, codec, copies, own, warps, b, q, m, state);
   }
   const float up = codec.value.bits == 4 ? 4.0f : 6.0f;
   end_segment(launch, segment, state, warps, up, launch.group <= 4, codec.value.hadamard, memory);

@@ -1,5 +1,5 @@
 // packed.cuh — the tensor-core path of codes on one grid: kivi (a scale and a minimum a channel of keys) and rot (a scale a token
-// and a mean a channel), keys of 2 or 4 bits, values of 2 or 4.
+// and a mean a channel), keys of 2 or 4 bits, values of 2 or 4; heads of D channels.
 //
 // kivi:  the channels' scales go into the query, block by block; the minimums' product with the query is one number a head.
 // rot:   the query stays, the tokens' scales meet the finished scores; the middle of the codes is where sums begin.
@@ -9,16 +9,17 @@
 
 namespace tierkv::cuda {
 
-template <int K, int V>
+template <int K, int V, uint32_t D>
 struct PackedShape {
-  static constexpr int kPerWord = 32 / K, kFields = 8 / K, kWords = 32 / kPerWord, kTop = 8 - K;  // kWords: chunks a lane takes
-  static constexpr uint32_t kKeyCodes = 2048 * K, kValueCodes = 2048 * V, kKeyTile = kKeyCodes / 8;
+  static constexpr int kPerWord = 32 / K, kFields = 8 / K, kTop = 8 - K;
+  static constexpr int kWords = D / (4 * kPerWord), kSteps = D / 16;  // chunks that a lane takes; products of 16 channels
+  static constexpr uint32_t kKeyCodes = 16 * D * K, kValueCodes = 16 * D * V, kKeyTile = kKeyCodes / 8;
   static constexpr uint32_t kKeySlot = kKeyCodes + 512, kValueSlot = kValueCodes + 512;
-  static constexpr uint32_t kWarps = K + V >= 8 ? 8 : K + V > 4 ? 12 : kThreads / 32;
+  static constexpr uint32_t kWarps = packed_warps(K, V, D);
   // Of a warp: copies of keys and values, weights, the values' grid, the tokens' scales.
   static constexpr uint32_t kWarp = kKeySlot + kValueSlot + kWeightBytes + kGridBytes + 512;
   static constexpr uint32_t kQuery =
-      2 * 8 * 64 * 4 + 128 + 8 * (kTileRows + 4) * 4;  // operands of the query, plain and raised; sums of its heads; rows
+      2 * kSteps * 64 * 4 + 128 + 8 * (D + 4) * 4;  // operands of the query, plain and raised; sums of its heads; rows
   static constexpr uint32_t kBytes = kWarps * kWarp + kQuery;
 };
 
@@ -41,23 +42,23 @@ TIERKV_DEVICE void load_pairs(uint32_t at, uint32_t (&out)[N]) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
 // The query as B operands: [step pair][lane][4], step = chunk half·fields + field; and raised by 2^(top - place of the field). `x`:
-// channels 4·lane .. 4·lane+3 of head `warp`.
-template <int K, int V>
+// part_of_row()'s channels of head `warp`.
+template <int K, int V, uint32_t D>
 TIERKV_DEVICE void load_packed_query(float (&x)[4], bool hadamard, uint32_t* plain, uint32_t* raised, float* sums, float* rows) {
-  using S = PackedShape<K, V>;
-  constexpr uint32_t kRow = kTileRows + 4;
+  using S = PackedShape<K, V, D>;
+  constexpr uint32_t kRow = D + 4;
   if (const uint32_t head = threadIdx.x / 32, lane = threadIdx.x % 32; head < 8) {
     float sum = 0.0f;
-    if (hadamard) turn_frame(x, true);
-    *reinterpret_cast<float4*>(rows + head * kRow + lane * 4) = {x[0], x[1], x[2], x[3]};
-    // Of the query as the operands have it, so that the codes' middle is taken out exactly.
+    if (hadamard) turn_frame<D>(x, true);
+    if (lane < D / 4) *reinterpret_cast<float4*>(rows + head * kRow + lane * 4) = {x[0], x[1], x[2], x[3]};
+      // Of the query as the operands have it, so that the codes' middle is taken out exactly.
 #pragma unroll
     for (int e = 0; e < 4; ++e) sum += __half2float(__float2half(x[e]));
-    for (uint32_t d = 16; d != 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
+    for (uint32_t d = D / 8; d != 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
     if (lane == 0) sums[head] = sum;
   }
   __syncthreads();
-  for (uint32_t i = threadIdx.x; i < 512; i += kThreads) {
+  for (uint32_t i = threadIdx.x; i < S::kSteps * 64; i += kThreads) {
     const int step = i / 64, lane = i / 2 % 32, j = i % 2, h = step / S::kFields, f = step % S::kFields, head = lane / 4;
     const int c = (lane % 4 + 4 * h) * S::kPerWord + 4 * f + j;
     const float a = rows[head * kRow + c], b = rows[head * kRow + c + 2], up = static_cast<float>(1 << (S::kTop - K * f));
@@ -67,10 +68,10 @@ TIERKV_DEVICE void load_packed_query(float (&x)[4], bool hadamard, uint32_t* pla
 }
 
 // The query against one block's keys: operands with the channels' scales in them, and what every score begins with.
-template <int K, int V, bool kByChannel>
+template <int K, int V, uint32_t D, bool kByChannel>
 TIERKV_DEVICE float2 load_block_query(uint32_t meta, uint32_t mean_at, bool has_mean, uint32_t raised, uint32_t plain,
-                                      uint32_t (&b)[8][2]) {
-  using S = PackedShape<K, V>;
+                                      uint32_t (&b)[D / 16][2]) {
+  using S = PackedShape<K, V, D>;
   const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   float base[4] = {};
 #pragma unroll
@@ -99,9 +100,9 @@ TIERKV_DEVICE float2 load_block_query(uint32_t meta, uint32_t mean_at, bool has_
 
 // The first blocks of a segment. All multiprocessors ask for theirs at once, and it takes microseconds until they are there: what
 // is needed before them has to be asked for before. Half of the warps begin later, so that the others have theirs sooner.
-template <int K, int V>
+template <int K, int V, uint32_t D>
 TIERKV_DEVICE void begin_packed(const Launch& launch, const FastPiece& piece, const WarpCopies& copies, uint8_t* memory) {
-  using S = PackedShape<K, V>;
+  using S = PackedShape<K, V, D>;
   const uint32_t warp = threadIdx.x / 32, keys = shared_address(memory + warp * S::kWarp);
   if (warp >= S::kWarps || warp >= piece.segment.views || threadIdx.x % 32 != 0) return;
   const ViewDesc& view = launch.views[piece.segment.first_view + warp];
@@ -110,10 +111,10 @@ TIERKV_DEVICE void begin_packed(const Launch& launch, const FastPiece& piece, co
   copy_in(keys + S::kKeySlot, others, piece.codec.value_bytes, copies.values);
 }
 
-template <int K, int V, bool kByChannel>
+template <int K, int V, uint32_t D, bool kByChannel>
 TIERKV_DEVICE void attend_packed(const Launch& launch, const FastPiece& piece, WarpCopies& copies, uint8_t* memory) {
-  using S = PackedShape<K, V>;
-  using F = ValueFormat<V>;
+  using S = PackedShape<K, V, D>;
+  using F = ValueFormat<V, D>;
   constexpr float kScore = static_cast<float>(1u << (24 - S::kTop));
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const SegmentDesc& segment = piece.segment;
@@ -123,21 +124,21 @@ TIERKV_DEVICE void attend_packed(const Launch& launch, const FastPiece& piece, W
   float query[4];
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
-    const float* const from = launch.queries + static_cast<size_t>(segment.first_row + warp) * kTileRows + lane * 4 + e;
+    const float* const from = launch.queries + static_cast<size_t>(segment.first_row + warp) * D + part_of_row<D>() * 4 + e;
     query[e] = warp < launch.group ? __ldg(from) * (launch.scale * kLog2E) : 0.0f;
   }
-  if (warp < S::kWarps / 2) begin_packed<K, V>(launch, piece, copies, memory);
+  if (warp < S::kWarps / 2) begin_packed<K, V, D>(launch, piece, copies, memory);
   auto* plain = reinterpret_cast<uint32_t*>(memory + S::kWarps * S::kWarp);
-  uint32_t* raised = plain + 8 * 64;
-  auto* query_sums = reinterpret_cast<float*>(raised + 8 * 64);
-  WarpState state;
+  uint32_t* raised = plain + S::kSteps * 64;
+  auto* query_sums = reinterpret_cast<float*>(raised + S::kSteps * 64);
+  WarpState<D> state;
   const uint32_t weights = values + S::kValueSlot, grid = weights + kWeightBytes, scales = grid + kGridBytes;
   const uint32_t raised_at = shared_address(raised), plain_at = shared_address(plain);
   const bool has_mean = kByChannel || codec.mean_at != 0;
-  const uint32_t mean_at = keys + (kByChannel ? S::kKeyCodes + 256 : codec.mean_at);
-  load_packed_query<K, V>(query, codec.key_hadamard, plain, raised, query_sums, query_sums + 32);
+  const uint32_t mean_at = keys + (kByChannel ? S::kKeyCodes + 2 * D : codec.mean_at);
+  load_packed_query<K, V, D>(query, codec.key_hadamard, plain, raised, query_sums, query_sums + 32);
   __syncthreads();
-  if (warp >= S::kWarps / 2) begin_packed<K, V>(launch, piece, copies, memory);
+  if (warp >= S::kWarps / 2) begin_packed<K, V, D>(launch, piece, copies, memory);
   const float begin0 = kByChannel ? 0.0f : -codec.key_zero * query_sums[2 * t] / kScore;
   const float begin1 = kByChannel ? 0.0f : -codec.key_zero * query_sums[2 * t + 1] / kScore;
 
@@ -146,9 +147,9 @@ TIERKV_DEVICE void attend_packed(const Launch& launch, const FastPiece& piece, W
     // Read now, needed when the slots are free: the addresses must not be waited for then.
     const uint8_t* const next_keys = views[more ? v + S::kWarps : v].keys;
     const uint8_t* const next_values = views[more ? v + S::kWarps : v].values;
-    uint32_t b[8][2];
+    uint32_t b[S::kSteps][2];
     barrier_wait(copies.keys, copies.phase);
-    const float2 base = load_block_query<K, V, kByChannel>(keys + S::kKeyCodes, mean_at, has_mean, raised_at, plain_at, b);
+    const float2 base = load_block_query<K, V, D, kByChannel>(keys + S::kKeyCodes, mean_at, has_mean, raised_at, plain_at, b);
     if constexpr (!kByChannel) {
       float s[4];
       log8_levels(kScore * load1f(keys + S::kKeyCodes), load1(keys + S::kKeyCodes + 4 + lane * 4), s);

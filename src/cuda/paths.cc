@@ -11,10 +11,13 @@ using quant::LayoutKind;
 using quant::MetaKind;
 using quant::SideLayout;
 
+// Channels of a head that the tensor-core paths and the warm one take.
+bool fast_dim(uint32_t head_dim) { return head_dim == 64 || head_dim == 128; }
+
 // Values of one scale a token that the tensor-core paths unpack.
 bool fast_values(const SideLayout& value, uint32_t tokens) {
   return value.kind == LayoutKind::packed && !value.by_channel && value.groups == 1 && !value.has_levels && value.mean_at == 0 &&
-         value.tokens == tokens && value.head_dim == kTileRows && value.bits >= 2 && value.bits <= 4 &&
+         value.tokens == tokens && fast_dim(value.head_dim) && value.bits >= 2 && value.bits <= 4 &&
          (value.meta == MetaKind::f16_pair || value.meta == MetaKind::log8_scale || value.meta == MetaKind::log8_pair ||
           value.meta == MetaKind::log4_pair);
 }
@@ -48,7 +51,7 @@ std::optional<Frame> staged_frame(const CodecDesc& codec) {
 Path fast_path(const CodecDesc& codec, uint32_t group) {
   const SideLayout &key = codec.key, &value = codec.value;
   const bool better = codec.key_better + codec.value_better != 0;
-  if (group > 8 || !fast_values(value, kTileRows) || key.tokens != kTileRows || key.head_dim != kTileRows) return Path::general;
+  if (group > 8 || !fast_values(value, kTileRows) || key.tokens != kTileRows) return Path::general;
   if (key.kind == LayoutKind::words) {
     const uint32_t words = key.words[0] + key.words[1] + key.words[2];
     if (!turns_halves(key) || words < 1 || words > kMostKltWords || klt_steps(key) > kMostKltSteps) return Path::general;
@@ -59,7 +62,7 @@ Path fast_path(const CodecDesc& codec, uint32_t group) {
   if (better) return Path::general;
   if (key.kind != LayoutKind::packed || key.has_levels || key.even || key.groups != 1) return Path::general;
   if (key.by_channel ? key.meta != MetaKind::f16_pair || key.mean_at != 0 : key.meta != MetaKind::log8_scale) return Path::general;
-  if (key.bits == 2 && value.bits == 2) return group <= 4 ? Path::whole22 : Path::packed22;
+  if (key.bits == 2 && value.bits == 2) return group <= 4 && key.head_dim == 128 ? Path::whole22 : Path::packed22;
   if (key.bits == 4 && value.bits == 4) return Path::packed44;
   if (key.bits == 4 && value.bits == 2) return Path::packed42;
   return Path::general;
@@ -69,7 +72,7 @@ bool takes_warm(const CodecDesc& codec, uint32_t group) {
   const SideLayout& key = codec.key;
   return group <= 8 && codec.key_better + codec.value_better == 0 && fast_values(codec.value, kWarmTokens) &&
          codec.value.bits == 4 && key.kind == LayoutKind::packed && key.bits == 4 && !key.has_levels && !key.by_channel &&
-         key.groups == 1 && key.meta == MetaKind::log8_scale && key.tokens == kWarmTokens && key.head_dim == kTileRows;
+         key.groups == 1 && key.meta == MetaKind::log8_scale && key.tokens == kWarmTokens;
 }
 
 Path ready_path(const CodecDesc& codec, uint32_t group) {

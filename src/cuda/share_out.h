@@ -69,7 +69,7 @@ struct ShareInput {
   uint32_t ctas = 2;  // REQUIRES: two at least
   uint32_t chunk_rows = 64;
   Path fast = Path::general;
-  uint32_t group = 1;
+  uint32_t group = 1, head_dim = 128;
   Sharings* sharings = nullptr;  // or null: nothing is remembered
 };
 

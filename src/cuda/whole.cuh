@@ -1,4 +1,5 @@
-// whole.cuh — 2-bit codes on one grid (kivi2, rot2) as whole numbers: products of bytes, groups of up to 4 heads.
+// whole.cuh — 2-bit codes on one grid (kivi2, rot2) as whole numbers: products of bytes, groups of up to 4 heads of 128
+// channels.
 //
 // One AND takes four codes out of a word instead of two, and a product takes 32 of them instead of 16. A field of a byte is the
 // code, or four times the code, which is made good later; higher fields are shifted down first.
@@ -53,7 +54,7 @@ TIERKV_DEVICE void load_whole_query(float (&x)[4], bool hadamard, uint32_t* fact
   constexpr uint32_t kRow = kTileRows + 4;
   const uint32_t warp = threadIdx.x / 32;
   if (const uint32_t lane = threadIdx.x % 32; warp < 4) {
-    if (hadamard) turn_frame(x, true);
+    if (hadamard) turn_frame<kTileRows>(x, true);
     *reinterpret_cast<float4*>(rows + warp * kRow + lane * 4) = {x[0], x[1], x[2], x[3]};
     float most = fmaxf(fmaxf(fabsf(x[0]), fabsf(x[1])), fmaxf(fabsf(x[2]), fabsf(x[3])));
 #pragma unroll
@@ -272,11 +273,11 @@ TIERKV_DEVICE void whole_values(WholeState& state, uint32_t values, const uint32
 }
 
 // As end_segment() has it: columns c and c + 4 are one head.
-TIERKV_DEVICE WarpState ended(const WholeState& whole) {
+TIERKV_DEVICE WarpState<kTileRows> ended(const WholeState& whole) {
   const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const float2 total = over_rows(whole.total0, whole.total1), offset = over_rows(whole.offset0, whole.offset1);
   const float scale = (t < 2 ? 64.0f : 0.25f) / (kWholeWeight * 16777216.0f);
-  WarpState state;
+  WarpState<kTileRows> state;
 #pragma unroll
   for (int i = 0; i < 32; ++i) state.sums[i / 8][i / 4 % 2][i % 4] = whole.sums[i / 8][i / 4 % 2][i % 4] * scale;
   const bool once = t < 2;
@@ -373,7 +374,7 @@ TIERKV_DEVICE void attend_whole(const Launch& launch, const FastPiece& piece, Wa
     __syncwarp();
     if (more && lane == 0) copy_in(values, next_values, piece.codec.value_bytes, copies.values);
   }
-  WarpState end = ended(state);
+  WarpState<kTileRows> end = ended(state);
   end_segment(launch, segment, end, kWarps, 0.0f, true, codec.value_hadamard, memory);
 }
 
