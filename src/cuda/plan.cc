@@ -273,7 +273,7 @@ class Planner {
   void add_segments() {
     const uint32_t most = std::clamp(input_.ctas, 2u, kMostFirsts);
     Sharing fresh;
-    const uint32_t dim = input_.codecs.empty() ? kTileRows : input_.codecs.front().key.head_dim;  // of all of them
+    const uint32_t dim = input_.params.head_dim;
     const Sharing& sharing = share_out(runs_, {most, plan_.chunk_rows, plan_.fast, input_.group, dim, input_.sharings}, fresh);
     const std::vector<Piece> staged = staged_pieces(runs_, plan_.views.data(), staged_room());
     count_partials(sharing.pieces, staged);
