@@ -25,13 +25,11 @@ struct Oldest {
   size_t first = 0, last = 0;
 };
 
-bool find_oldest(const BlockList& blocks, const LayerPlan& plan, Oldest& out) {
+bool find_oldest(const HeadStream& s, const LayerPlan& plan, Oldest& out) {
   const uint32_t target = plan.archive_codec->tokens;
-  size_t first = 0;
-  while (first < blocks.size() && blocks[first].block.tier() != Tier::warm) ++first;
-  uint64_t warm = 0;
-  for (size_t i = first; i < blocks.size(); ++i) warm += blocks[i].live;
+  const auto& [version, first, warm] = s.warm();
   if (warm < static_cast<uint64_t>(plan.warm) + target) return false;
+  const BlockList& blocks = s.blocks;
   size_t last = first;
   for (uint32_t rows = 0; last < blocks.size() && rows + blocks[last].live <= target; ++last) rows += blocks[last].live;
   out = {first, last};
@@ -50,7 +48,7 @@ Kind next_step(const HeadStream& s, const LayerPlan& plan, uint32_t most, Oldest
     }
   }
   if (plan.warm == kAll || plan.warm == 0 || plan.waiting || most == 0) return Kind::none;
-  return find_oldest(s.blocks, plan, oldest) ? Kind::demote : Kind::none;
+  return find_oldest(s, plan, oldest) ? Kind::demote : Kind::none;
 }
 
 // One head of a call.
@@ -235,6 +233,14 @@ class Settling {
 
 }  // namespace
 
+const HeadStream::Warm& HeadStream::warm() const {
+  if (warm_.version == blocks.version()) return warm_;
+  warm_ = {blocks.version(), 0, 0};
+  while (warm_.first < blocks.size() && blocks[warm_.first].block.tier() != Tier::warm) ++warm_.first;
+  for (size_t i = warm_.first; i < blocks.size(); ++i) warm_.rows += blocks[i].live;
+  return warm_;
+}
+
 void settle(const StreamEnv& env, std::span<Unsettled> layers, const Executor& run, Arena::Use use) noexcept {
   Oldest oldest;
   bool any = false;
@@ -272,10 +278,8 @@ bool due_for_archive(const StreamEnv& env, const HeadStream& s, const LayerPlan&
   batch.clear();
   if (plan.ring || plan.hot == kAll || plan.warm == kAll || plan.waiting) return false;
   const uint32_t target = plan.archive_codec->tokens, block = plan.first_block(), sinks = wants_sinks(s, plan) ? plan.sinks : 0;
-  size_t i = 0;
-  while (i < s.blocks.size() && s.blocks[i].block.tier() != Tier::warm) ++i;
-  uint64_t warm = 0;
-  for (size_t b = i; b < s.blocks.size(); ++b) warm += s.blocks[b].live;
+  size_t i = s.warm().first;
+  const uint64_t warm = s.warm().rows;
   const uint64_t stays = static_cast<uint64_t>(plan.hot) + sinks, tail = s.tail.rows();
   const uint64_t graduates = tail > stays ? (tail - stays) / block * block : 0;
   if (warm + graduates < static_cast<uint64_t>(plan.warm) + target) return false;

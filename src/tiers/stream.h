@@ -54,6 +54,18 @@ struct HeadStream {
   Tail tail;
   uint32_t layer = 0;
   uint32_t head = 0;
+
+  // Where warm blocks begin, and the live rows from there on. To see it takes a look at every block, and between two blocks that a
+  // stream gets there are many appends that ask.
+  struct Warm {
+    uint64_t version = 0;  // of the blocks that this is of
+    size_t first = 0;
+    uint64_t rows = 0;
+  };
+  const Warm& warm() const;
+
+ private:
+  mutable Warm warm_;
 };
 
 // Graduates and demotes whatever is due, at most `most` archive blocks of it. False: memory ran out; what could not move stays in

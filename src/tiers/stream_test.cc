@@ -106,6 +106,39 @@ TEST_F(StreamTest, TokensTravelThroughTheTiers) {
   check(0.02f);
 }
 
+// What it remembers of its warm blocks is what there is, whatever happened to them.
+TEST_F(StreamTest, WarmRowsAreCountedAnewWhenBlocksChange) {
+  const auto check_warm = [&] {
+    const BlockList& list = s.blocks;
+    size_t first = 0;
+    uint64_t rows = 0;
+    while (first < list.size() && list[first].block.tier() != Tier::warm) ++first;
+    for (size_t i = first; i < list.size(); ++i) rows += list[i].live;
+    EXPECT_EQ(s.warm().first, first);
+    EXPECT_EQ(s.warm().rows, rows);
+  };
+  for (int round = 0; round < 40; ++round) {
+    push(1 + rng() % 20);
+    check_warm();
+    const uint64_t version = s.blocks.version();
+    check_warm();
+    EXPECT_EQ(s.blocks.version(), version) << "to look changes nothing";
+    if (rng() % 3 == 0) {
+      std::vector<uint8_t> keep(live_rows(s));
+      for (uint8_t& one : keep) one = rng() % 4 != 0;
+      ASSERT_TRUE(evict_rows(env, s, plan, keep));
+      check_warm();
+    }
+    if (rng() % 4 == 0) {
+      const uint32_t to = length - rng() % std::min(length, 40u);
+      ASSERT_TRUE(prepare_truncate(env, s, plan, to));
+      truncate(env, s, plan, to);
+      length = to;
+      check_warm();
+    }
+  }
+}
+
 TEST_F(StreamTest, SinksAreExactForEver) {
   push(300);
   std::vector<float> key(kDim);
