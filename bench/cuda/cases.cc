@@ -158,11 +158,9 @@ Status tierkv_bench::make(const tierkv_bench_shape& shape) {
   for (uint32_t s = 0; s < shape.sets; ++s)
     TIERKV_RETURN_IF_ERROR(add_set(static_cast<uint32_t>(facts.multiprocessors), facts.tensor_paths));
   const double values = 2.0 * dim * views.size() * lengths[0];
-  static const char* const names[] = {"general", "staged", "packed22", "packed44", "packed42", "klt", "klt_better", "whole22"};
   char text[160];
-  std::snprintf(text, sizeof text, "%s, %.3f bits a value, %u ctas, %u of them general and %u staged",
-                names[static_cast<int>(sets[0]->path)], bytes * 8 / values, sets[0]->launch.ctas, sets[0]->launch.general_ctas,
-                sets[0]->launch.staged_ctas);
+  std::snprintf(text, sizeof text, "%s, %.3f bits a value, %u ctas, %u of them general and %u staged", path_name(sets[0]->path),
+                bytes * 8 / values, sets[0]->launch.ctas, sets[0]->launch.general_ctas, sets[0]->launch.staged_ctas);
   says = text;
   return {};
 }

@@ -23,6 +23,11 @@ inline constexpr uint32_t kTileRows = 128;  // rows of a block that the tensor-c
 // follow staged.
 enum class Path : uint8_t { general = 0, warm, staged, packed22, packed44, packed42, klt, klt_better, whole22 };
 inline constexpr uint32_t kPathCount = 9;
+inline const char* path_name(Path path) {
+  constexpr const char* kNames[kPathCount] = {"general",  "warm", "staged",     "packed22", "packed44",
+                                              "packed42", "klt",  "klt_better", "whole22"};
+  return kNames[static_cast<uint32_t>(path)];
+}
 inline bool beside_fast(Path path) { return path == Path::warm || path == Path::staged; }
 
 // Warps of a thread block that have room for a block each on a packed path.
