@@ -53,9 +53,10 @@ DeviceAttention::DeviceAttention(std::unique_ptr<Machine> machine, uint64_t byte
       slots_(machine_),
       bounce_(*machine_),
       tables_(*machine_),
+      changes_(*machine_),
       mirror_(*machine_, bounce_, byte_limit),
       standing_(*machine_, bounce_, mirror_, tables_),
-      tails_(*machine_, slots_),
+      tails_(*machine_, slots_, changes_),
       encoder_(*machine_),
       hot_(*machine_),
       results_(*machine_),
@@ -127,7 +128,7 @@ void DeviceAttention::attend_batch(Works& batch, const Executor& run) const {
   const Status ended = slots_.end_call();
   if (status.ok()) status = ended;
   if (!status.ok()) (void)machine_->wait();  // what is on its way comes from memory that the next call writes over
-  tails_.end_call(status.ok() && batch.front()->queries.place == MemoryPlace::host);  // whose results were waited for
+  changes_.end_call(status.ok() && batch.front()->queries.place == MemoryPlace::host);  // whose results were waited for
   for (AttendWork* work : batch) {
     if (!status.ok()) work->status = status;
     else if (overflowed(*work)) again_on_processor(*work, run);

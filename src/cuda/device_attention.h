@@ -122,6 +122,7 @@ class DeviceAttention final : public DeviceBackend {
   mutable Slots slots_;
   mutable Bounce bounce_;
   mutable CodecTables tables_;
+  mutable Changes changes_;
   mutable Mirror mirror_;
   mutable Standing standing_;
   mutable Tails tails_;
