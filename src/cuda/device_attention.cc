@@ -54,7 +54,7 @@ DeviceAttention::DeviceAttention(std::unique_ptr<Machine> machine, uint64_t byte
       bounce_(*machine_),
       tables_(*machine_),
       changes_(*machine_),
-      mirror_(*machine_, bounce_, byte_limit),
+      mirror_(*machine_, bounce_, changes_, byte_limit),
       standing_(*machine_, bounce_, mirror_, tables_),
       tails_(*machine_, slots_, changes_),
       encoder_(*machine_),
@@ -73,7 +73,7 @@ Status DeviceAttention::accepts(const RowsView& rows, const char* what) const {
 }
 void DeviceAttention::encode(std::span<attn::EncodeWork> blocks, const Executor& run) const {
   std::lock_guard lock(mutex_);
-  encoder_.encode(blocks, run, &tails_);
+  encoder_.encode(blocks, run, &tails_, &mirror_);
 }
 void DeviceAttention::decode(std::span<const attn::DecodeWork> blocks, const Executor& run) const { cpu().decode(blocks, run); }
 
