@@ -241,9 +241,8 @@ TEST(DeviceRows, SequencesOfOneLengthAreCodedInOneLaunch) {
   EXPECT_EQ(most, 2u) << "a warm block of each head, and every second time an archive one";
   EXPECT_EQ(twin.machine->encodes - before, kSteps / 16 + kSteps / 32);
   EXPECT_GT(twin.device->counts().rows_taken, uint64_t{kMany} * (kSteps - 2));
-  // Rows of tails are read where the device has them: what goes there is what warm blocks are decoded to.
-  const uint64_t decoded = uint64_t{kSteps / 32} * 32 * kMany * kKvHeads * 2 * kDim * sizeof(float);
-  EXPECT_EQ(twin.device->counts().encode_bytes - bytes, decoded);
+  // Rows of tails are read where the device has them, and so are the blocks that it has attended to.
+  EXPECT_EQ(twin.device->counts().encode_bytes, bytes);
   EXPECT_TRUE(twin.machine->wait().ok());  // before the rows' memory goes
 }
 

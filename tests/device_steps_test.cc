@@ -192,6 +192,32 @@ TEST(DeviceSteps, BlocksThatTheDeviceEncodesAreTheProcessors) {
   }
 }
 
+// A device that attends has the hot rows and the warm blocks: what becomes of them is coded without a byte of them being sent.
+TEST(DeviceSteps, WhatGraduatesAndIsDemotedIsReadWhereItIs) {
+  for (const char* codecs :
+       {"warm_codec=even4,archive=kivi2", "warm_codec=rot4,archive=rot2", "warm_codec=kivi4,archive=even3/mid3"}) {
+    SCOPED_TRACE(codecs);
+    const std::shared_ptr<DeviceAttention> device = twin();
+    Steps steps("hot=32,warm=64,warm_block=64,archive_block=128,sinks=4," + std::string(codecs), device, 11);
+    const SeqId id = steps.add(4 + 32 + 100);
+    steps.compare(kTolerance);
+    const DeviceAttention::Counts before = device->counts();
+    const auto tokens = [&] { return steps.device_cache().memory_usage().tier[static_cast<int>(Tier::archive)].tokens; };
+    ASSERT_EQ(tokens(), 0u);
+    for (uint32_t i = 0; i < 240; ++i) {
+      steps.append(id, 1);
+      if (i % 10 == 0) steps.compare(kTolerance);
+      if (::testing::Test::HasFatalFailure()) return;
+    }
+    EXPECT_GE(tokens(), 2u * 128 * Steps::kLayers * Steps::kKvHeads);
+    EXPECT_GT(device->counts().encoded, before.encoded);
+    EXPECT_EQ(device->counts().encode_bytes, before.encode_bytes);
+    const auto here = steps.host_cache().freeze(id), there = steps.device_cache().freeze(id);
+    ASSERT_TRUE(here.ok() && there.ok());
+    EXPECT_TRUE(*here == *there);
+  }
+}
+
 TEST(DeviceSteps, BlocksThatNothingStandsOnMakeRoom) {
   // 32 MiB hold 512 blocks of FP16 keys and values of 128 tokens: not those of all sequences together.
   const std::shared_ptr<DeviceAttention> device = twin(uint64_t{32} << 20);

@@ -4,6 +4,9 @@
 // the processor's memory and bytes back in it, by four threads. processor: one thread. share: eight sequences' trips, per token, of
 // a decode step of one layer (258 us: 8 sequences, 128K tokens, `balanced`). Bytes are compared with the processor's first; ends
 // with 1 if they differ.
+//
+// Then blocks of 64 tokens into ones of 128, of eight sequences: the trip where the device has them, where their codes go there,
+// and where the processor decodes and floats go.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -16,6 +19,7 @@
 #include "attn/cpu_backend.h"
 #include "base/thread_pool.h"
 #include "cuda/backend.h"
+#include "cuda/codec_tables.h"
 #include "cuda/encode_batch.h"
 #include "quant/table_testing.h"
 
@@ -124,6 +128,70 @@ double kernel_us(const Blocks& blocks) {
   return median(times);
 }
 
+// Two blocks of each head and sequence that become one.
+struct Demotions {
+  std::unique_ptr<quant::Codec> from[2], to[2];
+  std::vector<std::byte> sources[2];
+  std::vector<attn::BlockRows> blocks;
+  std::vector<std::vector<std::byte>> bytes;
+  std::vector<attn::EncodeWork> works;
+
+  Demotions(const char* warm, const char* archive) {
+    const quant::CodecPair specs[] = {quant::parse_codec_pair(warm).value(), quant::parse_codec_pair(archive).value()};
+    for (int v = 0; v < 2; ++v) {
+      const quant::Side side = v ? quant::Side::value : quant::Side::key;
+      from[v] = quant::testing::make_any_codec(v ? specs[0].value : specs[0].key, side, {64, kDim}).value();
+      to[v] = quant::testing::make_any_codec(v ? specs[1].value : specs[1].key, side, {128, kDim}).value();
+      sources[v].resize(from[v]->bytes());
+      const auto rows = quant::testing::TableModel::of(kDim).turned(quant::testing::random_rows({64, kDim}, 3), 1000);
+      if (!from[v]->encode(rows.data(), {0, 0, 1000}, sources[v]).ok()) std::abort();
+    }
+    const attn::BlockView view{from[0].get(), from[1].get(), sources[0], sources[1], {0, 0, 1000}, 64, 0x9E3779B97F4A7C15ull};
+    blocks.assign(2, {view, 0, 64});
+    for (uint32_t i = 0; i < 2 * kHeads * kSequences; ++i) bytes.emplace_back(to[i % 2]->bytes());
+    for (uint32_t i = 0; i < bytes.size(); ++i) works.push_back({to[i % 2].get(), nullptr, {0, 0, 1000}, bytes[i], {}, {}, blocks});
+  }
+};
+
+bool run_demotions(Machine& machine, const Executor& shared) {
+  Bounce bounce(machine);
+  Changes changes(machine);
+  CodecTables tables(machine);
+  Mirror mirror(machine, bounce, changes, 0);
+  std::vector<std::unique_ptr<Demotions>> kept;  // the batch knows codecs by their address
+  EncodeBatch batch(machine);
+  bool same = true;
+  std::printf("\n%-20s %9s %9s %9s %9s\n", "8 seqs", "there us", "codes us", "floats us", "cpu us");
+  for (const auto& [warm, archive] : {std::pair{"even4", "klt1.875"}, {"even4", "kivi2"}, {"rot4", "rot2"}, {"kivi4", "kivi2"}}) {
+    Demotions& one = *kept.emplace_back(std::make_unique<Demotions>(warm, archive));
+    const auto codec = tables.find(*one.from[0], *one.from[1]);
+    if (!codec.ok() || !mirror.place(one.blocks[0].block, tables.on_host()[*codec]).ok() || !machine.wait().ok()) return false;
+    changes.end_call(true);
+    attn::cpu_backend().encode(one.works, attn::in_turn());
+    const auto wanted = one.bytes;
+    const double cpu = time_us([&] { attn::cpu_backend().encode(one.works, attn::in_turn()); });
+    std::vector<std::vector<float>> rows(one.works.size(), std::vector<float>(128 * kDim));
+    std::vector<attn::EncodeWork> wide = one.works;
+    for (size_t i = 0; i < wide.size(); ++i) wide[i].rows = rows[i].data();
+    const std::function<void()> ways[] = {
+        [&] { batch.encode(one.works, shared, nullptr, &mirror); }, [&] { batch.encode(one.works, shared); },
+        [&] {
+          shared(static_cast<uint32_t>(wide.size()),
+                 [&](uint32_t i) { attn::decode_blocks(one.blocks, wide[i].codec->side(), rows[i].data()); });
+          batch.encode(wide, shared);
+        }};
+    double times[3];
+    for (int w = 0; w < 3; ++w) {
+      for (auto& bytes : one.bytes) std::fill(bytes.begin(), bytes.end(), std::byte{0});
+      times[w] = time_us(ways[w]);
+      if (one.bytes != wanted) same = false, std::printf("%s to %s: other bytes than the processor's\n", warm, archive);
+    }
+    std::printf("%-20s %9.1f %9.1f %9.1f %9.1f\n", (std::string(warm) + " to " + archive).c_str(), times[0], times[1], times[2],
+                cpu);
+  }
+  return same;
+}
+
 int run(double step_us) {
   auto machine = open_machine(0);
   if (!machine.ok() || !(*machine)->enter().ok()) return std::fprintf(stderr, "%s\n", machine.status().message().c_str()), 1;
@@ -157,6 +225,7 @@ int run(double step_us) {
     std::printf("%-20s %6u %10.1f %12.1f %9.1f %9.1f %12.2f %7.1f%%%s\n", name.c_str(), of.tokens, kernel_us(one), kernel_us(many),
                 trip, cpu, a_token, 100 * a_token / step_us, there ? "" : " (not all on the device)");
   }
+  same = run_demotions(**machine, shared) && same;
   return same ? 0 : 1;
 }
 

@@ -14,6 +14,15 @@ const Executor& in_turn() {
   return executor;
 }
 
+void decode_blocks(std::span<const BlockRows> blocks, quant::Side side, float* out) {
+  for (const BlockRows& rows : blocks) {
+    const BlockView& block = rows.block;
+    const quant::Codec& codec = side == quant::Side::key ? *block.key_codec : *block.value_codec;
+    codec.decode(side == quant::Side::key ? block.keys : block.values, block.ctx, rows.first, rows.count, out);
+    out += static_cast<size_t>(rows.count) * codec.shape().head_dim;
+  }
+}
+
 AttendWork mass_alone(const AttendWork& done, std::vector<HeadMass> wanted, const float* lse) {
   AttendWork work;
   for (size_t h = 0; h < done.heads.size(); ++h) work.heads.push_back(done.heads[h].subspan(std::exchange(wanted[h].from, 0)));

@@ -35,16 +35,25 @@ struct TailRows {
   bool values = false;
 };
 
+// Rows first..first+count-1 of a block, as its codec decodes them: of its keys or of its values, whichever somebody wants.
+struct BlockRows {
+  BlockView block;
+  uint32_t first = 0, count = 0;
+};
+
 // One side of one block to be made of codec->shape().tokens rows, exactly codec->bytes() bytes.
 struct EncodeWork {
   const quant::Codec* codec = nullptr;
-  const float* rows = nullptr;  // null: those of `tail`
+  const float* rows = nullptr;  // null: those of `blocks`, or where there are none of `tail`
   quant::BlockContext ctx;
   std::span<std::byte> out;
   // resource_exhausted: no memory for scratch. Anything else that is not ok: the codec refused these rows. `out` is undefined then.
   Status status;
   TailRows tail = {};
+  std::span<const BlockRows> blocks = {};  // one behind the other, of the codec's side
 };
+// The rows of these blocks' `side`, [rows][head_dim]. Throws bad_alloc: no memory for scratch.
+void decode_blocks(std::span<const BlockRows> blocks, quant::Side side, float* out);
 
 // Rows first..first+count-1 of one side of one block.
 struct DecodeWork {

@@ -19,11 +19,14 @@ struct WideRows {
   std::vector<float> rows;
 };
 
-// A block's worth of them, in memory of this thread.
-const float* widened(const TailRows& tail, const quant::BlockShape& shape) {
+// The rows of a work as floats, in memory of this thread where they are not yet.
+const float* wide_rows(const EncodeWork& work) {
+  if (work.rows) return work.rows;
+  const quant::BlockShape& shape = work.codec->shape();
   std::vector<float>& out = per_thread<WideRows>().rows;
   out.resize(static_cast<size_t>(shape.tokens) * shape.head_dim);
-  widen_halves(tail.rows, tail.bf16, static_cast<uint32_t>(out.size()), out.data());
+  if (!work.blocks.empty()) decode_blocks(work.blocks, work.codec->side(), out.data());
+  else widen_halves(work.tail.rows, work.tail.bf16, static_cast<uint32_t>(out.size()), out.data());
   return out.data();
 }
 
@@ -393,10 +396,7 @@ class CpuBackend final : public Backend {
   void encode(std::span<EncodeWork> blocks, const Executor& run) const override {
     run(static_cast<uint32_t>(blocks.size()), [&](uint32_t i) {
       EncodeWork& block = blocks[i];
-      block.status = guarded("encode a block", [&] {
-        const float* const rows = block.rows ? block.rows : widened(block.tail, block.codec->shape());
-        return block.codec->encode(rows, block.ctx, block.out);
-      });
+      block.status = guarded("encode a block", [&] { return block.codec->encode(wide_rows(block), block.ctx, block.out); });
     });
   }
 

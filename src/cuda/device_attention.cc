@@ -53,9 +53,10 @@ DeviceAttention::DeviceAttention(std::unique_ptr<Machine> machine, uint64_t byte
       slots_(machine_),
       bounce_(*machine_),
       tables_(*machine_),
-      mirror_(*machine_, bounce_, byte_limit),
+      changes_(*machine_),
+      mirror_(*machine_, bounce_, changes_, byte_limit),
       standing_(*machine_, bounce_, mirror_, tables_),
-      tails_(*machine_, slots_),
+      tails_(*machine_, slots_, changes_),
       encoder_(*machine_),
       hot_(*machine_),
       results_(*machine_),
@@ -72,7 +73,7 @@ Status DeviceAttention::accepts(const RowsView& rows, const char* what) const {
 }
 void DeviceAttention::encode(std::span<attn::EncodeWork> blocks, const Executor& run) const {
   std::lock_guard lock(mutex_);
-  encoder_.encode(blocks, run, &tails_);
+  encoder_.encode(blocks, run, &tails_, &mirror_);
 }
 void DeviceAttention::decode(std::span<const attn::DecodeWork> blocks, const Executor& run) const { cpu().decode(blocks, run); }
 
@@ -127,7 +128,7 @@ void DeviceAttention::attend_batch(Works& batch, const Executor& run) const {
   const Status ended = slots_.end_call();
   if (status.ok()) status = ended;
   if (!status.ok()) (void)machine_->wait();  // what is on its way comes from memory that the next call writes over
-  tails_.end_call(status.ok() && batch.front()->queries.place == MemoryPlace::host);  // whose results were waited for
+  changes_.end_call(status.ok() && batch.front()->queries.place == MemoryPlace::host);  // whose results were waited for
   for (AttendWork* work : batch) {
     if (!status.ok()) work->status = status;
     else if (overflowed(*work)) again_on_processor(*work, run);

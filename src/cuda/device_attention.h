@@ -50,7 +50,7 @@ class DeviceAttention final : public DeviceBackend {
     uint64_t listed_views = 0;   // of the last call, that were not settled
     uint64_t planned_again = 0;  // because a parcel needed more room
     uint64_t encoded = 0;        // sides of blocks that the device made
-    uint64_t encode_bytes = 0;   // of rows that went there for it
+    uint64_t encode_bytes = 0;   // of rows and codes that went there for it
   };
   Counts counts() const;
 
@@ -122,6 +122,7 @@ class DeviceAttention final : public DeviceBackend {
   mutable Slots slots_;
   mutable Bounce bounce_;
   mutable CodecTables tables_;
+  mutable Changes changes_;
   mutable Mirror mirror_;
   mutable Standing standing_;
   mutable Tails tails_;

@@ -39,6 +39,8 @@ bool codable(const quant::SideCoding& coding) {
   return meta && fit && !side.has_levels && side.bits <= 8 && (coding.fit != FitKind::midrise || side.groups == 1);
 }
 
+bool decodable(const quant::SideLayout& side) { return side.kind != LayoutKind::words; }
+
 uint32_t encode_parts(const quant::SideCoding& coding) {
   return coding.layout.kind == LayoutKind::words ? coding.layout.tokens / kTile : 1;
 }

@@ -7,18 +7,20 @@
 namespace tierkv::cuda {
 namespace {
 
+template <bool kDecodes>
 __global__ void __launch_bounds__(kEncodeThreads, 1) encode_kernel(const __grid_constant__ EncodeLaunch launch) {
   extern __shared__ __align__(16) float memory[];
-  encode_part({threadIdx.x, blockDim.x}, launch, launch.parts[blockIdx.x], memory);
+  encode_part<kDecodes>({threadIdx.x, blockDim.x}, launch, launch.parts[blockIdx.x], memory);
 }
 
 }  // namespace
 
 int launch_encode(const EncodeLaunch& launch, cudaStream_t stream) {
   if (launch.num_parts == 0) return cudaSuccess;
-  const cudaError_t room = cudaFuncSetAttribute(encode_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostEncodeBytes);
+  const auto kernel = launch.decodes ? encode_kernel<true> : encode_kernel<false>;
+  const cudaError_t room = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostEncodeBytes);
   if (room != cudaSuccess) return room;
-  encode_kernel<<<launch.num_parts, kEncodeThreads, launch.shared_bytes, stream>>>(launch);
+  kernel<<<launch.num_parts, kEncodeThreads, launch.shared_bytes, stream>>>(launch);
   return cudaGetLastError();
 }
 

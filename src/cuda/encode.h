@@ -18,6 +18,13 @@ enum class RowType : uint8_t { f32 = 0, f16 = 1, bf16 = 2 };
 
 inline constexpr uint32_t kNoGuide = 0xFFFFFFFFu;
 
+// Rows first..first+count-1 of a block, in the codes of `coding`, of which the layout counts and the side. Bytes at 4.
+struct DecodeDesc {
+  const uint8_t* bytes = nullptr;
+  uint32_t coding = 0;  // of EncodeLaunch::codings
+  uint32_t first = 0, count = 0;
+};
+
 struct EncodeDesc {
   const void* rows = nullptr;   // row t of a block begins at element t·stride
   uint8_t* out = nullptr;       // coding.layout.bytes
@@ -27,6 +34,9 @@ struct EncodeDesc {
   uint32_t coding = 0;          // of EncodeLaunch::codings
   RowType type = RowType::f32;
   uint32_t guide = kNoGuide;  // of EncodeLaunch::guides: what codes keep their errors out of; only where guidable()
+  // Where there are some: the rows are theirs, one behind the other, and not those above. Not where rows become 16-bit ones.
+  const DecodeDesc* blocks = nullptr;
+  uint32_t num_blocks = 0;
 };
 
 // A part of a work that one thread block does: all of it, or a tile of 16 tokens where tiles know nothing of each other.
@@ -41,6 +51,7 @@ struct EncodeLaunch {
   const EncodeDesc* works = nullptr;
   const EncodePart* parts = nullptr;
   uint32_t num_parts = 0;
+  bool decodes = false;         // some works have blocks
   const float* log8 = nullptr;  // the 256 levels of 8-bit scales (log8_table())
   uint32_t shared_bytes = 0;    // of a thread block: the most that a part needs (encode_floats())
 };
@@ -49,6 +60,9 @@ inline constexpr uint32_t kMostEncodeBytes = 160u << 10;  // of shared memory: w
 
 // Whether a coding is one that the encoders below know, in blocks that fit.
 bool codable(const quant::SideCoding& coding);
+// Whether blocks of this layout can be read there, the bits that their codec decodes: 16-bit rows and packed codes. REQUIRES: no
+// rows of them are kept better.
+bool decodable(const quant::SideLayout& side);
 // Whether codes of it can be guided there (BlockContext::guide): even's keys, in blocks that leave room for the rule.
 bool guidable(const quant::SideCoding& coding);
 // Floats of shared memory that a part of it needs.

@@ -1,6 +1,7 @@
 #include "cuda/encode_batch.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <functional>
 
@@ -11,6 +12,7 @@ namespace tierkv::cuda {
 
 using attn::EncodeWork;
 using quant::LayoutKind;
+using quant::Side;
 using quant::SideCoding;
 
 namespace {
@@ -116,6 +118,17 @@ uint32_t EncodeBatch::coding_of(const EncodeWork& work) {
   return guided || scattered ? kNotHere : found->second;
 }
 
+uint32_t EncodeBatch::source_of(const quant::Codec& codec) {
+  const auto [found, fresh] = known_sources_.try_emplace(&codec, kNotHere);
+  SideCoding coding;
+  if (fresh && codec.spec().top == 0 && codec.layout(coding.layout) && decodable(coding.layout)) {
+    coding.values = codec.side() == quant::Side::value;
+    codings_.push_back(coding);
+    found->second = static_cast<uint32_t>(codings_.size() - 1);
+  }
+  return found->second;
+}
+
 Status EncodeBatch::send_tables() {
   if (codings_sent_ != codings_.size()) {
     codings_sent_ = 0;
@@ -134,34 +147,89 @@ Status EncodeBatch::send_tables() {
   return {};
 }
 
-size_t EncodeBatch::place_rows(std::span<EncodeWork* const> works, Tails* tails) {
+void EncodeBatch::into_parcel(Source& source, size_t bytes) {
+  source.at = parcel_rows_, source.bytes = bytes;
+  parcel_rows_ += line_rounded(bytes);
+}
+
+bool EncodeBatch::place_blocks(const EncodeWork& work, uint32_t coding, Mirror* mirror, Source& source) {
+  // Rows that become 16-bit ones are not taken through shared memory there.
+  if (work.rows || work.blocks.empty() || codings_[coding].layout.kind == LayoutKind::rows16) return false;
+  const Side side = work.codec->side();
+  const auto source_coding = [&](const attn::BlockRows& rows) {
+    return source_of(side == Side::key ? *rows.block.key_codec : *rows.block.value_codec);
+  };
+  for (const attn::BlockRows& rows : work.blocks) {
+    if (source_coding(rows) == kNotHere) return false;
+  }
+  source.first_block = blocks_.size(), source.blocks = work.blocks.size();
+  for (const attn::BlockRows& rows : work.blocks) {
+    const std::span<const std::byte> from = side == Side::key ? rows.block.keys : rows.block.values;
+    const bool again = blocks_.size() > source.first_block && blocks_.back().from == from.data();  // other rows of it
+    BlockSource block{
+        again ? blocks_.back().source : Source(), from.data(), {nullptr, source_coding(rows), rows.first, rows.count}};
+    if (!again && mirror) block.source.there = mirror->bytes_there(rows.block, side);
+    if (!again && !block.source.there) into_parcel(block.source, from.size());
+    blocks_.push_back(block);
+  }
+  return true;
+}
+
+void EncodeBatch::place_rows(std::span<EncodeWork* const> works, Tails* tails, Mirror* mirror) {
   sources_.clear();
-  size_t bytes = 0;
+  blocks_.clear();
+  parcel_rows_ = 0;
   for (size_t i = 0; i < works.size(); ++i) {
     const EncodeWork& work = *works[i];
-    const quant::SideLayout& side = codings_[coding_[i]].layout;
     Source& source = sources_.emplace_back();
-    const size_t elements = size_t{side.tokens} * side.head_dim;
-    if (!work.rows) {
+    if (place_blocks(work, coding_[i], mirror, source)) continue;
+    const quant::SideLayout& side = codings_[coding_[i]].layout;
+    const bool wide = work.rows || !work.blocks.empty();
+    if (!wide) {
       source.type = work.tail.bf16 ? RowType::bf16 : RowType::f16;
       if (tails) source.there = tails->rows_there(work.tail, work.ctx.first_position, side.tokens, size_t{2} * side.head_dim);
     }
-    if (source.there) continue;
-    source.at = bytes, source.bytes = elements * (work.rows ? sizeof(float) : sizeof(uint16_t));
-    bytes += line_rounded(source.bytes);
+    if (!source.there) into_parcel(source, size_t{side.tokens} * side.head_dim * (wide ? sizeof(float) : sizeof(uint16_t)));
   }
-  return bytes;
 }
 
-// One parcel: descriptors, then rows that are not there.
-Status EncodeBatch::send(std::span<EncodeWork* const> works, const Executor& run, Tails* tails) {
+// What is not there, into staging memory: codes and 16-bit rows as they are, and floats.
+Status EncodeBatch::fill_rows(std::span<EncodeWork* const> works, const Executor& run, uint8_t* rows) const {
+  std::atomic<bool> refused = false;
+  const auto fill = [&](uint32_t i) {
+    const EncodeWork& work = *works[i];
+    const Source& source = sources_[i];
+    for (size_t b = source.first_block; b < source.first_block + source.blocks; ++b) {
+      const Source& block = blocks_[b].source;
+      if (!block.there) std::memcpy(rows + block.at, blocks_[b].from, block.bytes);
+    }
+    if (source.there || source.blocks != 0) return;
+    if (work.rows || work.blocks.empty()) {
+      const void* const from = work.rows ? static_cast<const void*>(work.rows) : work.tail.rows;
+      std::memcpy(rows + source.at, from, source.bytes);
+      return;
+    }
+    const auto decode = [&] {
+      attn::decode_blocks(work.blocks, work.codec->side(), reinterpret_cast<float*>(rows + source.at));
+      return true;
+    };
+    if (!with_memory(decode)) refused.store(true, std::memory_order_relaxed);
+  };
+  run(static_cast<uint32_t>(works.size()), std::cref(fill));
+  return refused.load(std::memory_order_relaxed) ? error(StatusCode::resource_exhausted, "no memory to decode a block") : Status();
+}
+
+// One parcel: descriptors, then rows and codes that are not there.
+Status EncodeBatch::send(std::span<EncodeWork* const> works, const Executor& run, Tails* tails, Mirror* mirror) {
+  place_rows(works, tails, mirror);
+  const size_t rows = parcel_rows_;
   TIERKV_RETURN_IF_ERROR(send_tables());
   size_t parts = 0;
   for (size_t i = 0; i < works.size(); ++i) parts += encode_parts(codings_[coding_[i]]);
-  const size_t rows = place_rows(works, tails);
   const size_t flags = line_rounded(works.size() * sizeof(uint32_t));  // the results begin with them
   const size_t descs_at = line_rounded(256 * sizeof(float)), parts_at = descs_at + line_rounded(works.size() * sizeof(EncodeDesc));
-  const size_t rows_at = parts_at + line_rounded(parts * sizeof(EncodePart));
+  const size_t blocks_at = parts_at + line_rounded(parts * sizeof(EncodePart));
+  const size_t rows_at = blocks_at + line_rounded(blocks_.size() * sizeof(DecodeDesc));
   out_bytes_ = flags;
   at_.clear();
   for (const EncodeWork* work : works) {
@@ -177,26 +245,30 @@ Status EncodeBatch::send(std::span<EncodeWork* const> works, const Executor& run
   auto* const descs = reinterpret_cast<EncodeDesc*>(parcel_host_.data() + descs_at);
   auto* part = reinterpret_cast<EncodePart*>(parcel_host_.data() + parts_at);
   std::memcpy(parcel_host_.data(), log8_table(), 256 * sizeof(float));
+  const auto at = [&](const Source& source) { return source.there ? source.there : parcel_.data() + rows_at + source.at; };
+  auto* const blocks = reinterpret_cast<DecodeDesc*>(parcel_host_.data() + blocks_at);
+  const auto* const blocks_there = reinterpret_cast<const DecodeDesc*>(parcel_.data() + blocks_at);
+  for (size_t b = 0; b < blocks_.size(); ++b) {
+    blocks[b] = blocks_[b].desc;
+    blocks[b].bytes = at(blocks_[b].source);
+  }
   for (size_t i = 0; i < works.size(); ++i) {
     const SideCoding& coding = codings_[coding_[i]];
     const Source& source = sources_[i];
-    descs[i] = {source.there ? source.there : parcel_.data() + rows_at + source.at,
+    descs[i] = {source.blocks == 0 ? at(source) : nullptr,
                 out_.data() + at_[i],
                 reinterpret_cast<uint32_t*>(out_.data()) + i,
                 coding.layout.head_dim,
                 works[i]->ctx.first_position,
                 coding_[i],
                 source.type,
-                guide_[i]};
+                guide_[i],
+                source.blocks == 0 ? nullptr : blocks_there + source.first_block,
+                static_cast<uint32_t>(source.blocks)};
     for (uint32_t p = 0; p < encode_parts(coding); ++p) *part++ = {static_cast<uint32_t>(i), p};
     launch.shared_bytes = std::max<uint32_t>(launch.shared_bytes, encode_floats(coding, guide_[i] != kNoGuide) * sizeof(float));
   }
-  const auto copy_rows = [&](uint32_t i) {
-    const Source& source = sources_[i];
-    const void* const from = works[i]->rows ? static_cast<const void*>(works[i]->rows) : works[i]->tail.rows;
-    if (!source.there) std::memcpy(parcel_host_.data() + rows_at + source.at, from, source.bytes);
-  };
-  if (rows != 0) run(static_cast<uint32_t>(works.size()), std::cref(copy_rows));
+  if (rows != 0) TIERKV_RETURN_IF_ERROR(fill_rows(works, run, parcel_host_.data() + rows_at));
   bytes_sent_ += rows;
   TIERKV_RETURN_IF_ERROR(machine_.send(parcel_.data(), parcel_host_.data(), rows_at + rows));
   TIERKV_RETURN_IF_ERROR(machine_.clear(out_.data(), flags));
@@ -205,6 +277,7 @@ Status EncodeBatch::send(std::span<EncodeWork* const> works, const Executor& run
   launch.works = reinterpret_cast<const EncodeDesc*>(parcel_.data() + descs_at);
   launch.parts = reinterpret_cast<const EncodePart*>(parcel_.data() + parts_at);
   launch.num_parts = static_cast<uint32_t>(parts);
+  launch.decodes = !blocks_.empty();
   launch.log8 = reinterpret_cast<const float*>(parcel_.data());
   TIERKV_RETURN_IF_ERROR(machine_.encode(launch));
   return machine_.fetch(out_host_.data(), out_.data(), out_bytes_);
@@ -226,7 +299,7 @@ Status EncodeBatch::fetch(std::span<EncodeWork* const> works) {
   return {};
 }
 
-void EncodeBatch::encode(std::span<EncodeWork> blocks, const Executor& run, Tails* tails) {
+void EncodeBatch::encode(std::span<EncodeWork> blocks, const Executor& run, Tails* tails, Mirror* mirror) {
   if (blocks.size() < kLeastWorks || !machine_.enter().ok()) return attn::cpu_backend().encode(blocks, run);
   Aside aside(machine_);
   std::vector<EncodeWork*> here, there;
@@ -244,7 +317,7 @@ void EncodeBatch::encode(std::span<EncodeWork> blocks, const Executor& run, Tail
     guide_.push_back(*guide);
   }
   if (there.size() < kLeastWorks) there.clear();
-  if (!there.empty() && !send(there, run, tails).ok()) there.clear();
+  if (!there.empty() && !send(there, run, tails, mirror).ok()) there.clear();
   if (there.empty()) return attn::cpu_backend().encode(blocks, run);
   // Meanwhile, what is the processor's.
   std::vector<EncodeWork> own;

@@ -116,11 +116,11 @@ TIERKV_BOTH void load_rows(const Team& team, const EncodeDesc& work, uint32_t fi
   team.sync();
 }
 
-TIERKV_BOTH void refuse_large(const Team& team, const EncodeDesc& work, const quant::SideLayout& side, const EncodeShared& at) {
+TIERKV_BOTH void refuse_large(const Team& team, const EncodeDesc& work, uint32_t count, uint32_t dim, uint32_t pitch,
+                              const float* x) {
   bool good = true;
-  for (uint32_t t = team.warp(); t < side.tokens; t += team.warps()) {
-    for (uint32_t c = team.lane(); c < side.head_dim; c += team.lanes())
-      good = good && fabsf(at.x[t * at.pitch + c]) <= kMostMagnitude;
+  for (uint32_t t = team.warp(); t < count; t += team.warps()) {
+    for (uint32_t c = team.lane(); c < dim; c += team.lanes()) good = good && fabsf(x[t * pitch + c]) <= kMostMagnitude;
   }
   if (!good) *work.refused = 1;
 }
@@ -184,8 +184,7 @@ TIERKV_BOTH void center_channels(const Team& team, const EncodeDesc& work, const
 
 // --- the Hadamard frame (frame.cc)
 
-// The transform takes two of its steps at a time, so that a value is fetched half as often.
-TIERKV_BOTH void rotate_rows(const Team& team, uint32_t d, uint32_t count, uint32_t pitch, float* rows) {
+TIERKV_BOTH void sign_rows(const Team& team, uint32_t d, uint32_t count, uint32_t pitch, float* rows) {
   const uint32_t run = d & (~d + 1u), groups = team.groups(d);
   const float norm = static_cast<float>(1.0 / sqrt(static_cast<double>(run)));
   for (uint32_t i = team.thread; i < d * groups; i += team.threads) {
@@ -193,6 +192,11 @@ TIERKV_BOTH void rotate_rows(const Team& team, uint32_t d, uint32_t count, uint3
     for (uint32_t t = i / d; t < count; t += groups) rows[t * pitch + i % d] *= sign;
   }
   team.sync();
+}
+
+// Two steps at a time, so that a value is fetched half as often.
+TIERKV_BOTH void transform_rows(const Team& team, uint32_t d, uint32_t count, uint32_t pitch, float* rows) {
+  const uint32_t run = d & (~d + 1u);
   uint32_t half = 1;
   for (; 4 * half <= run; half *= 4) {
     for (uint32_t four = team.lane(); four < d / 4; four += team.lanes()) {
@@ -216,6 +220,11 @@ TIERKV_BOTH void rotate_rows(const Team& team, uint32_t d, uint32_t count, uint3
     }
   }
   team.sync();
+}
+
+TIERKV_BOTH void rotate_rows(const Team& team, uint32_t d, uint32_t count, uint32_t pitch, float* rows) {
+  sign_rows(team, d, count, pitch, rows);
+  transform_rows(team, d, count, pitch, rows);
 }
 
 // --- fits (grid.cc)

@@ -2,8 +2,8 @@
 // on the processor.
 #pragma once
 
+#include "cuda/decode_block.h"
 #include "cuda/encode_guide.h"
-#include "cuda/encode_meta.h"
 
 namespace tierkv::cuda {
 
@@ -51,26 +51,27 @@ TIERKV_BOTH void pack_codes(const Team& team, const EncodeDesc& work, const quan
 }
 
 // `guide`: null, or what codes are to keep their errors out of.
-TIERKV_BOTH void encode_packed(const Team& team, const EncodeDesc& work, const quant::SideCoding& coding,
-                               const quant::GuideTables* guide, const float* log8, float* memory) {
+template <bool kDecodes>
+TIERKV_BOTH void encode_packed(const Team& team, const EncodeLaunch& launch, const EncodeDesc& work,
+                               const quant::SideCoding& coding, const quant::GuideTables* guide, float* memory) {
   const quant::SideLayout& side = coding.layout;
   const EncodeShared at = share(coding, memory);
-  load_rows(team, work, 0, side.tokens, side.head_dim, at.pitch, at.x);
+  take_rows<kDecodes>(team, launch, work, 0, side.tokens, side.head_dim, at.pitch, at.x);
   if (side.even) {
     auto* const spread = reinterpret_cast<int32_t*>(at.errors);  // there is room for 20 floats a token
     auto* const words = reinterpret_cast<uint16_t*>(spread + side.head_dim + 1);
     even_channels(team, work, side, at, spread, words, spread + side.head_dim);
-    refuse_large(team, work, side, at);
+    refuse_large(team, work, side.tokens, side.head_dim, at.pitch, at.x);
     team.sync();
   }
   if (side.hadamard) {
     rotate_rows(team, side.head_dim, side.tokens, at.pitch, at.x);
-    refuse_large(team, work, side, at);
+    refuse_large(team, work, side.tokens, side.head_dim, at.pitch, at.x);
     team.sync();
   }
   if (side.mean_at != 0 && !side.even) {
     center_channels(team, work, side, at);
-    refuse_large(team, work, side, at);
+    refuse_large(team, work, side.tokens, side.head_dim, at.pitch, at.x);
     team.sync();
   }
   fit_ranges(team, coding, at);
@@ -85,7 +86,7 @@ TIERKV_BOTH void encode_packed(const Team& team, const EncodeDesc& work, const q
     const quant::GuideTables tables = *guide;
     guided = make_rule(team, work, side, tables, rule);
   }
-  encode_meta(team, work, coding, at, log8, coding.keep_fit_codes && !guided);
+  encode_meta(team, work, coding, at, launch.log8, coding.keep_fit_codes && !guided);
   if (guided) answer_for_errors(team, side, at, rule);
   code_values(team, side, at);
   pack_codes(team, work, coding, at);
@@ -144,12 +145,13 @@ TIERKV_BOTH void project_rows(const Team& team, const quant::SideCoding& coding,
   team.sync();
 }
 
-TIERKV_BOTH void encode_words(const Team& team, const EncodeDesc& work, const quant::SideCoding& coding, uint32_t tile,
-                              float* memory) {
+template <bool kDecodes>
+TIERKV_BOTH void encode_words(const Team& team, const EncodeLaunch& launch, const EncodeDesc& work, const quant::SideCoding& coding,
+                              uint32_t tile, float* memory) {
   const quant::SideLayout& side = coding.layout;
   const uint32_t pitch = side.head_dim + 1, total = side.words[0] + side.words[1] + side.words[2];
   float* const levels = memory + kTile * pitch;
-  load_rows(team, work, tile * kTile, kTile, side.head_dim, pitch, memory);
+  take_rows<kDecodes>(team, launch, work, tile * kTile, kTile, side.head_dim, pitch, memory);
   turn_rows(team, side, work.first_position, pitch, memory);
   project_rows(team, coding, pitch, memory, levels);
   auto* const words = reinterpret_cast<uint32_t*>(work.out) + tile * total * kTile;
@@ -172,13 +174,15 @@ TIERKV_BOTH void encode_words(const Team& team, const EncodeDesc& work, const qu
   }
 }
 
+// `kDecodes`: launch.decodes. Where nothing is decoded registers need not hold what decoding would.
+template <bool kDecodes>
 TIERKV_BOTH void encode_part(const Team& team, const EncodeLaunch& launch, const EncodePart& part, float* memory) {
   // Copies: what is written could otherwise be any of it, and would be fetched again and again.
   const EncodeDesc work = launch.works[part.work];
   const quant::SideCoding coding = launch.codings[work.coding];
   const quant::GuideTables* const guide = work.guide == kNoGuide ? nullptr : launch.guides + work.guide;
-  if (coding.layout.kind == quant::LayoutKind::packed) encode_packed(team, work, coding, guide, launch.log8, memory);
-  else if (coding.layout.kind == quant::LayoutKind::words) encode_words(team, work, coding, part.tile, memory);
+  if (coding.layout.kind == quant::LayoutKind::packed) encode_packed<kDecodes>(team, launch, work, coding, guide, memory);
+  else if (coding.layout.kind == quant::LayoutKind::words) encode_words<kDecodes>(team, launch, work, coding, part.tile, memory);
   else encode_rows16(team, work, coding.layout);
 }
 

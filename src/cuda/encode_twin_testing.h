@@ -10,8 +10,11 @@ namespace tierkv::cuda::testing {
 // Does a launch. Memory is the processor's.
 inline void encode_on_host(const EncodeLaunch& launch) {
   std::vector<double> memory(launch.shared_bytes / sizeof(double) + 1);
-  for (uint32_t i = 0; i < launch.num_parts; ++i)
-    encode_part(Team(), launch, launch.parts[i], reinterpret_cast<float*>(memory.data()));
+  auto* const shared = reinterpret_cast<float*>(memory.data());
+  for (uint32_t i = 0; i < launch.num_parts; ++i) {
+    if (launch.decodes) encode_part<true>(Team(), launch, launch.parts[i], shared);
+    else encode_part<false>(Team(), launch, launch.parts[i], shared);
+  }
 }
 
 }  // namespace tierkv::cuda::testing

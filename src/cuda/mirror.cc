@@ -5,8 +5,8 @@
 
 namespace tierkv::cuda {
 
-Mirror::Mirror(Machine& machine, Bounce& bounce, uint64_t byte_limit)
-    : machine_(machine), bounce_(bounce), places_(byte_limit, [this](size_t bytes) -> Result<uint8_t*> {
+Mirror::Mirror(Machine& machine, Bounce& bounce, Changes& changes, uint64_t byte_limit)
+    : machine_(machine), bounce_(bounce), changes_(changes), places_(byte_limit, [this](size_t bytes) -> Result<uint8_t*> {
         slabs_.reserve(slabs_.size() + 1);
         TIERKV_ASSIGN_OR_RETURN(uint8_t* const slab, machine_.allocate(bytes));
         slabs_.push_back(slab);
@@ -30,8 +30,16 @@ Result<Places::Entry*> Mirror::place(const attn::BlockView& view, const CodecDes
     places_.forget(entry);
     return sent;
   }
+  entry->sent = changes_.next();
   ++uploads_;
   return entry;
+}
+
+const uint8_t* Mirror::bytes_there(const attn::BlockView& view, quant::Side side) noexcept {
+  if (view.sealed == 0 || view.key_codec->spec().top != 0 || view.value_codec->spec().top != 0) return nullptr;
+  const Places::Entry* const entry = places_.look(view.sealed, view.keys.size(), view.values.size());
+  if (!entry || !changes_.done(entry->sent)) return nullptr;
+  return side == quant::Side::key ? entry->keys : entry->values;
 }
 
 }  // namespace tierkv::cuda

@@ -5,6 +5,7 @@
 
 #include "attn/attention.h"
 #include "cuda/bounce.h"
+#include "cuda/changes.h"
 #include "cuda/machine.h"
 #include "cuda/places.h"
 
@@ -12,7 +13,7 @@ namespace tierkv::cuda {
 
 class Mirror {
  public:
-  Mirror(Machine& machine, Bounce& bounce, uint64_t byte_limit);
+  Mirror(Machine& machine, Bounce& bounce, Changes& changes, uint64_t byte_limit);
   ~Mirror();
   Mirror(const Mirror&) = delete;
   Mirror& operator=(const Mirror&) = delete;
@@ -21,6 +22,10 @@ class Mirror {
   // this call or is held. REQUIRES: view.sealed.
   Result<Places::Entry*> place(const attn::BlockView& view, const CodecDesc& codec);
 
+  // The bytes of a side of a view's block where they are there and in the codec's own form; null: they are not, or may be on their
+  // way. They stay while nobody asks for anything else.
+  const uint8_t* bytes_there(const attn::BlockView& view, quant::Side side) noexcept;
+
   Places& places() { return places_; }
   const Places& places() const { return places_; }
   uint64_t uploads() const { return uploads_; }
@@ -28,6 +33,7 @@ class Mirror {
  private:
   Machine& machine_;
   Bounce& bounce_;
+  Changes& changes_;
   std::vector<uint8_t*> slabs_;
   Places places_;
   std::vector<std::byte> key_form_, value_form_;  // of the block at hand

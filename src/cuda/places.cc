@@ -11,6 +11,11 @@ uint64_t Places::name_of(uint64_t sealed, size_t key_bytes, size_t value_bytes) 
   return sealed ^ (static_cast<uint64_t>(rounded(rounded(key_bytes) + value_bytes)) << 32) ^ key_bytes;
 }
 
+const Places::Entry* Places::look(uint64_t sealed, size_t key_bytes, size_t value_bytes) const {
+  const auto found = known_.find(name_of(sealed, key_bytes, value_bytes));
+  return found == known_.end() ? nullptr : found->second;
+}
+
 Places::Entry* Places::find(uint64_t sealed, size_t key_bytes, size_t value_bytes) {
   const auto found = known_.find(name_of(sealed, key_bytes, value_bytes));
   if (found == known_.end()) return nullptr;

@@ -32,6 +32,7 @@ class Places {
     uint8_t* values;
     uint64_t used;       // by which call
     uint32_t holds = 0;  // by those who keep its address from call to call
+    uint64_t sent = 0;   // mirror.h's: the change by which its bytes came
     std::list<Entry>::iterator self = {};
   };
 
@@ -39,6 +40,8 @@ class Places {
   void begin_call() { ++call_; }
   // A block that is there, by the bytes of its sides; null: it is not.
   Entry* find(uint64_t sealed, size_t key_bytes, size_t value_bytes);
+  // The same, but that it is not asked for: it may go as early as before.
+  const Entry* look(uint64_t sealed, size_t key_bytes, size_t value_bytes) const;
   // A place for one that is not; the caller copies the bytes, or forgets it. resource_exhausted: everything there is belongs to
   // this call or is held.
   Result<Entry*> add(uint64_t sealed, size_t key_bytes, size_t value_bytes);

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/guarded.h"
-
 namespace tierkv::cuda {
 
 Tails::~Tails() {
@@ -127,7 +125,7 @@ Result<Tails::Strip*> Tails::extend(const attn::TakeWork& work) {
 // The rows from `first` on, in pieces that do not overlap.
 Status Tails::slide(Strip& strip, uint32_t first) {
   const auto dim = static_cast<uint32_t>(strip.row_bytes / sizeof(uint16_t));
-  strip.change = ++changes_;
+  strip.change = changes_.next();
   const uint32_t by = first - strip.base, live = strip.end - first;
   for (uint32_t done = 0; done < live; done += by) {
     RowMove move;
@@ -161,44 +159,9 @@ Status Tails::send_rows(const attn::AttendWork& work, Strip& strip, uint32_t fro
     }
   }
   rows_sent_ += end - from;
-  strip.change = ++changes_;
+  strip.change = changes_.next();
   return machine_.send_pieces(strip.memory + size_t{from - strip.base} * strip.row_bytes, strip.side_bytes(), staged, piece, piece,
                               2 * work.heads.size());
-}
-
-void Tails::look_at_marks() noexcept {
-  while (!marks_.empty() && marks_.front().mark->reached()) {
-    done_ = marks_.front().change;
-    if (spare_marks_.size() < spare_marks_.capacity()) spare_marks_.push_back(std::move(marks_.front().mark));
-    marks_.pop_front();
-  }
-}
-
-// A mark is worth having only where a strip changed and nobody waits: without memory for one the change is taken to be on its way
-// until one behind it is reached.
-void Tails::end_call(bool done) noexcept {
-  if (done) {
-    done_ = marked_ = changes_;
-    return;
-  }
-  if (marked_ == changes_) return;
-  look_at_marks();
-  (void)with_memory([&] {
-    spare_marks_.reserve(64);
-    std::unique_ptr<Mark> mark;
-    if (spare_marks_.empty()) {
-      auto made = machine_.make_mark();
-      if (!made.ok()) return false;
-      mark = std::move(made).value();
-    } else {
-      mark = std::move(spare_marks_.back());
-      spare_marks_.pop_back();
-    }
-    if (!machine_.put(*mark).ok()) return false;
-    marks_.push_back({changes_, std::move(mark)});
-    marked_ = changes_;
-    return true;
-  });
 }
 
 const uint8_t* Tails::rows_there(const attn::TailRows& rows, uint32_t first, uint32_t count, size_t row_bytes) noexcept {
@@ -208,8 +171,7 @@ const uint8_t* Tails::rows_there(const attn::TailRows& rows, uint32_t first, uin
   const bool known = strip.memory && strip.row_bytes == row_bytes && rows.head < strip.versions.size() && strip.versions[0] != 0 &&
                      strip.versions[rows.head] == rows.version;
   if (!known || first < strip.base || first + count > strip.end) return nullptr;
-  if (strip.change > done_) look_at_marks();
-  if (strip.change > done_) return nullptr;
+  if (!changes_.done(strip.change)) return nullptr;
   return rows.values ? strip.values(rows.head, first) : strip.keys(rows.head, first);
 }
 

@@ -8,19 +8,19 @@
 // every call.
 #pragma once
 
-#include <deque>
 #include <memory>
 #include <unordered_map>
 #include <vector>
 
 #include "attn/backend.h"
+#include "cuda/changes.h"
 #include "cuda/slots.h"
 
 namespace tierkv::cuda {
 
 class Tails {
  public:
-  Tails(Machine& machine, Slots& slots) : machine_(machine), slots_(slots) {}
+  Tails(Machine& machine, Slots& slots, Changes& changes) : machine_(machine), slots_(slots), changes_(changes) {}
   ~Tails();
   Tails(const Tails&) = delete;
   Tails& operator=(const Tails&) = delete;
@@ -32,7 +32,7 @@ class Tails {
     uint32_t room = 0;           // rows
     uint32_t base = 0, end = 0;  // positions: of the first slot, and behind the last row that was sent
     uint64_t used = 0;
-    uint64_t change = 0;  // the last by which rows came from the processor, or moved within it
+    uint64_t change = 0;  // changes.h: the last by which rows came from the processor, or moved within it
 
     size_t side_bytes() const { return size_t{room} * row_bytes; }
     size_t bytes() const { return 2 * versions.size() * side_bytes(); }
@@ -56,8 +56,6 @@ class Tails {
   Result<Strip*> extend(const attn::TakeWork& work);
   static void filled(Strip& strip, uint32_t end) { strip.end = end; }
   static void spoiled(Strip& strip) { strip.versions[0] = 0; }
-  // Everything of the call is asked for. `done`: and was waited for.
-  void end_call(bool done) noexcept;
   // Rows of a block that are there and will stay as they are while nobody asks for anything else; null: some are not, or may be on
   // their way. REQUIRES: those that came from the device's own memory have arrived in the processor's.
   const uint8_t* rows_there(const attn::TailRows& rows, uint32_t first, uint32_t count, size_t row_bytes) noexcept;
@@ -78,25 +76,15 @@ class Tails {
   void drop_idle();
   void release(Strip& strip);
 
-  void look_at_marks() noexcept;
-
   static constexpr uint64_t kIdleCalls = 8192;
 
   Machine& machine_;
   Slots& slots_;
+  Changes& changes_;
   std::shared_ptr<Slot> staging_;  // of the call under way; null: it sends nothing
   size_t staged_ = 0;
   std::unordered_map<const void*, std::unique_ptr<Strip>> strips_;  // by owner of the first head's views
   uint64_t call_ = 0, bytes_ = 0, rows_sent_ = 0;
-  // Changes of strips, in the order in which they were asked for, up to which one they are marked, and up to which one they are
-  // done.
-  uint64_t changes_ = 0, marked_ = 0, done_ = 0;
-  struct Marked {
-    uint64_t change;
-    std::unique_ptr<Mark> mark;
-  };
-  std::deque<Marked> marks_;  // oldest first
-  std::vector<std::unique_ptr<Mark>> spare_marks_;
 };
 
 }  // namespace tierkv::cuda

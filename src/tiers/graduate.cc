@@ -111,9 +111,10 @@ class Settling {
     return !steps_.empty();
   }
 
-  // The rows of each step: what is in blocks as floats, what is in a tail as it is there, unless a block wants more rows than it
-  // gets.
+  // The rows of each step as they are where they are, in blocks or in a tail; as floats where a block wants more rows than a tail
+  // gives it. What the processor codes twice, for the cold file too, it decodes once.
   void gather() {
+    const bool twice = env_.cold_codec && env_.store->cold() && !env_.backend->remembers();
     if (batches_->size() < steps_.size()) batches_->resize(steps_.size());
     decodes_.clear();
     for (size_t i = 0; i < steps_.size(); ++i) {
@@ -122,9 +123,9 @@ class Settling {
       batch.clear();
       if (step.kind != Kind::demote) continue;
       const BlockList& blocks = step.stream->blocks;  // to look at: what is not changed keeps its version
-      batch.reserve_rows(env_, step.plan->archive_codec->tokens);
       for (size_t b = step.oldest.first; b < step.oldest.last; ++b)
-        batch.list_live_rows(env_, blocks[b], step.stream->layer, step.stream->head, decodes_);
+        batch.refer_to_live_rows(env_, blocks[b], step.stream->layer, step.stream->head);
+      if (twice) batch.list_decodes(env_, decodes_);
       step.gathered = true;
     }
     if (!decodes_.empty()) env_.backend->decode(decodes_, run_);
@@ -223,7 +224,7 @@ class Settling {
   const Arena::Use use_;
   const Executor& run_;
   std::vector<Head> heads_;
-  size_t together_;  // heads that take a step at once. It bounds the rows that are there as floats
+  size_t together_;  // heads that take a step at once. It bounds the rows that are on their way
   std::vector<Step> steps_;
   Loan<Batches> batches_;  // at least as many as there are steps
   std::vector<attn::DecodeWork> decodes_;

@@ -12,6 +12,7 @@ void widen_row(const StreamEnv& env, const uint16_t* from, float* to) { attn::wi
 void RowBatch::clear() {
   keys.clear();
   values.clear();
+  blocks.clear();
   positions.clear();
   stats.clear();
   mass.clear();
@@ -46,14 +47,8 @@ void RowBatch::add_tail(const StreamEnv& env, const Tail& tail, uint32_t count) 
   add_positions(env, tail, count);
 }
 
-void RowBatch::list_live_rows(const StreamEnv& env, const BlockRef& ref, uint32_t layer, uint32_t head,
-                              std::vector<attn::DecodeWork>& works) {
-  const size_t d = env.head_dim;
-  const quant::BlockContext ctx{layer, head, ref.first_position, ref.positions};
-  const store::BlockBytes bytes = env.store->bytes(ref.block);
-  size_t at = rows();
-  keys.resize((at + ref.live) * d);
-  values.resize((at + ref.live) * d);
+void RowBatch::refer_to_live_rows(const StreamEnv& env, const BlockRef& ref, uint32_t layer, uint32_t head) {
+  const attn::BlockView block = view_of(env, ref, layer, head);
   for (uint32_t row = 0; row < ref.rows;) {
     if (!ref.alive(row)) {
       ++row;
@@ -61,21 +56,33 @@ void RowBatch::list_live_rows(const StreamEnv& env, const BlockRef& ref, uint32_
     }
     uint32_t run = row;
     while (run < ref.rows && ref.alive(run)) ++run;
-    works.push_back({ref.block.codec()->key.get(), bytes.keys, ctx, row, run - row, keys.data() + at * d});
-    works.push_back({ref.block.codec()->value.get(), bytes.values, ctx, row, run - row, values.data() + at * d});
+    blocks.push_back({block, row, run - row});
     for (uint32_t i = row; i < run; ++i) {
       positions.push_back(ref.position(i));
       if (ref.stats) stats.insert(stats.end(), ref.stats + i * env.signals, ref.stats + (i + 1) * env.signals);
       else stats.resize(stats.size() + env.signals, 0.0f);
     }
-    at += run - row;
     row = run;
   }
 }
 
+void RowBatch::list_decodes(const StreamEnv& env, std::vector<attn::DecodeWork>& works) {
+  size_t at = keys.size();
+  keys.resize(rows() * size_t{env.head_dim});
+  values.resize(keys.size());
+  for (const attn::BlockRows& from : blocks) {
+    const attn::BlockView& block = from.block;
+    works.push_back({block.key_codec, block.keys, block.ctx, from.first, from.count, keys.data() + at});
+    works.push_back({block.value_codec, block.values, block.ctx, from.first, from.count, values.data() + at});
+    at += size_t{from.count} * env.head_dim;
+  }
+  blocks.clear();
+}
+
 void RowBatch::add_live_rows(const StreamEnv& env, const BlockRef& ref, uint32_t layer, uint32_t head) {
   std::vector<attn::DecodeWork> works;
-  list_live_rows(env, ref, layer, head, works);
+  refer_to_live_rows(env, ref, layer, head);
+  list_decodes(env, works);
   env.backend->decode(works, attn::in_turn());
 }
 

@@ -1,7 +1,8 @@
-// row_batch.h — rows on their way from one tier to the next, as plain floats with their positions and statistics.
+// row_batch.h — rows on their way from one tier to the next, with their positions and statistics: as plain floats, or where they
+// are, in a tail or in blocks.
 //
-// At most one block's worth of a head at a time: this is the only place where compressed rows are ever widened for re-encoding.
-// seal.h makes blocks of them.
+// At most one block's worth of a head at a time. Whoever encodes rows that are somewhere widens them (attn::EncodeWork), on a
+// device perhaps. seal.h makes blocks of them.
 #pragma once
 
 #include <vector>
@@ -11,7 +12,8 @@
 namespace tierkv::tiers {
 
 struct RowBatch {
-  std::vector<float> keys, values;  // [rows][head_dim]; empty: they are in a tail
+  std::vector<float> keys, values;      // [rows][head_dim]; empty: they are in `blocks`, or where there are none in a tail
+  std::vector<attn::BlockRows> blocks;  // whose bytes stay for as long as they do in the store
   attn::TailRows tail_keys, tail_values;
   std::vector<uint32_t> positions;
   std::vector<float> stats;  // [rows][signals]
@@ -23,16 +25,12 @@ struct RowBatch {
   // The first `count` rows stay where they are, for as long as the tail does. `owner`: as attn::TailRows has it. REQUIRES: empty,
   // and a linear tail.
   void refer_to_tail(const StreamEnv& env, const Tail& tail, uint32_t count, const void* owner, uint32_t head);
-  // REQUIRES: the lock of the block's sequence is held.
+  // As floats. REQUIRES: the lock of the block's sequence is held, and no rows are in blocks.
   void add_live_rows(const StreamEnv& env, const BlockRef& ref, uint32_t layer, uint32_t head);
-  // The same, but that keys and values are there when somebody has done what is added to `works`. REQUIRES: they have room for the
-  // rows without moving (reserve_rows()), or what was listed before is done.
-  void list_live_rows(const StreamEnv& env, const BlockRef& ref, uint32_t layer, uint32_t head,
-                      std::vector<attn::DecodeWork>& works);
-  void reserve_rows(const StreamEnv& env, uint32_t count) {
-    keys.reserve(static_cast<size_t>(count) * env.head_dim);
-    values.reserve(static_cast<size_t>(count) * env.head_dim);
-  }
+  // The same, but that they stay in the block. REQUIRES: the lock, and that no rows are floats.
+  void refer_to_live_rows(const StreamEnv& env, const BlockRef& ref, uint32_t layer, uint32_t head);
+  // The rows in blocks become floats, once somebody has done what is added to `works`.
+  void list_decodes(const StreamEnv& env, std::vector<attn::DecodeWork>& works);
   void add_rows(const StreamEnv& env, const RowBatch& from, uint32_t first, uint32_t count);
 
  private:

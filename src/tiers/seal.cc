@@ -20,6 +20,15 @@ bool consecutive(const std::vector<uint32_t>& positions) {
 void pad(RowBatch& batch, const StreamEnv& env, uint32_t tokens) {
   const uint32_t rows = batch.rows();
   const size_t d = env.head_dim;
+  if (batch.keys.empty()) {
+    for (size_t i = 0, left = tokens - rows; left != 0; ++i) {
+      attn::BlockRows again = batch.blocks[i];  // round and round: what is repeated lies behind what was there
+      again.count = static_cast<uint32_t>(std::min<size_t>(again.count, left));
+      batch.blocks.push_back(again);
+      left -= again.count;
+    }
+    return;
+  }
   batch.keys.resize(tokens * d);
   batch.values.resize(tokens * d);
   for (uint32_t i = rows; i < tokens; ++i) {
@@ -64,8 +73,11 @@ void try_next(const StreamEnv& env, std::span<Coding> codings, size_t attempt, s
     }
     const RowBatch& rows = *coding.batch;
     const bool wide = !rows.keys.empty();
-    sides.push_back({entry->key.get(), wide ? rows.keys.data() : nullptr, coding.ctx, room.keys, {}, rows.tail_keys});
-    sides.push_back({entry->value.get(), wide ? rows.values.data() : nullptr, coding.ctx, room.values, {}, rows.tail_values});
+    const auto add = [&](const quant::Codec* codec, const float* floats, std::span<std::byte> out, const attn::TailRows& tail) {
+      sides.push_back({codec, wide ? floats : nullptr, coding.ctx, out, {}, tail, rows.blocks});
+    };
+    add(entry->key.get(), rows.keys.data(), room.keys, rows.tail_keys);
+    add(entry->value.get(), rows.values.data(), room.values, rows.tail_values);
   }
   if (!sides.empty()) env.backend->encode(sides, run);
   size_t at = 0;

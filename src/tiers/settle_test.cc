@@ -9,6 +9,7 @@
 #include "base/thread_pool.h"
 #include "quant/key_box.h"
 #include "quant/registry.h"
+#include "tiers/seal.h"
 #include "tiers/stream.h"
 
 namespace tierkv::tiers {
@@ -134,6 +135,42 @@ TEST(SettleTogether, AHeadWhoseRowsACodecRefusesFallsBackAlone) {
       if (ref.block.tier() != Tier::warm) continue;
       EXPECT_EQ(ref.block.codec() == layer.plan.raw_warm, s.head == 2) << "head " << s.head;
     }
+  }
+}
+
+// Rows that stay in their blocks until they are coded are those that would be decoded first, dead ones left out and all: repeated
+// where a block wants more of them.
+TEST(SettleTogether, RowsInBlocksAreTheRowsAsFloats) {
+  for (const uint32_t every : {1u, 2u, 3u, 7u}) {
+    SCOPED_TRACE("of so many rows one stays: " + std::to_string(every));
+    Layer layer;
+    ASSERT_TRUE(layer.push(4 + 16 + 32));
+    HeadStream& s = layer.heads[1];
+    ASSERT_TRUE(settle(layer.env, s, layer.plan));
+    BlockRef refs[2] = {s.blocks[1], s.blocks[2]};
+    ASSERT_TRUE(refs[0].block.tier() == Tier::warm && refs[1].block.tier() == Tier::warm);
+    std::vector<uint32_t> positions[2];
+    for (int b = 0; b < 2; ++b) {
+      for (uint32_t row = 0; row < 16; ++row) positions[b].push_back(row % every ? kDeadPosition : refs[b].first_position + row);
+      refs[b].positions = positions[b].data(), refs[b].live = static_cast<uint16_t>((15 + every) / every);
+    }
+    RowBatch there, floats;
+    for (const BlockRef& ref : refs) {
+      there.refer_to_live_rows(layer.env, ref, 0, 1);
+      floats.add_live_rows(layer.env, ref, 0, 1);
+    }
+    EXPECT_TRUE(there.keys.empty() && floats.blocks.empty());
+    EXPECT_EQ(there.positions, floats.positions);
+    EXPECT_EQ(there.stats, floats.stats);
+    quant::BlockContext ctx;
+    ASSERT_TRUE(pad_rows(layer.env, there, *layer.plan.archive_codec, ctx));
+    ASSERT_TRUE(pad_rows(layer.env, floats, *layer.plan.archive_codec, ctx));
+    EXPECT_EQ(there.mass, floats.mass);
+    std::vector<float> keys(32 * kDim), values(32 * kDim);
+    attn::decode_blocks(there.blocks, quant::Side::key, keys.data());
+    attn::decode_blocks(there.blocks, quant::Side::value, values.data());
+    EXPECT_EQ(keys, floats.keys);
+    EXPECT_EQ(values, floats.values);
   }
 }
 

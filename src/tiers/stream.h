@@ -84,7 +84,7 @@ struct Unsettled {
 // The same for the heads of many sequences together: what they are due to code at a time is one call of the backend, which `run`
 // shares out. The streams are the same bits whatever `run` is and whoever else is there. Where memory is short they go on one by
 // one, in their order, so that no block waits for room that the others only borrow. At most a block of each of as many heads as the
-// backend codes at a time is there as floats.
+// backend codes at a time is on its way.
 void settle(const StreamEnv& env, std::span<Unsettled> layers, const Executor& run, Arena::Use use = Arena::Use::normal) noexcept;
 // And for those of one.
 [[nodiscard]] bool settle(const StreamEnv& env, std::span<HeadStream> heads, const LayerPlan& plan, const Executor& run,
@@ -111,6 +111,9 @@ void truncate(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, uint32
 // Decodes the row at `position` into key and value (either may be null). False: not there, or its block is spilled and cannot be
 // read.
 [[nodiscard]] bool read_row(const StreamEnv& env, const HeadStream& s, uint32_t position, float* key, float* value);
+
+// A block as attention and whoever codes its rows anew read it. REQUIRES: it is resident.
+attn::BlockView view_of(const StreamEnv& env, const BlockRef& ref, uint32_t layer, uint32_t head);
 
 // Views over everything live, for attention, valid under the sequence's lock (store/block_store.h says why no block is pinned one
 // by one). Spilled blocks are in a list of their own. REQUIRES: no block is packed. stats[i] is the statistics of view i's first

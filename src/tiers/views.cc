@@ -5,6 +5,14 @@
 #include "tiers/stream.h"
 
 namespace tierkv::tiers {
+
+attn::BlockView view_of(const StreamEnv& env, const BlockRef& ref, uint32_t layer, uint32_t head) {
+  const CodecEntry& codec = *ref.block.codec();
+  const store::BlockBytes bytes = env.store->bytes(ref.block);
+  const quant::BlockContext ctx{layer, head, ref.first_position, ref.positions};
+  return {codec.key.get(), codec.value.get(), bytes.keys, bytes.values, ctx, ref.rows, ref.block.checksum()};
+}
+
 namespace {
 
 // Index of the block that may hold `position`, or blocks.size().
@@ -112,15 +120,7 @@ void collect_blocks(const StreamEnv& env, const HeadStream& s, StreamViews& out)
       out.spilled.push_back(&ref);
       continue;
     }
-    const CodecEntry& codec = *ref.block.codec();
-    const store::BlockBytes bytes = env.store->bytes(ref.block);
-    out.views.push_back({codec.key.get(),
-                         codec.value.get(),
-                         bytes.keys,
-                         bytes.values,
-                         {s.layer, s.head, ref.first_position, ref.positions},
-                         ref.rows,
-                         ref.block.checksum()});
+    out.views.push_back(view_of(env, ref, s.layer, s.head));
     out.stats.push_back(ref.stats);
     out.tiers.push_back(ref.block.tier());
     rows += ref.rows;

@@ -138,6 +138,7 @@ class Steps {
 
   uint32_t length(SeqId id) const { return *caches_[0]->length(id); }
   const std::vector<SeqId>& sequences() const { return sequences_; }
+  AdaptiveKVCache& host_cache() { return *caches_[0]; }
   AdaptiveKVCache& device_cache() { return *caches_[1]; }
   uint32_t below(uint32_t n) { return static_cast<uint32_t>(rng_() % n); }
   double worst() const { return worst_; }
