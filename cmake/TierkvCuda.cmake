@@ -87,7 +87,8 @@ target_link_libraries(tierkv_encode_cuda PRIVATE tierkv tierkv_options)
 # Needs a device: `make test-cuda`, not ctest.
 if(TIERKV_BUILD_TESTS)
   find_package(GTest REQUIRED)
-  add_executable(cuda_device_test tests/cuda/device_test.cc tests/cuda/encode_test.cc tests/cuda/prompt_test.cc)
+  add_executable(cuda_device_test tests/cuda/device_test.cc tests/cuda/encode_test.cc tests/cuda/mass_test.cc
+    tests/cuda/prompt_test.cc)
   target_include_directories(cuda_device_test PRIVATE src tests ${TIERKV_CUDA_INCLUDE})
   target_link_libraries(cuda_device_test PRIVATE tierkv tierkv_options GTest::gtest_main)
 endif()

@@ -1,15 +1,19 @@
-// mass_beside.h — what rows receive from the queries of a call whose attention a device did: scored once more by the processor, for
-// those who want to know (attn/mass.h). They ask about the newest few hundred rows of a head; the sums over all rows, which scores
-// are divided by, are the device's.
+// mass_beside.h — what rows receive from the queries of a call whose attention a device did: scored once more by the processor.
+// Where few rows are asked about, in prompts, and where the device has no room to do it (mass.h). The sums over all rows, which
+// scores are divided by, are the device's.
 #pragma once
 
 #include "attn/backend.h"
 
 namespace tierkv::cuda {
 
-// Whether every head asks about so few rows that this is worth its while; true where none asks, and false where nothing else is
-// wanted of the call.
-bool few_rows_asked(const attn::AttendWork& work);
+// Rows of all heads, sequences and queries of a call, up to which the processor says what they receive, and does not wait for one
+// more parcel and one more launch: about what one layer of a small model has in its hot and warm rings. A guess until
+// it is measured on a device.
+inline constexpr size_t kFewRows = 1024;
+
+// Of works of steps: a prompt's mass is the processor's in any case.
+size_t rows_asked(std::span<const attn::AttendWork> works);
 
 // Writes what work.mass asks for. `lse`: [queries][query heads], of the whole call (attention.h). resource_exhausted: no memory for
 // scratch; the sums are undefined then. REQUIRES: work.mass is not empty.

@@ -45,15 +45,20 @@ TEST(MassBeside, IsWhatTheProcessorAddsUp) {
   }
 }
 
-TEST(MassBeside, ManyRowsStayTheProcessors) {
+TEST(MassBeside, RowsOfStepsAreCounted) {
   SceneShape shape;
   shape.codecs = {"kivi2"};
   shape.lengths = {3000};
   const Scene scene(shape, 1);
-  EXPECT_TRUE(few_rows_asked(Asked(scene, 3, {}).work));
-  EXPECT_FALSE(few_rows_asked(Asked(scene, 20, {}).work));
-  attn::AttendWork none;
-  EXPECT_TRUE(few_rows_asked(none));
+  std::vector<attn::AttendWork> works = {Asked(scene, 3, {}).work, Asked(scene, 20, {}).work, {}};
+  const size_t few = rows_asked({&works[0], 1}), many = rows_asked({&works[1], 1});
+  EXPECT_EQ(few, works[0].mass[0].rows * shape.kv_heads);
+  EXPECT_GT(many, few);
+  EXPECT_EQ(rows_asked(works), few + many);
+  works[0].queries.tokens = 3, works[1].queries.tokens = 17;  // a prompt
+  EXPECT_EQ(rows_asked(works), 3 * few);
+  works[0].params.weigh_only = true;
+  EXPECT_EQ(rows_asked(works), 0u);
 }
 
 }  // namespace
