@@ -90,7 +90,7 @@ void DeviceAttention::attend(std::span<AttendWork> works, const Executor& run) c
     return;
   }
   Works batch;
-  mass_.there = rows_asked(works) > few_rows_;
+  mass_.there = most_rows_asked(works) > few_rows_;
   for (AttendWork& work : works) {
     const bool served = serves(work);
     work.status = land_if_read(work, served);

@@ -28,7 +28,7 @@ namespace tierkv::cuda {
 
 class DeviceAttention final : public DeviceBackend {
  public:
-  // `few_rows`: of all heads and sequences of a call, up to which the processor adds up what they receive.
+  // `few_rows`: of a head, up to which the processor adds up what they receive; 0: the device says all of it.
   DeviceAttention(std::unique_ptr<Machine> machine, uint64_t byte_limit, size_t few_rows = kFewRows);
 
   bool remembers() const override { return true; }

@@ -7,13 +7,13 @@
 
 namespace tierkv::cuda {
 
-// Rows of all heads, sequences and queries of a call, up to which the processor says what they receive, and does not wait for one
-// more parcel and one more launch: about what one layer of a small model has in its hot and warm rings. A guess until
-// it is measured on a device.
+// Rows of a head up to which the processor says what they receive: about two default rings of hot and warm tokens. More are the
+// device's, which needs one more parcel and one more launch for it, whatever their number. Where the two meet was not measured on a
+// device; with many sequences it is lower.
 inline constexpr size_t kFewRows = 1024;
 
-// Of works of steps: a prompt's mass is the processor's in any case.
-size_t rows_asked(std::span<const attn::AttendWork> works);
+// Of the head that asks about most, of works of steps: a prompt's mass is the processor's in any case.
+size_t most_rows_asked(std::span<const attn::AttendWork> works);
 
 // Writes what work.mass asks for. `lse`: [queries][query heads], of the whole call (attention.h). resource_exhausted: no memory for
 // scratch; the sums are undefined then. REQUIRES: work.mass is not empty.

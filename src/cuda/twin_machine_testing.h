@@ -78,6 +78,7 @@ class TwinMachine final : public Machine {
   }
   Status weigh(const MassLaunch& launch) override {
     ++weighs;
+    if (!attends) return {};
     return queue_->add([launch] { weigh_on_host(launch); });
   }
   Status encode(const EncodeLaunch& launch) override {
