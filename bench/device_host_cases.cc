@@ -3,7 +3,8 @@
 // nothing.
 //
 // 8 KV heads of 128 channels with 32 query heads, one layer, sequences that are forks of one and 16 tokens apart, so that their old
-// blocks are shared and new ones come at different times. "anew": nothing is settled from one call to the next.
+// blocks are shared and new ones come at different times. "anew": nothing is settled from one call to the next. "mass": every call
+// also says what all rows receive.
 #include <time.h>
 
 #include <algorithm>
@@ -107,14 +108,16 @@ Status run(const std::string& name, const std::string& spec, uint32_t tokens, co
     if (s != 0) TIERKV_RETURN_IF_ERROR(cache.append(seq, 0, more, more));
     items.push_back({seq, RowsView::f32(filled.queries.data(), 1, kHeads, kDim), out.data() + items.size() * kHeads * kDim});
   }
-  for (const bool settled : {false, true}) {
-    const auto backend = std::make_shared<Timed>(settled);
+  std::vector<MassReport> reports(items.size());
+  for (const std::string kind : {"_anew", "", "_mass"}) {
+    const auto backend = std::make_shared<Timed>(kind != "_anew");
+    for (size_t s = 0; s < items.size() && kind == "_mass"; ++s) items[s].mass = &reports[s];
     Figures figures;
-    TIERKV_RETURN_IF_ERROR(steps(cache, items, backend, settings.quick ? 3 : settled ? 256 : 32, figures));
+    TIERKV_RETURN_IF_ERROR(steps(cache, items, backend, settings.quick ? 3 : kind.empty() ? 256 : 32, figures));
     const double cache_us = median(figures.call) - median(figures.backend);
-    Row line(name + (settled ? "" : "_anew"));
+    Row line(name + kind);
     line.number("call_us", median(figures.call)).number("mean_us", mean(figures.call));
-    if (settled) line.number("new_block_us", median(figures.new_block));
+    if (kind.empty()) line.number("new_block_us", median(figures.new_block));
     line.number("append_us", median(figures.append)).number("mean_append_us", mean(figures.append));
     line.number("cache_us", cache_us).number("backend_us", median(figures.backend));
     line.number("sent_bytes", median(figures.sent)).number("mean_sent_bytes", mean(figures.sent));

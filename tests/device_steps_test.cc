@@ -23,8 +23,8 @@ using cuda::testing::TwinMachine;
 
 constexpr double kTolerance = 2e-2;  // the processor's own kernels round
 
-std::shared_ptr<DeviceAttention> twin(uint64_t byte_limit = 0) {
-  return std::make_shared<DeviceAttention>(std::make_unique<TwinMachine>(), byte_limit);
+std::shared_ptr<DeviceAttention> twin(uint64_t byte_limit = 0, size_t few_rows = cuda::kFewRows) {
+  return std::make_shared<DeviceAttention>(std::make_unique<TwinMachine>(), byte_limit, few_rows);
 }
 
 // What is random about the machine of tests/model_based_test.cc, on the twin.
@@ -34,8 +34,9 @@ TEST_P(OnATwin, BehavesLikeTheReference) {
   uint64_t seed = 7;
   for (const char c : GetParam().name) seed = seed * 131 + static_cast<unsigned char>(c);
   if (const char* given = std::getenv("TIERKV_SEED")) seed = std::strtoull(given, nullptr, 10);
-  std::shared_ptr<DeviceAttention> device = twin();
   testing::MachineSetup setup = GetParam();
+  const bool beside = setup.name.find("beside") != std::string::npos;  // what rows receive is the processor's
+  std::shared_ptr<DeviceAttention> device = twin(0, beside ? SIZE_MAX : 0);
   setup.backend = [&] { return device; };
   if (setup.there) seed += 1;
   // Prompts' decoded rows are halves: the sharper the query, the more it shows.
@@ -48,6 +49,7 @@ TEST_P(OnATwin, BehavesLikeTheReference) {
 #endif
   ASSERT_TRUE(machine.run(operations)) << machine.report();
   EXPECT_GT(device->usage().launches, operations / 10);
+  EXPECT_EQ(device->counts().weighed_rows != 0, !beside);
   if (setup.there) std::printf("rows taken: %llu\n", static_cast<unsigned long long>(device->counts().rows_taken));
 }
 
@@ -62,6 +64,9 @@ std::vector<testing::MachineSetup> setups() {
       {"better_rows", small + "hot=16,warm=48,warm_codec=kivi8-g16,archive=kivi4-g16+top3/kivi4-g16+top5,sinks=4", 0.45},
       {"budget", small + "hot=16,warm=32,warm_codec=kivi8-g16,archive=kivi4-g16,budget=96KiB", 0.45},
       {"h2o", eviction + "max_seq_len=70,evict=h2o", 0.2, 200},
+      {"better_rows_beside", small + "hot=16,warm=48,warm_codec=kivi8-g16,archive=kivi4-g16+top3/kivi4-g16+top5,sinks=4", 0.45},
+      {"h2o_beside", eviction + "max_seq_len=70,evict=h2o", 0.2, 200},
+      {"scissorhands", eviction + "max_seq_len=70,evict=scissorhands", 0.2, 200},
       {"ring", small + "hot=64,budget=64KiB,window=48,window_slack=4", 0.0},
       {"window", small + "hot=4,warm=16,warm_codec=fp16,archive=fp16,window=20,window_slack=4", 0.0, 400},
   };

@@ -45,6 +45,7 @@ class Recorder final : public Machine {
   }
   Status clear(uint8_t* at, size_t bytes) override { return machine_->clear(at, bytes); }
   Status attend(const Launch& launch, const Plan& plan) override { return machine_->attend(launch, plan); }
+  Status weigh(const MassLaunch& launch) override { return machine_->weigh(launch); }
   Status prompt(const PromptLaunch& launch, PromptStep step) override {
     steps.emplace_back(launch, step);
     return {};

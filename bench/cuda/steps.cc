@@ -1,6 +1,7 @@
 // Times whole calls of a cache on a device, from rows and queries in host memory to results there: what a decode step costs a
-// layer, the processor's part, the bus and the launch together. Then the same with rows, queries and results in the device's
-// memory: what the calls take of the caller's time, and what a step takes when the next one is asked for before it is done.
+// layer, the processor's part, the bus and the launch together, and the same with a report of what every row receives. Then with
+// rows, queries and results in the device's memory: what the calls take of the caller's time, and what a step takes when the next
+// one is asked for before it is done.
 //
 //   tierkv_steps_cuda [SPEC] [TOKENS] [SEQUENCES] [STEPS]
 //
@@ -77,6 +78,7 @@ void in_host_memory(AdaptiveKVCache& cache, const cuda::Device& device, const st
   std::vector<AttentionItem> items;
   for (size_t s = 0; s < ids.size(); ++s)
     items.push_back({ids[s], RowsView::f32(queries.data() + s * row, 1, kHeads, kDim), out.data() + s * row});
+  std::vector<MassReport> reports(ids.size());
   const auto attend = [&] {
     const auto begin = std::chrono::steady_clock::now();
     check(cache.attention(0, items));
@@ -94,11 +96,15 @@ void in_host_memory(AdaptiveKVCache& cache, const cuda::Device& device, const st
     calls.push_back(attend());
     mean += calls.back() / setting.steps;
   }
+  std::vector<double> weighed;  // the same calls, which also say what every row receives
+  for (size_t s = 0; s < ids.size(); ++s) items[s].mass = &reports[s];
+  for (uint32_t i = 0; i < 1 + setting.steps / 4; ++i) weighed.push_back(attend());
   const cuda::Usage usage = device.usage();
   std::printf(
       "{\"memory\": \"host\", \"spec\": \"%s\", \"tokens\": %u, \"sequences\": %zu, \"first_us\": %.0f, \"call_us\": %.1f, "
-      "\"mean_us\": %.1f, \"append_us\": %.1f, \"block_bytes\": %llu, \"scratch_bytes\": %llu, \"on_processor\": %llu}\n",
-      setting.spec.c_str(), setting.tokens, ids.size(), first, median(calls), mean, median(appends),
+      "\"mean_us\": %.1f, \"append_us\": %.1f, \"mass_us\": %.1f, \"block_bytes\": %llu, \"scratch_bytes\": %llu, "
+      "\"on_processor\": %llu}\n",
+      setting.spec.c_str(), setting.tokens, ids.size(), first, median(calls), mean, median(appends), median(weighed),
       static_cast<unsigned long long>(usage.block_bytes), static_cast<unsigned long long>(usage.scratch_bytes),
       static_cast<unsigned long long>(usage.on_processor));
 }

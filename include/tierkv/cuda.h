@@ -7,15 +7,15 @@
 // are copied to the device once and stay there, and so do hot rows. More queries a sequence, a prompt, are attended to in rounds:
 // some heads of the past are unpacked into at most 144 MiB of 16-bit floats, once for all queries, and never the whole of it.
 // Blocks are coded on the device too, to the bits that the processor makes. What the device does not do, the processor does, with
-// the same results: codecs without a device reader (kvquant), prompts whose rows 16-bit floats cannot hold, and calls that ask what
-// more than about a thousand rows of a head receive. What fewer receive it adds up beside the device's attention. Eviction,
-// snapshots and all errors are the cache's own.
+// the same results: codecs without a device reader (kvquant), and prompts whose rows 16-bit floats cannot hold. What rows receive a
+// launch behind attention says, of up to kMostQueries queries; of prompts, and where few rows are asked about, the processor adds
+// it up beside the device's attention. Eviction, snapshots and all errors are the cache's own.
 //
 // Rows and queries may be in host memory, or in the device's (RowsView::place, ready):
 //   Queries:  results are in the device's memory too, for work that comes after on the queries' stream, which the call works on. It
-//             does not wait for the device, unless somebody wants to know what rows receive (AttentionOptions::observe, mass): then
-//             queries and sums come down. A prompt is waited for too. What the processor does comes down and goes up again: right,
-//             and slow.
+//             does not wait for the device, unless somebody wants to know what rows receive (AttentionOptions::observe, mass): that
+//             comes down, or the queries do for the processor to add it up. A prompt is waited for too. What the processor does
+//             comes down and goes up again: right, and slow.
 //   Rows:     up to kMostQueries tokens a sequence that go on to hot rows which the device has are moved there and do not wait;
 //             their contents come to host memory in time for whoever reads them there, and he waits. So does a step that makes
 //             new blocks, for their bytes, which are made on a stream of their own: not for what he has asked for. Others are

@@ -98,7 +98,7 @@ struct LayerThresholds {
 };
 
 // Attention mass, when asked for: softmax weight summed over the call's queries and the query heads of a KV head. Within 1/2,048 of
-// it: weights are kept in two bytes.
+// it: weights are kept in two bytes. On a device as close as the sums of its attention are.
 struct BlockMass {
   uint32_t kv_head = 0;
   Tier tier = Tier::hot;

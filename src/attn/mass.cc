@@ -11,6 +11,8 @@ namespace {
 
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
+float weight_of(const MassLane& lane, uint32_t query) { return lane.weight ? lane.weight[query] : 1.0f; }
+
 // Dead rows are at no position a query could be. Without a branch in either loop: how much rows get is hard to guess.
 void count_low(const BlockView& view, uint32_t at, float below, float weight, const float* mass, float* sums) {
   if (const uint32_t* positions = view.ctx.positions) {
@@ -58,6 +60,20 @@ void sum_mass(std::span<const BlockView> views, uint32_t weigh_from, const Query
   }
 }
 
+void add_query(const BlockView& view, uint32_t query, uint32_t position, const float* mass, std::span<const MassLane> lanes,
+               float* sums, size_t stride) {
+  for (size_t l = 0; l < lanes.size(); ++l) {
+    const float weight = weight_of(lanes[l], query);
+    if (weight == 0.0f) continue;
+    float* lane = sums + l * stride;
+    if (lanes[l].below) {
+      count_low(view, position, lanes[l].below[query], weight, mass, lane);
+    } else {
+      for (uint32_t t = 0; t < view.rows; ++t) lane[t] += weight * mass[t];
+    }
+  }
+}
+
 void add_lanes(std::span<const BlockView> views, uint32_t weigh_from, const QueryTile& tile, const KeptWeights& kept,
                std::span<const MassLane> lanes, float* sums, size_t stride) {
   const uint32_t rows = tile.queries * tile.group;
@@ -71,22 +87,10 @@ void add_lanes(std::span<const BlockView> views, uint32_t weigh_from, const Quer
     const float* share = kept.tops.data() + k * rows;
     for (uint32_t q = 0; q < tile.queries; ++q) {
       const uint32_t query = tile.first + q;
-      bool known = false;
-      for (size_t l = 0; l < lanes.size(); ++l) {
-        const float weight = lanes[l].weight ? lanes[l].weight[query] : 1.0f;
-        if (weight == 0.0f) continue;
-        if (!known) {
-          const size_t first = static_cast<size_t>(q) * tile.group;
-          quant::sum_kept(weights + first * apart, apart, share + first, tile.group, view.rows, false, mass);
-          known = true;
-        }
-        float* lane = sums + l * stride;
-        if (lanes[l].below) {
-          count_low(view, tile.positions[q], lanes[l].below[query], weight, mass, lane);
-        } else {
-          for (uint32_t t = 0; t < view.rows; ++t) lane[t] += weight * mass[t];
-        }
-      }
+      if (std::all_of(lanes.begin(), lanes.end(), [&](const MassLane& lane) { return weight_of(lane, query) == 0.0f; })) continue;
+      const size_t first = static_cast<size_t>(q) * tile.group;
+      quant::sum_kept(weights + first * apart, apart, share + first, tile.group, view.rows, false, mass);
+      add_query(view, query, tile.positions[q], mass, lanes, sums, stride);
     }
     weights += static_cast<size_t>(rows) * apart;
   }

@@ -44,7 +44,12 @@ void tops_to_shares(KeptWeights& kept, const float* lse, uint32_t rows);
 void sum_mass(std::span<const BlockView> views, uint32_t weigh_from, const QueryTile& tile, const KeptWeights& kept, bool add,
               float* sums);
 
-// The same as the lanes want it, always added: row i is sums[lane*stride + i].
+// Adds what query `query`, at `position`, gave each row of a view, all heads of the group together, as the lanes want it: row i is
+// sums[lane*stride + i].
+void add_query(const BlockView& view, uint32_t query, uint32_t position, const float* mass, std::span<const MassLane> lanes,
+               float* sums, size_t stride);
+
+// sum_mass() as the lanes want it, always added: row i is sums[lane*stride + i].
 void add_lanes(std::span<const BlockView> views, uint32_t weigh_from, const QueryTile& tile, const KeptWeights& kept,
                std::span<const MassLane> lanes, float* sums, size_t stride);
 

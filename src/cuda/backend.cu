@@ -33,6 +33,7 @@ class CudaMachine final : public Machine {
   Status start() {
     TIERKV_RETURN_IF_ERROR(status_of(static_cast<cudaError_t>(prepare_kernels(facts_.tensor_paths)), "loading the kernels"));
     TIERKV_RETURN_IF_ERROR(status_of(static_cast<cudaError_t>(prepare_prompt_kernels(facts_.hopper)), "loading the kernels"));
+    TIERKV_RETURN_IF_ERROR(status_of(static_cast<cudaError_t>(prepare_mass()), "loading the kernels"));
     TIERKV_RETURN_IF_ERROR(last_.make());
     TIERKV_RETURN_IF_ERROR(status_of(cudaStreamCreateWithFlags(&own_, cudaStreamNonBlocking), "making a stream"));
     TIERKV_RETURN_IF_ERROR(status_of(cudaStreamCreateWithFlags(&beside_, cudaStreamNonBlocking), "making a stream"));
@@ -104,6 +105,9 @@ class CudaMachine final : public Machine {
   Status clear(uint8_t* at, size_t bytes) override { return status_of(cudaMemsetAsync(at, 0, bytes, now()), "clearing memory"); }
   Status attend(const Launch& launch, const Plan& plan) override {
     return status_of(static_cast<cudaError_t>(launch_attend(launch, plan.firsts, plan.fast, now())), "the launch");
+  }
+  Status weigh(const MassLaunch& launch) override {
+    return status_of(static_cast<cudaError_t>(launch_mass(launch, now())), "adding up what rows receive");
   }
   Status encode(const EncodeLaunch& launch) override {
     return status_of(static_cast<cudaError_t>(launch_encode(launch, now())), "encoding blocks");

@@ -10,7 +10,6 @@
 #include "base/guarded.h"
 #include "cuda/better.h"
 #include "cuda/device_form.h"
-#include "cuda/mass_beside.h"
 
 namespace tierkv::cuda {
 
@@ -47,9 +46,10 @@ bool overflowed(const AttendWork& work) { return work.status.code() == StatusCod
 
 }  // namespace
 
-DeviceAttention::DeviceAttention(std::unique_ptr<Machine> machine, uint64_t byte_limit)
+DeviceAttention::DeviceAttention(std::unique_ptr<Machine> machine, uint64_t byte_limit, size_t few_rows)
     : machine_(std::move(machine)),
       facts_(machine_->facts()),
+      few_rows_(few_rows),
       slots_(machine_),
       bounce_(*machine_),
       tables_(*machine_),
@@ -64,6 +64,9 @@ DeviceAttention::DeviceAttention(std::unique_ptr<Machine> machine, uint64_t byte
       counters_(*machine_),
       query_rows_(*machine_),
       results_host_(*machine_),
+      mass_list_(*machine_),
+      mass_rows_(*machine_),
+      mass_host_(*machine_),
       prompts_(*machine_, tables_),
       prompt_queries_(*machine_),
       prompt_host_(*machine_) {}
@@ -88,6 +91,7 @@ void DeviceAttention::attend(std::span<AttendWork> works, const Executor& run) c
     return;
   }
   Works batch;
+  mass_.there = most_rows_asked(works) > few_rows_;
   for (AttendWork& work : works) {
     const bool served = serves(work);
     work.status = land_if_read(work, served);
@@ -104,8 +108,7 @@ void DeviceAttention::attend(std::span<AttendWork> works, const Executor& run) c
 }
 
 bool DeviceAttention::serves(const AttendWork& work) const {
-  // A prompt's own attention costs the processor more than what any number of rows receive.
-  if (is_prompt(work) ? work.params.weigh_only : !few_rows_asked(work)) return false;
+  if (work.params.weigh_only || work.whole) return false;
   if (work.queries.tokens == 0) return false;
   if (is_prompt(work) && !(work.params.scale > 0.0f)) return false;
   if (work.heads.empty() || group_of(work) > kMostGroup || work.params.head_dim > 256) return false;
@@ -177,6 +180,7 @@ Status DeviceAttention::on_device(const Works& batch, const Executor& run) const
   ++launches_;
   counts_.listed_views = plan.views.size();
   TIERKV_RETURN_IF_ERROR(machine_->attend(launch, plan));
+  TIERKV_RETURN_IF_ERROR(ask_mass(batch, launch));
   return rows_.there ? leave_results(batch, launch, run) : take_results(batch, plan.tasks.size(), launch, run);
 }
 
@@ -398,7 +402,8 @@ Status DeviceAttention::take_results(const Works& batch, size_t tasks, const Lau
   const auto* out = reinterpret_cast<const float*>(results_host_.data());
   const float* lse = out + rows * d;
   const auto* failed = reinterpret_cast<const uint32_t*>(lse + rows);
-  for (AttendWork* work : batch) {
+  for (size_t w = 0; w < batch.size(); ++w) {
+    AttendWork* const work = batch[w];
     const size_t count = static_cast<size_t>(work->queries.tokens) * work->queries.heads;
     std::memcpy(work->out, out, count * d * sizeof(float));
     if (work->lse) std::memcpy(work->lse, lse, count * sizeof(float));
@@ -406,7 +411,7 @@ Status DeviceAttention::take_results(const Works& batch, size_t tasks, const Lau
     for (size_t t = 0; t < work->heads.size() * work->queries.tokens; ++t) {
       if (failed[t]) work->status = error(StatusCode::out_of_range, "scores left the range of the device's numbers");
     }
-    if (!work->mass.empty() && work->status.ok()) work->status = add_mass_beside(*work, lse, run);
+    if (!work->mass.empty() && work->status.ok()) work->status = tell_mass(*work, w, lse, run);
     out += count * d, lse += count, failed += work->heads.size() * work->queries.tokens;
   }
   return {};

@@ -17,6 +17,8 @@
 
 #include "cuda/backend.h"
 #include "cuda/encode_batch.h"
+#include "cuda/mass_beside.h"
+#include "cuda/mass_plan.h"
 #include "cuda/prompt_attention.h"
 #include "cuda/slots.h"
 #include "cuda/standing.h"
@@ -26,7 +28,8 @@ namespace tierkv::cuda {
 
 class DeviceAttention final : public DeviceBackend {
  public:
-  DeviceAttention(std::unique_ptr<Machine> machine, uint64_t byte_limit);
+  // `few_rows`: of a head, up to which the processor adds up what they receive; 0: the device says all of it.
+  DeviceAttention(std::unique_ptr<Machine> machine, uint64_t byte_limit, size_t few_rows = kFewRows);
 
   bool remembers() const override { return true; }
   uint32_t heads_at_once() const override { return 128; }
@@ -51,6 +54,7 @@ class DeviceAttention final : public DeviceBackend {
     uint64_t planned_again = 0;  // because a parcel needed more room
     uint64_t encoded = 0;        // sides of blocks that the device made
     uint64_t encode_bytes = 0;   // of rows and codes that went there for it
+    uint64_t weighed_rows = 0;   // of a query and a head, that the device said the mass of
   };
   Counts counts() const;
 
@@ -101,7 +105,19 @@ class DeviceAttention final : public DeviceBackend {
   Status make_room(const Plan& plan, size_t rows, Launch& launch) const;
   Status take_results(const Works& batch, size_t tasks, const Launch& launch, const Executor& run) const;
   Status leave_results(const Works& batch, const Launch& launch, const Executor& run) const;
-  Status tell_mass(const Works& batch, const Launch& launch, const Executor& run) const;
+  Status bring_sums(const Works& batch, const Launch& launch, const Executor& run) const;
+
+  // What rows receive, of the call under way.
+  struct Mass {
+    bool there = false;         // the device is to add it up
+    bool asked = false;         // and was asked to: behind a wait it is in mass_host_
+    std::vector<size_t> first;  // task of each work
+    MassPlan plan;
+  };
+  void place_weighed(const Listed& listed, size_t from, size_t views, std::vector<Placed>& out) const;
+  Status ask_mass(const Works& batch, const Launch& attention) const;
+  Status launch_mass(const Launch& attention) const;
+  Status tell_mass(const attn::AttendWork& work, size_t index, const float* lse, const Executor& run) const;
 
   // Of a batch of prompts, on the device.
   struct PromptResults {
@@ -118,6 +134,7 @@ class DeviceAttention final : public DeviceBackend {
 
   const std::shared_ptr<Machine> machine_;
   const MachineFacts facts_;
+  const size_t few_rows_;
   mutable std::mutex mutex_;  // guards all below: one call at a time
   mutable Slots slots_;
   mutable Bounce bounce_;
@@ -130,6 +147,8 @@ class DeviceAttention final : public DeviceBackend {
   mutable EncodeBatch encoder_;
   mutable DeviceMemory hot_, results_, partials_, counters_, query_rows_;
   mutable Staging results_host_;
+  mutable DeviceMemory mass_list_, mass_rows_;
+  mutable Staging mass_host_;
   mutable std::deque<Late> late_;  // oldest first
   mutable PromptAttention prompts_;
   mutable DeviceMemory prompt_queries_;
@@ -140,6 +159,7 @@ class DeviceAttention final : public DeviceBackend {
   mutable std::vector<float> queries_;  // that come from host memory
   mutable std::vector<RowMove> moves_;
   mutable Rows rows_;
+  mutable Mass mass_;
   mutable std::vector<std::byte> form_;  // of the rows at hand
   mutable Counts counts_;
   mutable uint64_t launches_ = 0, on_processor_ = 0;

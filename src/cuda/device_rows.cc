@@ -6,7 +6,6 @@
 #include "attn/cpu_backend.h"
 #include "base/guarded.h"
 #include "cuda/device_attention.h"
-#include "cuda/mass_beside.h"
 
 namespace tierkv::cuda {
 
@@ -62,26 +61,26 @@ Status DeviceAttention::leave_results(const Works& batch, const Launch& launch, 
     moves_.push_back(move_dense(from, work.out, DType::f32));
   }
   if (!moves_.empty()) TIERKV_RETURN_IF_ERROR(machine_->move_rows(moves_, launch.head_dim));
-  return asked ? tell_mass(batch, launch, run) : Status();
+  return asked ? bring_sums(batch, launch, run) : Status();
 }
 
-// Somebody wants to know what rows receive, which the processor adds up: queries and sums come down.
-Status DeviceAttention::tell_mass(const Works& batch, const Launch& launch, const Executor& run) const {
-  const size_t d = launch.head_dim, queries = rows_.count * d * sizeof(float), sums = rows_.count * sizeof(float);
+// Somebody wants to know sums, or what rows receive. Where the processor adds that up the queries come down too.
+Status DeviceAttention::bring_sums(const Works& batch, const Launch& launch, const Executor& run) const {
+  const size_t d = launch.head_dim, queries = mass_.asked ? 0 : rows_.count * d * sizeof(float), sums = rows_.count * sizeof(float);
   TIERKV_ASSIGN_OR_RETURN(const std::shared_ptr<Slot> slot, slots_.take(queries + sums));
-  TIERKV_RETURN_IF_ERROR(machine_->fetch(slot->data(), query_rows_.data(), queries));
+  if (queries != 0) TIERKV_RETURN_IF_ERROR(machine_->fetch(slot->data(), query_rows_.data(), queries));
   TIERKV_RETURN_IF_ERROR(machine_->fetch(slot->data() + queries, reinterpret_cast<const uint8_t*>(launch.lse), sums));
   TIERKV_RETURN_IF_ERROR(machine_->wait());
   const auto* const rows = reinterpret_cast<const float*>(slot->data());
-  const auto* const lse = rows + rows_.count * d;
+  const auto* const lse = reinterpret_cast<const float*>(slot->data() + queries);
   for (size_t w = 0; w < batch.size(); ++w) {
     AttendWork& work = *batch[w];
     const size_t first = rows_.first[w];
     if (work.lse) std::memcpy(work.lse, lse + first, size_t{work.queries.tokens} * work.queries.heads * sizeof(float));
     if (work.mass.empty()) continue;
-    const RowsView there =
-        std::exchange(work.queries, RowsView::f32(rows + first * d, work.queries.tokens, work.queries.heads, launch.head_dim));
-    work.status = add_mass_beside(work, lse + first, run);
+    const RowsView there = work.queries;
+    if (queries != 0) work.queries = RowsView::f32(rows + first * d, there.tokens, there.heads, launch.head_dim);
+    work.status = tell_mass(work, w, lse + first, run);
     work.queries = there;
   }
   return {};
@@ -110,10 +109,11 @@ void DeviceAttention::on_processor(AttendWork& work, const Executor& run) const 
   work.status = status.ok() ? ended : std::move(status);
 }
 
-// Rows that are on their way to host memory have arrived before anybody reads them there: the processor, who adds up what rows
+// Rows that are on their way to host memory have arrived before anybody reads them there: the processor, where it adds up what rows
 // receive, or who sends them to a strip that does not have them.
 Status DeviceAttention::land_if_read(const AttendWork& work, bool served) const {
-  if (!work.land || (served && work.mass.empty() && tails_.has(work))) return {};
+  const bool weighs = !work.mass.empty() && (!mass_.there || work.queries.tokens > kMostQueries);
+  if (!work.land || (served && !weighs && tails_.has(work))) return {};
   return work.land();
 }
 
@@ -263,7 +263,8 @@ Usage DeviceAttention::usage() const {
   Usage out;
   out.block_bytes = mirror_.places().bytes(), out.blocks = mirror_.places().blocks(), out.uploads = mirror_.uploads();
   out.scratch_bytes = standing_.bytes() + tails_.bytes() + hot_.size() + results_.size() + partials_.size() + counters_.size() +
-                      query_rows_.size() + tables_.bytes() + encoder_.bytes() + prompts_.bytes() + prompt_queries_.size();
+                      query_rows_.size() + mass_list_.size() + mass_rows_.size() + tables_.bytes() + encoder_.bytes() +
+                      prompts_.bytes() + prompt_queries_.size();
   out.device_bytes = machine_->bytes(), out.peak_bytes = machine_->most_bytes();
   out.launches = launches_, out.on_processor = on_processor_;
   return out;

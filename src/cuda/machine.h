@@ -17,6 +17,7 @@
 
 #include "base/status_macros.h"
 #include "cuda/encode.h"
+#include "cuda/mass.h"
 #include "cuda/plan.h"
 #include "cuda/prompt.h"
 #include "cuda/row_moves.h"
@@ -97,6 +98,8 @@ class Machine {
   virtual Status clear(uint8_t* at, size_t bytes) = 0;
   // `plan`: what the launch was made of.
   virtual Status attend(const Launch& launch, const Plan& plan) = 0;
+  // What rows received (mass.h), once attention that was asked for has left its sums.
+  virtual Status weigh(const MassLaunch& launch) = 0;
   // Blocks out of rows (encode.h).
   virtual Status encode(const EncodeLaunch& launch) = 0;
   // One step of a round of many queries (prompt.h).

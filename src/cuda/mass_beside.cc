@@ -1,22 +1,19 @@
 #include "cuda/mass_beside.h"
 
+#include <algorithm>
+
 #include "attn/cpu_backend.h"
+#include "tierkv/cuda.h"
 
 namespace tierkv::cuda {
-namespace {
 
-constexpr size_t kFewRows = 1024;  // of a head: about two default rings of hot and warm tokens
-
-}  // namespace
-
-bool few_rows_asked(const attn::AttendWork& work) {
-  if (work.params.weigh_only) return false;
-  for (size_t h = 0; h < work.mass.size(); ++h) {
-    size_t rows = 0;
-    for (size_t v = work.mass[h].from; v < work.heads[h].size(); ++v) rows += work.heads[h][v].rows;
-    if (rows > kFewRows) return false;
+size_t most_rows_asked(std::span<const attn::AttendWork> works) {
+  size_t most = 0;
+  for (const attn::AttendWork& work : works) {
+    if (work.queries.tokens > kMostQueries || work.params.weigh_only) continue;
+    for (const attn::HeadMass& mass : work.mass) most = std::max(most, mass.rows);
   }
-  return true;
+  return most;
 }
 
 Status add_mass_beside(const attn::AttendWork& work, const float* lse, const Executor& run) {

@@ -1,15 +1,19 @@
-// mass_beside.h — what rows receive from the queries of a call whose attention a device did: scored once more by the processor, for
-// those who want to know (attn/mass.h). They ask about the newest few hundred rows of a head; the sums over all rows, which scores
-// are divided by, are the device's.
+// mass_beside.h — what rows receive from the queries of a call whose attention a device did: scored once more by the processor.
+// Where few rows are asked about, in prompts, and where the device has no room to do it (mass.h). The sums over all rows, which
+// scores are divided by, are the device's.
 #pragma once
 
 #include "attn/backend.h"
 
 namespace tierkv::cuda {
 
-// Whether every head asks about so few rows that this is worth its while; true where none asks, and false where nothing else is
-// wanted of the call.
-bool few_rows_asked(const attn::AttendWork& work);
+// Rows of a head up to which the processor says what they receive: about two default rings of hot and warm tokens. More are the
+// device's, which needs one more parcel and one more launch for it, whatever their number. Where the two meet was not measured on a
+// device; with many sequences it is lower.
+inline constexpr size_t kFewRows = 1024;
+
+// Of the head that asks about most, of works of steps: a prompt's mass is the processor's in any case.
+size_t most_rows_asked(std::span<const attn::AttendWork> works);
 
 // Writes what work.mass asks for. `lse`: [queries][query heads], of the whole call (attention.h). resource_exhausted: no memory for
 // scratch; the sums are undefined then. REQUIRES: work.mass is not empty.

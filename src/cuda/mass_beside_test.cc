@@ -45,15 +45,20 @@ TEST(MassBeside, IsWhatTheProcessorAddsUp) {
   }
 }
 
-TEST(MassBeside, ManyRowsStayTheProcessors) {
+TEST(MassBeside, TheHeadOfAStepThatAsksAboutMostCounts) {
   SceneShape shape;
   shape.codecs = {"kivi2"};
   shape.lengths = {3000};
   const Scene scene(shape, 1);
-  EXPECT_TRUE(few_rows_asked(Asked(scene, 3, {}).work));
-  EXPECT_FALSE(few_rows_asked(Asked(scene, 20, {}).work));
-  attn::AttendWork none;
-  EXPECT_TRUE(few_rows_asked(none));
+  std::vector<attn::AttendWork> works = {Asked(scene, 3, {}).work, Asked(scene, 20, {}).work, {}};
+  const size_t few = most_rows_asked({&works[0], 1}), many = most_rows_asked(works);
+  EXPECT_EQ(few, works[0].mass[0].rows);
+  EXPECT_EQ(many, works[1].mass[1].rows);
+  EXPECT_GT(many, few);
+  works[1].queries.tokens = 17;  // a prompt
+  EXPECT_EQ(most_rows_asked(works), few);
+  works[0].params.weigh_only = true;
+  EXPECT_EQ(most_rows_asked(works), 0u);
 }
 
 }  // namespace

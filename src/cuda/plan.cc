@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cuda/fast_codec.h"
+#include "cuda/seen_rows.h"
 
 namespace tierkv::cuda {
 namespace {
@@ -14,11 +15,6 @@ using quant::SideLayout;
 
 // So few settled views without a fast path are better listed again than a segment of their own.
 constexpr uint32_t kFewSettled = 32;
-
-// Rows that a query at `position` may see, as the processor has it (attention.cc).
-bool sees(const attn::AttendParams& params, uint64_t position, uint64_t key) {
-  return key != attn::kDeadPosition && !(params.causal && key > position) && !(params.window && key + params.window <= position);
-}
 
 class Planner {
  public:
@@ -217,7 +213,7 @@ class Planner {
     desc.keys = placed.keys, desc.values = placed.values;
     desc.first_position = view.ctx.first_position;
     desc.codec = placed.codec;
-    if (!limit(task, view, desc)) return;
+    if (!limit_rows(input_.params, task.position, view, desc, plan_.masks)) return;
     plan_.bytes += side_bytes(placed.codec) * view.rows / input_.codecs[placed.codec].key.tokens;
     const bool whole = desc.begin == 0 && desc.end == kTileRows && desc.mask == kNoMask;
     if (whole && aligned(desc) && paths_[placed.codec] != Path::general) {
@@ -232,34 +228,6 @@ class Planner {
   void add_general(const ViewDesc& desc) {
     const uint64_t chunks = chunks_of(desc, plan_.chunk_rows);
     add_to_run(desc, chunks, chunks * turn_cost() / kTurn);
-  }
-
-  // False: the query sees none of its rows.
-  bool limit(const PlanTask& task, const attn::BlockView& view, ViewDesc& desc) {
-    const attn::AttendParams& params = input_.params;
-    uint32_t begin = 0, end = view.rows;
-    if (view.ctx.positions == nullptr) {
-      const uint64_t first = view.ctx.first_position, at = task.position;
-      if (params.causal) end = static_cast<uint32_t>(std::min<uint64_t>(end, at >= first ? at - first + 1 : 0));
-      if (params.window && first + params.window <= at) {
-        begin = static_cast<uint32_t>(std::min<uint64_t>(end, at - params.window - first + 1));
-      }
-    } else {
-      uint32_t words[kMaskWords] = {};
-      uint32_t seen = 0;
-      begin = view.rows, end = 0;
-      for (uint32_t row = 0; row < view.rows; ++row) {
-        if (!sees(params, task.position, view.position(row))) continue;
-        words[row / 32] |= 1u << (row % 32);
-        begin = std::min(begin, row), end = row + 1, ++seen;
-      }
-      if (seen != 0 && seen != end - begin) {
-        desc.mask = static_cast<uint32_t>(plan_.masks.size() / kMaskWords);
-        plan_.masks.insert(plan_.masks.end(), words, words + kMaskWords);
-      }
-    }
-    desc.begin = static_cast<uint16_t>(begin), desc.end = static_cast<uint16_t>(end);
-    return begin < end;
   }
 
   // Less than a turn of all warps takes as long as one. So a tail costs the same from step to step, and is shared out alike.

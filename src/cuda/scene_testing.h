@@ -82,6 +82,18 @@ class Scene {
     }
   }
 
+  // What the query of a task gave each row of its views, all query heads together, against these sums.
+  std::vector<double> mass(size_t task, const std::vector<double>& lse) const {
+    std::vector<float> keys, values;
+    decode(task, keys, values);
+    std::vector<double> out(keys.size() / shape_.head_dim);
+    for (size_t row = task * shape_.group; row < (task + 1) * shape_.group; ++row) {
+      const std::vector<double> scores = scores_of(keys, row);
+      for (size_t t = 0; t < out.size() && lse[row] > -INFINITY; ++t) out[t] += std::exp(scores[t] - lse[row]);
+    }
+    return out;
+  }
+
  private:
   struct Pair {
     std::unique_ptr<quant::Codec> key, value;
@@ -161,8 +173,8 @@ class Scene {
     }
   }
 
-  void attend(const std::vector<float>& keys, const std::vector<float>& values, size_t row, size_t head, double* out,
-              double& lse) const {
+  // Of one query row with every row of its task's views; minus infinity where it is not seen.
+  std::vector<double> scores_of(const std::vector<float>& keys, size_t row) const {
     const uint32_t d = shape_.head_dim;
     const size_t task = row / shape_.group;
     std::vector<double> scores;
@@ -179,6 +191,13 @@ class Scene {
         scores.push_back(hidden ? -INFINITY : score);
       }
     }
+    return scores;
+  }
+
+  void attend(const std::vector<float>& keys, const std::vector<float>& values, size_t row, size_t head, double* out,
+              double& lse) const {
+    const uint32_t d = shape_.head_dim;
+    const std::vector<double> scores = scores_of(keys, row);
     double top = sinks_.empty() ? -INFINITY : sinks_[head];
     for (const double s : scores) top = std::max(top, s);
     if (top == -INFINITY) return;

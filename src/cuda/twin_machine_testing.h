@@ -17,6 +17,7 @@
 
 #include "cuda/encode_twin_testing.h"
 #include "cuda/machine.h"
+#include "cuda/mass_twin_testing.h"
 #include "cuda/prompt_twin_testing.h"
 #include "cuda/twin_testing.h"
 
@@ -75,6 +76,11 @@ class TwinMachine final : public Machine {
     if (!attends) return {};
     return queue_->add([launch, partials = plan.partials] { Twin(launch, partials).run(launch.out, launch.lse); });
   }
+  Status weigh(const MassLaunch& launch) override {
+    ++weighs;
+    if (!attends) return {};
+    return queue_->add([launch] { weigh_on_host(launch); });
+  }
   Status encode(const EncodeLaunch& launch) override {
     ++encodes;
     return queue_->add([launch] { encode_on_host(launch); });
@@ -105,6 +111,7 @@ class TwinMachine final : public Machine {
   uint64_t waits = 0;            // for everything but what is aside
   uint64_t waits_aside = 0;      // for that
   uint64_t encodes = 0;          // launches that coded blocks
+  uint64_t weighs = 0;           // launches that said what rows received
   uint64_t sends_that_fail = 0;  // the so manieth from now; 0: none
   Launch last;
   StreamName followed;
