@@ -48,16 +48,6 @@ TIERKV_DEVICE float share_of(const Launch& launch, float score, float base) {
   return power2(score - base);
 }
 
-// Scores of 16 rows and of this lane's two heads.
-template <int T>
-TIERKV_DEVICE void score_rows(const CodecDesc& codec, const ViewDesc& view, const TileRows& rows, float2 base,
-                              const typename TileShared<T>::Warp& own, float (&s)[4]) {
-  s[0] = s[2] = base.x, s[1] = s[3] = base.y;
-  if (codec.key.kind == quant::LayoutKind::rows16) score_plain<T>(codec.key, view, rows, own, s);
-  else score_codes<T>(codec.key, view, rows, own, s);
-  if (codec.key_better) add_better_scores<T>(codec, view, rows, own, s);
-}
-
 // Eight rows of a group over all views of a segment.
 template <int T>
 TIERKV_DEVICE void weigh_tiles(const MassLaunch& mass, const SegmentDesc& segment, uint32_t first_head) {
@@ -75,14 +65,7 @@ TIERKV_DEVICE void weigh_tiles(const MassLaunch& mass, const SegmentDesc& segmen
     const ViewDesc view = launch.views[segment.first_view + v];
     for (uint32_t from = view.begin / launch.chunk_rows * launch.chunk_rows; from < view.end; from += launch.chunk_rows, ++chunk) {
       if (chunk % TileShared<T>::kWarps != warp) continue;
-      if (view.codec != known) {
-        __syncwarp();
-        for (uint32_t i = threadIdx.x % 32; i < sizeof(CodecDesc) / 4; i += 32)
-          reinterpret_cast<uint32_t*>(own.codec)[i] = __ldg(reinterpret_cast<const uint32_t*>(launch.codecs + view.codec) + i);
-        __syncwarp();
-        known = view.codec;
-      }
-      const CodecDesc& codec = codec_at_hand<T>(own);
+      const CodecDesc& codec = hold_codec<T>(launch, view.codec, known, own);
       const bool grouped = codec.key.kind == quant::LayoutKind::packed && codec.key.by_channel && codec.key.groups != 1;
       const uint32_t end = min(from + launch.chunk_rows, static_cast<uint32_t>(view.end));
       prefetch_keys(codec, view, from, end);

@@ -254,6 +254,34 @@ inline std::vector<std::string> readable_codecs() {
   return names;
 }
 
+// Everything by chance: any codecs, shapes and lengths of a ragged batch.
+inline SceneShape any_scene(std::mt19937& rng) {
+  static const std::vector<std::string> names = readable_codecs();
+  const auto pick = [&](uint32_t n) { return static_cast<uint32_t>(rng() % n); };
+  SceneShape shape;
+  shape.head_dim = std::vector<uint32_t>{32, 64, 80, 96, 128, 128, 128, 256}[pick(8)];
+  shape.block = pick(3) ? 128 : 16 * (1 + pick(16));
+  shape.group = 1 + pick(pick(2) ? 8 : 16);
+  shape.kv_heads = 1 + pick(2);
+  for (uint32_t i = 0; i < 1 + pick(3); ++i) shape.codecs.push_back(names[pick(static_cast<uint32_t>(names.size()))]);
+  for (uint32_t i = 0; i < 1 + pick(4); ++i) shape.lengths.push_back(1 + pick(pick(3) ? 700 : 4000));
+  shape.sinks = pick(2) * 4, shape.hot = pick(300);
+  shape.dead = pick(3) == 0, shape.cut = pick(3) == 0, shape.sink_logits = pick(3) == 0;
+  shape.params.window = pick(4) == 0 ? 1 + pick(900) : 0;
+  shape.params.softcap = pick(5) == 0 ? 30.0f : 0.0f;
+  shape.sharpness = std::vector<float>{0.3f, 1.0f, 1.0f, 2.0f}[pick(4)];
+  return shape;
+}
+
+// Rows of the same numbers in every run.
+inline std::vector<float> noise(size_t n, uint32_t seed) {
+  std::mt19937 rng(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> out(n);
+  for (float& x : out) x = normal(rng);
+  return out;
+}
+
 // The logarithms of sums, with their tolerance where they are numbers.
 inline void expect_sums(const std::vector<double>& want, const std::vector<float>& lse, double tolerance) {
   ASSERT_EQ(want.size(), lse.size());

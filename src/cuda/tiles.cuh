@@ -382,6 +382,30 @@ TIERKV_DEVICE void load_query(const Launch& launch, const SegmentDesc& segment, 
   __syncthreads();
 }
 
+// Scores of 16 rows and of this lane's two heads.
+template <int T>
+TIERKV_DEVICE void score_rows(const CodecDesc& codec, const ViewDesc& view, const TileRows& rows, float2 base,
+                              const typename TileShared<T>::Warp& own, float (&s)[4]) {
+  s[0] = s[2] = base.x, s[1] = s[3] = base.y;
+  if (codec.key.kind == quant::LayoutKind::rows16) score_plain<T>(codec.key, view, rows, own, s);
+  else score_codes<T>(codec.key, view, rows, own, s);
+  if (codec.key_better) add_better_scores<T>(codec, view, rows, own, s);
+}
+
+// A codec in the warp's own shared memory. `known`: the one that is there.
+template <int T>
+TIERKV_DEVICE const CodecDesc& hold_codec(const Launch& launch, uint32_t codec, uint32_t& known,
+                                          typename TileShared<T>::Warp& own) {
+  if (codec != known) {
+    __syncwarp();
+    for (uint32_t i = threadIdx.x % 32; i < sizeof(CodecDesc) / 4; i += 32)
+      reinterpret_cast<uint32_t*>(own.codec)[i] = __ldg(reinterpret_cast<const uint32_t*>(launch.codecs + codec) + i);
+    __syncwarp();
+    known = codec;
+  }
+  return codec_at_hand<T>(own);
+}
+
 // Eight rows of a group over all views of a segment.
 template <int T>
 TIERKV_DEVICE void attend_tiles(const Launch& launch, const SegmentDesc& segment, uint32_t first_head) {
@@ -398,14 +422,7 @@ TIERKV_DEVICE void attend_tiles(const Launch& launch, const SegmentDesc& segment
     const ViewDesc view = launch.views[segment.first_view + v];
     for (uint32_t from = view.begin / launch.chunk_rows * launch.chunk_rows; from < view.end; from += launch.chunk_rows, ++chunk) {
       if (chunk % TileShared<T>::kWarps != warp) continue;
-      if (view.codec != known) {
-        __syncwarp();
-        for (uint32_t i = threadIdx.x % 32; i < sizeof(CodecDesc) / 4; i += 32)
-          reinterpret_cast<uint32_t*>(own.codec)[i] = __ldg(reinterpret_cast<const uint32_t*>(launch.codecs + view.codec) + i);
-        __syncwarp();
-        known = view.codec;
-      }
-      const CodecDesc& codec = codec_at_hand<T>(own);
+      const CodecDesc& codec = hold_codec<T>(launch, view.codec, known, own);
       const bool grouped = codec.key.kind == quant::LayoutKind::packed && codec.key.by_channel && codec.key.groups != 1;
 #pragma unroll 1
       for (uint32_t first = from; first < min(from + launch.chunk_rows, static_cast<uint32_t>(view.end)); first += 16) {
@@ -417,10 +434,8 @@ TIERKV_DEVICE void attend_tiles(const Launch& launch, const SegmentDesc& segment
           base = prepare_query<T>(view.keys, view.first_position, group, warp);
           ready = wanted;
         }
-        float s[4] = {base.x, base.y, base.x, base.y};
-        if (codec.key.kind == quant::LayoutKind::rows16) score_plain<T>(codec.key, view, rows, own, s);
-        else score_codes<T>(codec.key, view, rows, own, s);
-        if (codec.key_better) add_better_scores<T>(codec, view, rows, own, s);
+        float s[4];
+        score_rows<T>(codec, view, rows, base, own, s);
         const bool rotated = codec.value.hadamard != 0;
         weigh_rows(launch, rows.low, rows.high, state, s);
         if (!state.empty && rotated != state.rotated) transform<T>(state.values, all.signs, launch.head_dim, rotated);

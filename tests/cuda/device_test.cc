@@ -112,36 +112,14 @@ TEST(CudaDevice, EveryCodecAndShape) {
 TEST(CudaDevice, RandomShapesAndRaggedBatches) {
   const auto device = backend();
   ASSERT_TRUE(device);
-  const std::vector<std::string> names = testing::readable_codecs();
   worst = 0.0;
   for (uint32_t seed = 1; seed <= (brief() ? 12u : 500u); ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937 rng(seed);
-    const auto pick = [&](uint32_t n) { return static_cast<uint32_t>(rng() % n); };
-    SceneShape shape;
-    shape.head_dim = std::vector<uint32_t>{32, 64, 80, 96, 128, 128, 128, 256}[pick(8)];
-    shape.block = pick(3) ? 128 : 16 * (1 + pick(16));
-    shape.group = 1 + pick(pick(2) ? 8 : 16);
-    shape.kv_heads = 1 + pick(2);
-    for (uint32_t i = 0; i < 1 + pick(3); ++i) shape.codecs.push_back(names[pick(static_cast<uint32_t>(names.size()))]);
-    for (uint32_t i = 0; i < 1 + pick(4); ++i) shape.lengths.push_back(1 + pick(pick(3) ? 700 : 4000));
-    shape.sinks = pick(2) * 4, shape.hot = pick(300);
-    shape.dead = pick(3) == 0, shape.cut = pick(3) == 0, shape.sink_logits = pick(3) == 0;
-    shape.params.window = pick(4) == 0 ? 1 + pick(900) : 0;
-    shape.params.softcap = pick(5) == 0 ? 30.0f : 0.0f;
-    shape.sharpness = std::vector<float>{0.3f, 1.0f, 1.0f, 2.0f}[pick(4)];
-    check(*device, shape, seed, kTolerance);
+    check(*device, testing::any_scene(rng), seed, kTolerance);
     if (::testing::Test::HasFatalFailure()) return;
   }
   std::printf("largest error of the random ones: %.2e\n", worst);
-}
-
-std::vector<float> noise(size_t n, uint32_t seed) {
-  std::mt19937 rng(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> out(n);
-  for (float& x : out) x = normal(rng);
-  return out;
 }
 
 CacheConfig small_config(const std::string& spec) {
@@ -164,7 +142,7 @@ TEST(CudaDevice, ACacheAnswersAsOnTheProcessor) {
     SeqId seqs[2][2];
     for (int c = 0; c < 2; ++c) seqs[c][0] = *caches[c]->add_sequence();
     const auto append = [&](int c, SeqId seq, uint32_t tokens, uint32_t seed) {
-      const auto rows = noise(static_cast<size_t>(tokens) * 2 * 128, seed), values = noise(rows.size(), seed + 1);
+      const auto rows = testing::noise(static_cast<size_t>(tokens) * 2 * 128, seed), values = testing::noise(rows.size(), seed + 1);
       for (uint32_t layer = 0; layer < 2; ++layer)
         ASSERT_TRUE(
             caches[c]
@@ -172,7 +150,7 @@ TEST(CudaDevice, ACacheAnswersAsOnTheProcessor) {
                 .ok());
     };
     const auto compare = [&](int sequence, uint32_t seed) {
-      const auto queries = noise(8 * 128, seed);
+      const auto queries = testing::noise(8 * 128, seed);
       std::vector<float> out[2];
       for (int c = 0; c < 2; ++c) {
         out[c].assign(8 * 128, NAN);
