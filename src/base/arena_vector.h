@@ -1,9 +1,11 @@
 // arena_vector.h — a growing array of plain values in the arena, for the cache's own books.
 //
 // Like std::vector for trivially copyable T, but growth reports failure instead of throwing, so that a budget can refuse it, and
-// its capacity is counted. Not copyable; clone_from() copies and may fail. The owner calls reset() with the arena it was used with.
+// its capacity is counted. At most 4 GiB: every head of every layer has some, and they should be small. Not copyable; clone_from()
+// copies and may fail. The owner calls reset() with the arena it was used with.
 #pragma once
 
+#include <cstdint>
 #include <cstring>
 #include <span>
 #include <type_traits>
@@ -41,12 +43,13 @@ class ArenaVector {
     size_t grown = capacity() + capacity() / 2;
     if (grown < wanted) grown = wanted;
     const size_t bytes = Arena::rounded(grown * sizeof(T));
+    if (bytes > UINT32_MAX) return false;
     T* fresh = static_cast<T*>(arena.allocate(bytes, MemoryTag::bookkeeping, use));
     if (!fresh) return false;
     if (size_) std::memcpy(fresh, data_, size_ * sizeof(T));
     free_storage(arena);
     data_ = fresh;
-    bytes_ = bytes;
+    bytes_ = static_cast<uint32_t>(bytes);
     return true;
   }
 
@@ -59,11 +62,11 @@ class ArenaVector {
   // REQUIRES: capacity() > size(); for code that reserved before it began to change things.
   void push_reserved(const T& value) { data_[size_++] = value; }
 
-  void resize_down(size_t n) { size_ = n; }
+  void resize_down(size_t n) { size_ = static_cast<uint32_t>(n); }
   void erase(size_t first, size_t count) {
     if (count == 0) return;
     std::memmove(data_ + first, data_ + first + count, (size_ - first - count) * sizeof(T));
-    size_ -= count;
+    size_ -= static_cast<uint32_t>(count);
   }
 
   [[nodiscard]] bool clone_from(Arena& arena, const ArenaVector& other) {
@@ -91,8 +94,8 @@ class ArenaVector {
   }
 
   T* data_ = nullptr;
-  size_t size_ = 0;
-  size_t bytes_ = 0;
+  uint32_t size_ = 0;
+  uint32_t bytes_ = 0;
 };
 
 }  // namespace tierkv
