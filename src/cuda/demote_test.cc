@@ -7,6 +7,7 @@
 #include "cuda/codec_tables.h"
 #include "cuda/demote_testing.h"
 #include "cuda/encode_batch.h"
+#include "cuda/encode_failing_testing.h"
 #include "cuda/twin_machine_testing.h"
 
 namespace tierkv::cuda {
@@ -146,16 +147,7 @@ TEST(Demote, TheRestIsDecodedByTheProcessor) {
 }
 
 TEST(Demote, WhatFailsThereIsTheProcessors) {
-  for (uint64_t failing = 1; failing < 12; ++failing) {
-    TwinMachine machine({7, true}, 0, true);
-    Demotions all({"even4", "rot4", "klt4"}, {"klt1.875", "kivi2-g32", "fp16"}, {16, 64});
-    EncodeBatch batch(machine);
-    machine.sends_that_fail = failing;
-    for (int round = 0; round < 2; ++round) {
-      batch.encode(all.works, attn::in_turn());
-      all.check();
-    }
-  }
+  testing::for_failing_sends([] { return Demotions({"even4", "rot4", "klt4"}, {"klt1.875", "kivi2-g32", "fp16"}, {16, 64}); });
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include "attn/cpu_backend.h"
 #include "base/f16.h"
+#include "cuda/encode_failing_testing.h"
 #include "cuda/encode_testing.h"
 #include "cuda/twin_machine_testing.h"
 
@@ -90,16 +91,7 @@ TEST(EncodeBatch, WaitsForNothingThatOthersAskedFor) {
 }
 
 TEST(EncodeBatch, WhatFailsThereIsTheProcessors) {
-  for (uint64_t failing = 1; failing < 12; ++failing) {
-    TwinMachine machine({7, true}, 0, true);
-    EncodeBatch batch(machine);
-    Works all;
-    machine.sends_that_fail = failing;
-    for (int round = 0; round < 2; ++round) {
-      batch.encode(all.works, attn::in_turn());
-      all.check();
-    }
-  }
+  testing::for_failing_sends([] { return Works(); });
 }
 
 }  // namespace

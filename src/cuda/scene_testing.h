@@ -254,6 +254,26 @@ inline std::vector<std::string> readable_codecs() {
   return names;
 }
 
+// Tests on a device take a part of their cases: for compute-sanitizer.
+inline bool brief() { return std::getenv("TIERKV_CUDA_BRIEF") != nullptr; }
+
+// Heads and groups of one codec, for tests on a device: check(shape). A brief run takes one in five of all codecs' `cases`.
+template <class Check>
+void for_shapes_of(const std::string& codec, int& cases, const Check& check) {
+  for (const uint32_t dim : {64u, 128u, 256u}) {
+    for (const uint32_t group : {1u, 4u, 7u, 16u}) {
+      if (brief() && (dim == 256 || group == 7 || ++cases % 5)) continue;
+      SCOPED_TRACE(codec + " head_dim " + std::to_string(dim) + " group " + std::to_string(group));
+      SceneShape shape;
+      shape.head_dim = dim, shape.group = group, shape.kv_heads = group > 4 ? 1 : 2;
+      shape.codecs = {codec};
+      shape.lengths = {128 * 5 + 20};
+      shape.sinks = 4;
+      check(shape);
+    }
+  }
+}
+
 // Everything by chance: any codecs, shapes and lengths of a ragged batch.
 inline SceneShape any_scene(std::mt19937& rng) {
   static const std::vector<std::string> names = readable_codecs();

@@ -2,7 +2,6 @@
 // processor. Run by `make test-cuda`; needs a device. TIERKV_CUDA_BRIEF=1: a tenth of it, for compute-sanitizer.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <numeric>
 
 #include "attn/cpu_backend.h"
@@ -17,8 +16,6 @@ namespace {
 using testing::kAlone;
 using testing::Scene;
 using testing::SceneShape;
-
-bool brief() { return std::getenv("TIERKV_CUDA_BRIEF") != nullptr; }
 
 std::shared_ptr<DeviceBackend> backend(uint64_t limit = 0) {
   auto made = make_backend({0, limit});
@@ -89,20 +86,11 @@ TEST(CudaDevice, EveryCodecAndShape) {
   for (const std::string& name : testing::readable_codecs()) {
     worst = 0.0;
     std::string at;  // where it is largest
-    for (const uint32_t dim : {64u, 128u, 256u}) {
-      for (const uint32_t group : {1u, 4u, 7u, 16u}) {
-        if (brief() && (dim == 256 || group == 7 || ++cases % 5)) continue;
-        SCOPED_TRACE(name + " head_dim " + std::to_string(dim) + " group " + std::to_string(group));
-        SceneShape shape;
-        shape.head_dim = dim, shape.group = group, shape.kv_heads = group > 4 ? 1 : 2;
-        shape.codecs = {name};
-        shape.lengths = {128 * 5 + 20};
-        shape.sinks = 4;
-        const double before = worst;
-        check(*device, shape, 11, kTolerance);
-        if (worst > before) at = "head_dim " + std::to_string(dim) + " group " + std::to_string(group);
-      }
-    }
+    testing::for_shapes_of(name, cases, [&](const SceneShape& shape) {
+      const double before = worst;
+      check(*device, shape, 11, kTolerance);
+      if (worst > before) at = "head_dim " + std::to_string(shape.head_dim) + " group " + std::to_string(shape.group);
+    });
     std::printf("%-20s %.2e  %s\n", name.c_str(), worst, at.c_str());
     all = std::max(all, worst);
   }
@@ -113,7 +101,7 @@ TEST(CudaDevice, RandomShapesAndRaggedBatches) {
   const auto device = backend();
   ASSERT_TRUE(device);
   worst = 0.0;
-  for (uint32_t seed = 1; seed <= (brief() ? 12u : 500u); ++seed) {
+  for (uint32_t seed = 1; seed <= (testing::brief() ? 12u : 500u); ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937 rng(seed);
     check(*device, testing::any_scene(rng), seed, kTolerance);
@@ -163,7 +151,7 @@ TEST(CudaDevice, ACacheAnswersAsOnTheProcessor) {
     for (int c = 0; c < 2; ++c) append(c, seqs[c][0], 900, 1);
     compare(0, 100);
     for (int c = 0; c < 2; ++c) seqs[c][1] = *caches[c]->fork(seqs[c][0]);
-    for (uint32_t step = 0; step < (brief() ? 3 : 40); ++step) {
+    for (uint32_t step = 0; step < (testing::brief() ? 3 : 40); ++step) {
       for (int c = 0; c < 2; ++c) append(c, seqs[c][0], 1 + step % 7, 1000 + 2 * step);
       for (int c = 0; c < 2; ++c) append(c, seqs[c][1], 3, 5000 + 2 * step);
       compare(0, 200 + step), compare(1, 300 + step);
@@ -189,7 +177,7 @@ TEST(CudaDevice, ManyStepsOfManySequences) {
     const auto device = backend();
     ASSERT_TRUE(device);
     testing::Steps steps(spec, device, 3);
-    many_steps(steps, brief() ? 12 : 150, 2e-2);  // the processor's own kernels round too
+    many_steps(steps, testing::brief() ? 12 : 150, 2e-2);  // the processor's own kernels round too
     if (::testing::Test::HasFatalFailure()) return;
     EXPECT_EQ(device->usage().on_processor, 0u);
     std::printf("%-50s %.2e\n", spec, steps.worst());
@@ -223,7 +211,7 @@ TEST(CudaDevice, RowsAndResultsInTheDevicesMemory) {
       testing::CudaMemory memory(own);
       testing::Steps steps(spec, device, 3, &memory);
       steps.options.observe = !own;  // what rows receive is asked for, or not
-      many_steps(steps, brief() ? 12 : 100, 2e-2);
+      many_steps(steps, testing::brief() ? 12 : 100, 2e-2);
       if (::testing::Test::HasFatalFailure()) return;
       EXPECT_EQ(device->usage().on_processor, 0u);
       steps.compare(2e-2, 20);  // comes down
@@ -245,7 +233,7 @@ TEST(CudaDevice, RowsOfSmallHeadsInTheDevicesMemory) {
       testing::CudaMemory memory(false);
       testing::Steps steps(spec, device, dim, &memory, dim);
       steps.options.observe = false;
-      many_steps(steps, brief() ? 12 : 100, 2e-2);
+      many_steps(steps, testing::brief() ? 12 : 100, 2e-2);
       if (::testing::Test::HasFatalFailure()) return;
       EXPECT_EQ(device->usage().on_processor, 0u);
     }

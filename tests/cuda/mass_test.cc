@@ -2,7 +2,6 @@
 // `make test-cuda`; needs a device. TIERKV_CUDA_BRIEF=1: a tenth of it, for compute-sanitizer.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <random>
 
 #include "cuda/asked_testing.h"
@@ -16,8 +15,6 @@ using testing::Asked;
 using testing::kAlone;
 using testing::Scene;
 using testing::SceneShape;
-
-bool brief() { return std::getenv("TIERKV_CUDA_BRIEF") != nullptr; }
 
 // The device says all of it, however little that is.
 std::shared_ptr<DeviceAttention> device() {
@@ -54,26 +51,14 @@ TEST(CudaMass, EveryCodecAndShape) {
   const auto on = device();
   ASSERT_TRUE(on);
   int cases = 0;
-  for (const std::string& name : testing::readable_codecs()) {
-    for (const uint32_t dim : {64u, 128u, 256u}) {
-      for (const uint32_t group : {1u, 4u, 7u, 16u}) {
-        if (brief() && (dim == 256 || group == 7 || ++cases % 5)) continue;
-        SCOPED_TRACE(name + " head_dim " + std::to_string(dim) + " group " + std::to_string(group));
-        SceneShape shape;
-        shape.head_dim = dim, shape.group = group, shape.kv_heads = group > 4 ? 1 : 2;
-        shape.codecs = {name};
-        shape.lengths = {128 * 5 + 20};
-        shape.sinks = 4;
-        check(*on, shape, 11);
-      }
-    }
-  }
+  for (const std::string& name : testing::readable_codecs())
+    testing::for_shapes_of(name, cases, [&](const SceneShape& shape) { check(*on, shape, 11); });
 }
 
 TEST(CudaMass, RandomShapes) {
   const auto on = device();
   ASSERT_TRUE(on);
-  for (uint32_t seed = 1; seed <= (brief() ? 12u : 200u); ++seed) {
+  for (uint32_t seed = 1; seed <= (testing::brief() ? 12u : 200u); ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937 rng(seed);
     SceneShape shape = testing::any_scene(rng);

@@ -2,8 +2,6 @@
 // TIERKV_CUDA_BRIEF=1: a tenth of it, for compute-sanitizer.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-
 #include "cuda/backend.h"
 #include "cuda/prompt_check_testing.h"
 
@@ -11,8 +9,6 @@ namespace tierkv::cuda {
 namespace {
 
 using testing::PromptShape;
-
-bool brief() { return std::getenv("TIERKV_CUDA_BRIEF") != nullptr; }
 
 std::shared_ptr<DeviceBackend> backend() {
   auto made = make_backend({0, 0});
@@ -35,7 +31,7 @@ TEST(CudaPrompt, EveryCodecAndShape) {
     worst = 0.0;
     for (const uint32_t dim : {64u, 128u, 256u}) {
       for (const uint32_t group : {1u, 4u, 7u, 16u}) {
-        if (brief() && ++cases % 17) continue;
+        if (testing::brief() && ++cases % 17) continue;
         SCOPED_TRACE(name + " head_dim " + std::to_string(dim) + " group " + std::to_string(group));
         PromptShape shape;
         shape.scene.head_dim = dim, shape.scene.group = group, shape.scene.kv_heads = group > 4 ? 1 : 2;
@@ -56,9 +52,9 @@ TEST(CudaPrompt, RandomShapesAndRaggedBatches) {
   ASSERT_TRUE(device);
   const std::vector<std::string> names = testing::readable_codecs();
   worst = 0.0;
-  for (uint32_t seed = 1; seed <= (brief() ? 6u : 150u); ++seed) {
+  for (uint32_t seed = 1; seed <= (testing::brief() ? 6u : 150u); ++seed) {
     SCOPED_TRACE(seed);
-    check(*device, testing::random_prompt(seed, names, brief()), seed, 13);
+    check(*device, testing::random_prompt(seed, names, testing::brief()), seed, 13);
     if (::testing::Test::HasFatalFailure()) return;
   }
   std::printf("prompts: largest error of the random ones: %.2e\n", worst);
@@ -77,7 +73,7 @@ TEST(CudaPrompt, AnySizeOfQueriesIsServed) {
 
 // Sums over many tiles, in several rounds.
 TEST(CudaPrompt, LongPasts) {
-  if (brief()) GTEST_SKIP() << "too much for a sanitizer";
+  if (testing::brief()) GTEST_SKIP() << "too much for a sanitizer";
   const auto device = backend();
   ASSERT_TRUE(device);
   for (const uint32_t dim : {64u, 128u, 256u}) {
