@@ -97,6 +97,13 @@ TEST(Kernels, FastPaths) {
   }
 }
 
+TEST(Kernels, BlocksOfKltWithValuesOfAllWidthsTakeOnePath) {
+  SceneShape shape = archive("klt1.875", 4, {1049, 700});
+  shape.codecs = {"klt1.875", "klt1.25/mid3"};
+  EXPECT_EQ(check(shape, 3, 3), Path::klt);
+  EXPECT_EQ(count(shape, Path::klt_whole), 0u);
+}
+
 TEST(Kernels, FastPathsOfHeadsOf64) {
   const auto narrow = [](const std::string& codec, uint32_t group) {
     SceneShape shape = archive(codec, group, {1049, 300});
