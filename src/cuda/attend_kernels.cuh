@@ -5,7 +5,7 @@
 #include <utility>
 #include <variant>
 
-#include "cuda/klt.cuh"
+#include "cuda/klt_whole.cuh"
 #include "cuda/merge.cuh"
 #include "cuda/packed.cuh"
 #include "cuda/staged.cuh"
@@ -109,6 +109,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if constexpr (P == Path::packed44) packed_segment<4, 4, D>(launch, piece, copies, memory);
     if constexpr (P == Path::packed42) packed_segment<4, 2, D>(launch, piece, copies, memory);
     if constexpr (P == Path::klt) attend_klt<D, false>(launch, SegmentDesc(piece.segment), copies, memory);
+    if constexpr (P == Path::klt_whole) attend_klt_whole<D>(launch, SegmentDesc(piece.segment), copies, memory);
     if constexpr (P == Path::klt_better) attend_klt<D, true>(launch, SegmentDesc(launch.segments[first.at + i]), copies, memory);
     finish_segment(launch, piece.segment);
   }
@@ -141,6 +142,8 @@ inline const KernelRow kPaths[] = {
     {Path::packed42, 8, 128, &fast_kernel<Path::packed42, 128>, kThreads, PackedShape<4, 2, 128>::kBytes, true},
     {Path::klt, 8, 64, &fast_kernel<Path::klt, 64>, kThreads, kKltBytes, true},
     {Path::klt, 8, 128, &fast_kernel<Path::klt, 128>, kThreads, kKltBytes, true},
+    {Path::klt_whole, 4, 64, &fast_kernel<Path::klt_whole, 64>, kThreads, kKltBytes, true},
+    {Path::klt_whole, 4, 128, &fast_kernel<Path::klt_whole, 128>, kThreads, kKltBytes, true},
     {Path::klt_better, 8, 64, &fast_kernel<Path::klt_better, 64>, kThreads, kKltBytes, true},
     {Path::klt_better, 8, 128, &fast_kernel<Path::klt_better, 128>, kThreads, kKltBytes, true},
 };

@@ -30,14 +30,12 @@ Result<uint32_t> CodecTables::find(const quant::Codec& key, const quant::Codec& 
 Status CodecTables::copy_tables(CodecDesc& desc) {
   quant::SideLayout& key = desc.key;
   if (key.kind != quant::LayoutKind::words) return {};
-  if (const Path path = fast_path(desc, 1); path == Path::klt || path == Path::klt_better) {
-    // One block of memory: the operands, then the table of steps. A copy of its own, since this vector's memory is soon another's.
-    std::vector<uint32_t> fragments = klt_fragments(key);
-    const bool fits = !fragments.empty();
-    for (const StepEntry& entry : klt_step_table(key)) fragments.insert(fragments.end(), {entry.offset, entry.mask});
-    TIERKV_ASSIGN_OR_RETURN(const uint8_t* const there, copied(fragments.data(), fragments.size() * sizeof(uint32_t)));
-    copies_.erase(fragments.data());
-    if (fits) desc.key_fragments = there;
+  if (is_klt(fast_path(desc, 1))) {
+    // A copy of its own, since this vector's memory is soon another's.
+    const std::vector<uint32_t> tables = klt_device_tables(key);
+    TIERKV_ASSIGN_OR_RETURN(const uint8_t* const there, copied(tables.data(), tables.size() * sizeof(uint32_t)));
+    copies_.erase(tables.data());
+    desc.key_fragments = there;  // or nothing
   }
   TIERKV_ASSIGN_OR_RETURN(const uint8_t* const rows, copied(key.rows, size_t{2} * key.components * key.head_dim));
   TIERKV_ASSIGN_OR_RETURN(const uint8_t* const mean, copied(key.mean, size_t{4} * key.head_dim));

@@ -21,11 +21,11 @@ inline constexpr uint32_t kTileRows = 128;  // rows of a block that the tensor-c
 
 // How a segment is attended to. Warm and staged ones share a kernel. One launch has at most one of the fast ones (plan.h), which
 // follow staged.
-enum class Path : uint8_t { general = 0, warm, staged, packed22, packed44, packed42, klt, klt_better, whole22 };
-inline constexpr uint32_t kPathCount = 9;
+enum class Path : uint8_t { general = 0, warm, staged, packed22, packed44, packed42, klt, klt_better, whole22, klt_whole };
+inline constexpr uint32_t kPathCount = 10;
 inline const char* path_name(Path path) {
   constexpr const char* kNames[kPathCount] = {"general",  "warm", "staged",     "packed22", "packed44",
-                                              "packed42", "klt",  "klt_better", "whole22"};
+                                              "packed42", "klt",  "klt_better", "whole22",  "klt_whole"};
   return kNames[static_cast<uint32_t>(path)];
 }
 inline bool beside_fast(Path path) { return path == Path::warm || path == Path::staged; }

@@ -1,5 +1,7 @@
 #include "cuda/fragments.h"
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "base/f16.h"
@@ -21,6 +23,10 @@ void operand_row(const quant::SideLayout& key, uint32_t steps, uint32_t tile, ui
   std::fill(out.begin(), out.end(), 0.0f);
   if (tile == steps) {
     if (row < 2) out = row == 0 ? high : low;
+    for (uint32_t c = 0; c < key.head_dim && (row == 2 || row == 3); ++c) {
+      const float top = half_value(f32_to_f16(key.mean[c]));
+      out[c] = row == 2 ? top : key.mean[c] - top;
+    }
     return;
   }
   const uint32_t j = component_of(key, tile, row);
@@ -91,6 +97,45 @@ std::vector<StepEntry> klt_step_table(const quant::SideLayout& key) {
       out[step * 4 + t] = {word.word * kTile * 4, one * 0x10001u << (word.field * word.width)};
     }
   }
+  return out;
+}
+
+std::vector<ByteEntry> klt_byte_table(const quant::SideLayout& key) {
+  std::vector<ByteEntry> out(kMostKltSteps * 4);
+  for (uint32_t step = 0; step < kMostKltSteps; ++step) {
+    for (uint32_t t = 0; t < 4; ++t) {
+      const StepWord word = step_word(key, step, t);
+      if (word.width == 0) continue;
+      const uint32_t place = word.field * word.width, shift = place & 4u;
+      const uint32_t one = (1u << word.width) - 1u;
+      out[step * 4 + t] = {word.word * kTile * 4, one * 0x01010101u << (place - shift), shift, static_cast<float>(1u << shift)};
+    }
+  }
+  return out;
+}
+
+float klt_largest_row(const quant::SideLayout& key) {
+  double most = 0.0;
+  std::vector<float> row(key.head_dim);
+  const std::vector<ByteEntry> table = klt_byte_table(key);
+  for (uint32_t tile = 0, steps = klt_steps(key); tile < steps; ++tile) {
+    for (uint32_t r = 0; r < 16; ++r) {
+      operand_row(key, steps, tile, r, {}, {}, row);
+      double sum = 0.0;
+      for (const float x : row) sum += static_cast<double>(x) * x;
+      most = std::max(most, std::sqrt(sum) * table[tile * 4 + r / 2 % 4].up);
+    }
+  }
+  return static_cast<float>(most);
+}
+
+std::vector<uint32_t> klt_device_tables(const quant::SideLayout& key) {
+  std::vector<uint32_t> out = klt_fragments(key);
+  if (out.empty()) return out;
+  for (const StepEntry& entry : klt_step_table(key)) out.insert(out.end(), {entry.offset, entry.mask});
+  const auto bits = [](float x) { return std::bit_cast<uint32_t>(x); };
+  for (const ByteEntry& entry : klt_byte_table(key)) out.insert(out.end(), {entry.offset, entry.mask, entry.shift, bits(entry.up)});
+  out.insert(out.end(), {bits(klt_largest_row(key)), 0, 0, 0});
   return out;
 }
 

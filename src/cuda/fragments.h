@@ -30,7 +30,7 @@ uint32_t component_of(const quant::SideLayout& key, uint32_t step, uint32_t row)
 // The rows in operand order, each times 2^(6 - p) where its codes lie at bits p.. of a byte; empty where a half cannot hold that.
 //
 // [kMostKltSteps + 1 tiles][steps of 16 channels][32 lanes][4 words of two halves]. The last tile in use holds in rows 0 and 1 the
-// mean less the middles of all components, as a high and a low half. Unused tiles are zeros.
+// mean less the middles of all components, as a high and a low half, and in rows 2 and 3 the mean alone. Unused tiles are zeros.
 std::vector<uint32_t> klt_fragments(const quant::SideLayout& key);
 
 // [kMostKltSteps][4]: byte offset of the word's row in a tile, and the mask of its codes in two halves.
@@ -38,5 +38,19 @@ struct StepEntry {
   uint32_t offset = 0, mask = 0;
 };
 std::vector<StepEntry> klt_step_table(const quant::SideLayout& key);
+
+// [kMostKltSteps][4], for products of bytes (klt_whole.cuh): codes are word >> shift & mask, the code or four times the code, and
+// `up` is what the rows above have to be multiplied by then.
+struct ByteEntry {
+  uint32_t offset = 0, mask = 0, shift = 0;
+  float up = 1.0f;
+};
+std::vector<ByteEntry> klt_byte_table(const quant::SideLayout& key);
+// The largest norm of a row, multiplied so: no product with a query of norm 1 is larger.
+float klt_largest_row(const quant::SideLayout& key);
+
+// All of it as a device has it, one behind the other: the operands, both tables, the norm in a line of its own; empty where there
+// are no operands.
+std::vector<uint32_t> klt_device_tables(const quant::SideLayout& key);
 
 }  // namespace tierkv::cuda

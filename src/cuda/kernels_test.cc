@@ -82,7 +82,12 @@ TEST(Kernels, FastPaths) {
   EXPECT_EQ(check(archive("kivi4", 4, {1049, 300}), 5, 3), Path::packed44);
   EXPECT_EQ(check(archive("rot4", 8, {1049, 300}), 6, 3), Path::packed44);
   EXPECT_EQ(check(archive("kivi4/kivi2", 4, {1049, 300}), 7, 3), Path::packed42);
-  for (const char* const codec : {"klt1.875", "klt1.25", "klt2", "klt0.5/mid3", "kltk2/mid4"}) {
+  for (const char* const codec : {"klt1.875", "klt1.25", "klt2", "kltk0.5/mid2"}) {  // values of 2 bits
+    SCOPED_TRACE(codec);
+    for (const uint32_t group : {1u, 2u, 4u}) EXPECT_EQ(check(archive(codec, group, {1049, 300}), 8, 3), Path::klt_whole);
+    EXPECT_EQ(check(archive(codec, 7, {1049, 300}), 9, 3), Path::klt);
+  }
+  for (const char* const codec : {"klt0.5/mid3", "kltk2/mid4"}) {
     SCOPED_TRACE(codec);
     for (const uint32_t group : {4u, 7u}) EXPECT_EQ(check(archive(codec, group, {1049, 300}), 8 + group, 3), Path::klt);
   }
@@ -90,6 +95,13 @@ TEST(Kernels, FastPaths) {
     SCOPED_TRACE(codec);
     for (const uint32_t group : {4u, 7u}) EXPECT_EQ(check(archive(codec, group, {1049, 300}), 9 + group, 3), Path::klt_better);
   }
+}
+
+TEST(Kernels, BlocksOfKltWithValuesOfAllWidthsTakeOnePath) {
+  SceneShape shape = archive("klt1.875", 4, {1049, 700});
+  shape.codecs = {"klt1.875", "klt1.25/mid3"};
+  EXPECT_EQ(check(shape, 3, 3), Path::klt);
+  EXPECT_EQ(count(shape, Path::klt_whole), 0u);
 }
 
 TEST(Kernels, FastPathsOfHeadsOf64) {
@@ -104,7 +116,12 @@ TEST(Kernels, FastPathsOfHeadsOf64) {
     for (const char* const codec : {"kivi4", "rot4"}) EXPECT_EQ(check(narrow(codec, group), group, 3), Path::packed44) << codec;
     EXPECT_EQ(check(narrow("kivi4/kivi2", group), group, 3), Path::packed42);
   }
-  for (const char* const codec : {"klt1.875", "klt1.25", "klt2", "klt0.5/mid3", "kltk2/mid4"}) {
+  for (const char* const codec : {"klt1.875", "klt1.25", "kltk2/mid2"}) {  // values of 2 bits
+    SCOPED_TRACE(codec);
+    for (const uint32_t group : {1u, 3u}) EXPECT_EQ(check(narrow(codec, group), 8, 3), Path::klt_whole);
+    EXPECT_EQ(check(narrow(codec, 7), 9, 3), Path::klt);
+  }
+  for (const char* const codec : {"klt0.5/mid3", "kltk2/mid4"}) {
     SCOPED_TRACE(codec);
     for (const uint32_t group : {3u, 7u}) EXPECT_EQ(check(narrow(codec, group), 8 + group, 3), Path::klt);
   }

@@ -17,7 +17,8 @@ namespace tierkv::cuda {
 template <uint32_t D>
 inline constexpr uint32_t kKltTile = D / 16 * 32 * 16;  // 16 components of the basis, as operands
 inline constexpr uint32_t kKltTurn = 32 * 16;           // cosines and sines of all pairs of channels
-inline constexpr uint32_t kKltQuery = 8 * 64 * 4, kKltTable = kMostKltSteps * 4 * 8, kKltKept = 3 * kKltTurn;
+inline constexpr uint32_t kKltQuery = 8 * 64 * 4, kKltTable = kMostKltSteps * 4 * 8, kKltByteTable = 2 * kKltTable,
+                          kKltKept = 3 * kKltTurn;
 // A thread block of compute capability 9.0 may have 227 KiB, the barriers included.
 inline constexpr uint32_t kKltBytes = 227 * 1024 - 512;
 
@@ -338,15 +339,21 @@ TIERKV_DEVICE void attend_klt_views(const Launch& launch, const SegmentDesc& seg
 }
 
 // The query as operands of the product with the rows, the rows themselves, and the turns that are kept: into shared memory.
-template <uint32_t D>
+template <uint32_t D, bool kWhole = false>
 TIERKV_DEVICE void load_klt_tables(const Launch& launch, const SegmentDesc& segment, const CodecDesc& codec, uint32_t pass,
                                    uint8_t* query, uint8_t* table, uint8_t* kept, uint8_t* basis) {
   const uint32_t warp = threadIdx.x / 32, steps = klt_steps(codec.key);
   const auto* fragments = static_cast<const uint4*>(codec.key_fragments);
   constexpr uint32_t kTile = kKltTile<D> / 16;
   for (uint32_t i = threadIdx.x; i < (steps + 1) * kTile; i += kThreads) reinterpret_cast<uint4*>(basis)[i] = fragments[i];
-  for (uint32_t i = threadIdx.x; i < kKltTable / 16; i += kThreads) {
-    reinterpret_cast<uint4*>(table)[i] = fragments[(kMostKltSteps + 1) * kTile + i];
+  if constexpr (kWhole) {
+    for (uint32_t i = threadIdx.x; i < kKltByteTable / 16; i += kThreads) {
+      reinterpret_cast<uint4*>(table)[i] = fragments[(kMostKltSteps + 1) * kTile + kKltTable / 16 + i];
+    }
+  } else {
+    for (uint32_t i = threadIdx.x; i < kKltTable / 16; i += kThreads) {
+      reinterpret_cast<uint4*>(table)[i] = fragments[(kMostKltSteps + 1) * kTile + i];
+    }
   }
   if (warp < 3) {
     const uint32_t position = warp == 0   ? launch.views[segment.first_view].first_position

@@ -55,7 +55,7 @@ Path fast_path(const CodecDesc& codec, uint32_t group) {
   if (key.kind == LayoutKind::words) {
     const uint32_t words = key.words[0] + key.words[1] + key.words[2];
     if (!turns_halves(key) || words < 1 || words > kMostKltWords || klt_steps(key) > kMostKltSteps) return Path::general;
-    if (!better) return Path::klt;
+    if (!better) return group <= 4 && value.bits == 2 ? Path::klt_whole : Path::klt;
     const bool fits = codec.key_better <= kMostFastBetter && codec.value_better <= kMostFastBetter;
     return fits && codec.key_better != 0 && codec.value_better != 0 ? Path::klt_better : Path::general;
   }

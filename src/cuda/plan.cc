@@ -57,6 +57,11 @@ class Planner {
       by_path[static_cast<size_t>(paths_[c])] += bytes[c] * (input_.codecs[c].key.bytes + input_.codecs[c].value.bytes);
     }
     by_path[0] = 0;
+    // Beside other blocks of klt, those that whole numbers would do for are read as the others are.
+    if (by_path[static_cast<size_t>(Path::klt)] != 0) {
+      std::replace(paths_.begin(), paths_.end(), Path::klt_whole, Path::klt);
+      by_path[static_cast<size_t>(Path::klt)] += std::exchange(by_path[static_cast<size_t>(Path::klt_whole)], 0);
+    }
     plan_.fast = static_cast<Path>(std::max_element(by_path.begin(), by_path.end()) - by_path.begin());
     for (Path& path : paths_) {
       if (path != plan_.fast) path = Path::general;

@@ -35,13 +35,9 @@ inline void plan_of(const Scene& scene, uint32_t ctas, bool tensor_cores, Planne
       if (fresh) {
         CodecDesc desc;
         ASSERT_TRUE(readable(*view.key_codec, *view.value_codec, desc));
-        const Path path = fast_path(desc, 1);
-        if (tensor_cores && (path == Path::klt || path == Path::klt_better)) {
-          std::vector<uint32_t>& fragments = out.fragments.emplace_back(klt_fragments(desc.key));
-          if (!fragments.empty()) {
-            for (const StepEntry& entry : klt_step_table(desc.key)) fragments.insert(fragments.end(), {entry.offset, entry.mask});
-            desc.key_fragments = fragments.data();
-          }
+        if (tensor_cores && is_klt(fast_path(desc, 1))) {
+          const std::vector<uint32_t>& tables = out.fragments.emplace_back(klt_device_tables(desc.key));
+          if (!tables.empty()) desc.key_fragments = tables.data();
         }
         out.codecs.push_back(desc);
       }

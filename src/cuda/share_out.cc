@@ -30,6 +30,7 @@ class Sharer {
       case Path::packed44: return packed_warps(4, 4, input_.head_dim);
       case Path::packed42: return packed_warps(4, 2, input_.head_dim);
       case Path::klt:
+      case Path::klt_whole:
       case Path::klt_better: return input_.group <= 4 ? 32 : 16;
       default: return 16;
     }

@@ -179,9 +179,10 @@ TIERKV_DEVICE float whole_grid(const MetaTerms& terms, uint32_t meta, uint32_t g
   return fmaxf(over_warp(fmaxf(fmaxf(fmaxf(scale[0], scale[1]), fmaxf(scale[2], scale[3])), 0.0f)), 1e-30f);
 }
 
-// Of a warp. Sums of values are of the high bytes of weights in columns 0..3, and of the low ones in 4..7.
+// Of a warp and heads of D channels. Sums of values are of the high bytes of weights in columns 0..3, and of the low ones in 4..7.
+template <uint32_t D>
 struct WholeState {
-  float sums[4][2][4] = {};
+  float sums[D / 32][2][4] = {};
   float total0 = 0.0f, total1 = 0.0f, offset0 = 0.0f, offset1 = 0.0f;
   float top0 = -1e30f, top1 = -1e30f;  // that everything is relative to
 
@@ -193,14 +194,14 @@ struct WholeState {
     top0 = x0, top1 = x1;
     total0 *= a0, total1 *= a1, offset0 *= a0, offset1 *= a1;
 #pragma unroll
-    for (int i = 0; i < 32; ++i) sums[i / 8][i / 4 % 2][i % 4] *= i % 2 ? a1 : a0;
+    for (uint32_t i = 0; i < D / 4; ++i) sums[i / 8][i / 4 % 2][i % 4] *= i % 2 ? a1 : a0;
   }
 };
 
 // Scores of a block, s·scale + base, become weights against the block's largest, as whole numbers in shared memory. Returns what
 // brings them to the state's.
-TIERKV_DEVICE float2 whole_weights(WholeState& state, const float (&s)[8][4], float2 scale, float2 base, float most, uint32_t grid,
-                                   uint32_t weights) {
+TIERKV_DEVICE float2 whole_weights(WholeState<kTileRows>& state, const float (&s)[8][4], float2 scale, float2 base, float most,
+                                   uint32_t grid, uint32_t weights) {
   const uint32_t lane = threadIdx.x % 32, g = lane / 4;
   float x0 = s[0][0], x1 = s[0][1];
 #pragma unroll
@@ -250,11 +251,12 @@ TIERKV_DEVICE void whole_operands(uint32_t weights, uint32_t (&b)[4][2]) {
 }
 
 // Adds a block's values, times `by`.
-TIERKV_DEVICE void whole_values(WholeState& state, uint32_t values, const uint32_t (&b)[4][2], float2 by) {
+template <uint32_t D>
+TIERKV_DEVICE void whole_values(WholeState<D>& state, uint32_t values, const uint32_t (&b)[4][2], float2 by) {
   const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const uint32_t first = values + g / 4 * WholeShape::kTile + t * 64 + g % 4 * 16;
 #pragma unroll
-  for (int w = 0; w < 4; ++w) {
+  for (uint32_t w = 0; w < D / 32; ++w) {
     uint4 u = load4(first + w * 2 * WholeShape::kTile), v = load4(first + w * 2 * WholeShape::kTile + 256);
     int c[2][4] = {}, d[2][4] = {};  // of fields that are the code, and of those that are four times the code
 #pragma unroll
@@ -273,13 +275,14 @@ TIERKV_DEVICE void whole_values(WholeState& state, uint32_t values, const uint32
 }
 
 // As end_segment() has it: columns c and c + 4 are one head.
-TIERKV_DEVICE WarpState<kTileRows> ended(const WholeState& whole) {
+template <uint32_t D>
+TIERKV_DEVICE WarpState<D> ended(const WholeState<D>& whole) {
   const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const float2 total = over_rows(whole.total0, whole.total1), offset = over_rows(whole.offset0, whole.offset1);
   const float scale = (t < 2 ? 64.0f : 0.25f) / (kWholeWeight * 16777216.0f);
-  WarpState<kTileRows> state;
+  WarpState<D> state;
 #pragma unroll
-  for (int i = 0; i < 32; ++i) state.sums[i / 8][i / 4 % 2][i % 4] = whole.sums[i / 8][i / 4 % 2][i % 4] * scale;
+  for (uint32_t i = 0; i < D / 4; ++i) state.sums[i / 8][i / 4 % 2][i % 4] = whole.sums[i / 8][i / 4 % 2][i % 4] * scale;
   const bool once = t < 2;
   state.rows[0] = once ? (g == 0 ? offset.x : total.x) : 0.0f, state.rows[1] = once ? (g == 0 ? offset.y : total.y) : 0.0f;
   state.top0 = whole.top0, state.top1 = whole.top1;
@@ -329,7 +332,7 @@ TIERKV_DEVICE void attend_whole(const Launch& launch, const FastPiece& piece, Wa
   const float2 unit{units[2 * t % 4], units[2 * t % 4 + 1]};
   const float2 begin{-codec.key_zero * unit.x * static_cast<float>(sums[2 * t % 4]),
                      -codec.key_zero * unit.y * static_cast<float>(sums[2 * t % 4 + 1])};
-  WholeState state;
+  WholeState<kTileRows> state;
   for (uint32_t v = warp; v < segment.views; v += kWarps, copies.phase ^= 1) {
     const bool more = v + kWarps < segment.views;
     // Read now, needed when the slots are free: the addresses must not be waited for then.
