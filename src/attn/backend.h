@@ -73,6 +73,8 @@ struct Settled {
   uint64_t version = 0;
   uint32_t views = 0;
   uint64_t tail_version = 0;
+  uint64_t before = 0;  // a version of the same owner, of whose views the first `same` are as they were; 0: not known
+  uint32_t same = 0;
 };
 
 // One sequence's part in the attention of a layer. Query head h looks at KV head h / (query heads / KV heads).

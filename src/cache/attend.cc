@@ -323,7 +323,8 @@ class Attending {
       for (const StreamViews& head : held.views) work.heads.emplace_back(head.views);
       if (keeps_views()) {
         work.settled.reserve(held.views.size());
-        for (const StreamViews& head : held.views) work.settled.push_back({&head, head.version, head.settled, head.tail_version});
+        for (const StreamViews& head : held.views)
+          work.settled.push_back({&head, head.version, head.settled, head.tail_version, head.before, head.same});
       }
       if (!held.spilled) work.mass = wanted_mass(held);
       work.queries = held.queries;

@@ -59,6 +59,7 @@ Result<const Standing::Area*> Standing::area(const attn::Settled& settled, std::
   Area& area = *place;
   area.used = call_;
   if (area.version == settled.version && area.views == settled.views && area.group == group) return &area;
+  if (area.version == 0) clear(area);  // memory ran out while it was made
   // What it holds of other views stays until the new ones have their places.
   struct Old {
     Places& places;
@@ -69,14 +70,15 @@ Result<const Standing::Area*> Standing::area(const attn::Settled& settled, std::
       }
     }
   } old{mirror_.places(), {}};
-  size_t same = 0;
   const size_t most = area.group == group ? std::min<size_t>(area.seen.size(), settled.views) : 0;
-  while (same < most && area.seen[same].is(views[same])) ++same;
+  const bool told = settled.before != 0 && area.version == settled.before && settled.same <= most;
+  size_t same = told ? settled.same : 0;
+  while (!told && same < most && area.seen[same].is(views[same])) ++same;
   old.seen.assign(area.seen.begin() + static_cast<ptrdiff_t>(same), area.seen.end());
   area.seen.resize(same);
   area.version = 0, area.group = group;
   Status made = see(area, views.first(settled.views));
-  if (made.ok()) made = list(area);
+  if (made.ok()) made = list(area, old.seen, same);
   if (!made.ok()) {
     clear(area);
     return made;
@@ -88,18 +90,17 @@ Result<const Standing::Area*> Standing::area(const attn::Settled& settled, std::
 
 // Views behind those that it has seen already.
 Status Standing::see(Area& area, std::span<const attn::BlockView> views) {
-  area.loose.clear();
-  area.last_position = 0;
-  for (const Area::Seen& seen : area.seen) {
-    area.last_position = std::max(area.last_position, seen.desc.first_position + seen.desc.end - 1u);
-  }
+  const auto same = static_cast<uint32_t>(area.seen.size());
+  area.loose.erase(std::lower_bound(area.loose.begin(), area.loose.end(), same), area.loose.end());
+  area.last_position = same == 0 ? 0 : area.seen.back().last_position;
   area.seen.reserve(views.size());
-  for (auto v = static_cast<uint32_t>(area.seen.size()); v < views.size(); ++v) {
+  for (uint32_t v = same; v < views.size(); ++v) {
     const attn::BlockView& view = views[v];
     for (uint32_t row = view.ctx.positions || view.rows == 0 ? 0 : view.rows - 1; row < view.rows; ++row) {
       if (view.position(row) != attn::kDeadPosition) area.last_position = std::max(area.last_position, view.position(row));
     }
     Area::Seen seen;
+    seen.last_position = area.last_position;
     if (view.ctx.positions || view.sealed == 0 || view.rows == 0) {
       area.loose.push_back(v);
     } else {
@@ -118,38 +119,79 @@ Status Standing::see(Area& area, std::span<const attn::BlockView> views) {
   return {};
 }
 
-// A run of each kind, one after the other.
-Status Standing::list(Area& area) {
-  std::map<uint32_t, uint32_t> kinds;  // how many views of each
-  for (const Area::Seen& seen : area.seen) {
-    if (seen.held) ++kinds[seen.kind];
+// A run of each kind, one after the other, the largest first: it only grows then, and what is behind it is little. `gone` are the
+// views that it had behind the first `same`: in every run they were the last.
+Status Standing::list(Area& area, std::span<const Area::Seen> gone, size_t same) {
+  struct Part {
+    uint32_t kind, was = 0, stays = 0, more = 0, first = 0;
+    uint32_t views() const { return stays + more; }
+  };
+  std::vector<Part> parts;
+  for (size_t r = 0; r < area.runs.size(); ++r) parts.push_back({area.kinds[r], area.runs[r].first, area.runs[r].views});
+  const auto part = [&](uint32_t kind) -> Part& {
+    const auto found = std::find_if(parts.begin(), parts.end(), [&](const Part& other) { return other.kind == kind; });
+    return found != parts.end() ? *found : parts.emplace_back(Part{kind});
+  };
+  for (const Area::Seen& seen : gone) {
+    if (seen.held) --part(seen.kind).stays;
   }
-  const auto total = static_cast<uint32_t>(area.seen.size() - area.loose.size());
+  const std::span<const Area::Seen> fresh = std::span(area.seen).subspan(same);
+  for (const Area::Seen& seen : fresh) {
+    if (seen.held) ++part(seen.kind).more;
+  }
+  std::erase_if(parts, [](const Part& one) { return one.views() == 0; });
+  const auto largest =
+      std::max_element(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.views() < b.views(); });
+  if (!parts.empty() && largest->views() / 2 > parts[0].views()) std::rotate(parts.begin(), largest, largest + 1);
+  uint32_t total = 0;
+  for (const Part& one : parts) total += one.views();
   TIERKV_RETURN_IF_ERROR(make_room(area, total));
-  area.runs.clear();
   uint32_t at = area.first;
-  for (const auto& [kind, count] : kinds) {
-    SettledRun& run = area.runs.emplace_back();
-    run.first = at, run.views = count, run.descs = list_.data() + at;
-    for (const Area::Seen& seen : area.seen) {
-      if (seen.held && seen.kind == kind) list_[at++] = seen.desc;
-    }
-    run.codec = run.descs[0].codec;
-    const auto add = [&](const ViewDesc& view, uint32_t times) {
-      const CodecDesc& desc = tables_.on_host()[view.codec];
-      for (int c = 0; c < 3; ++c) run.chunks[c] += times * chunks_of(view, 16u << c);
-      run.bytes += times * (block_bytes(desc) * view.end / desc.key.tokens);
-    };
-    if (kind >= kFastKind) {  // one like the other
-      run.path = (kind - kFastKind) % 2 == 0 ? ready_path(tables_.on_host()[run.codec], area.group) : Path::warm;
-      add(run.descs[0], count);
-    } else {
-      run.path = kind == kGeneralKind ? Path::general : Path::staged;
-      for (uint32_t v = 0; v < count; ++v) add(run.descs[v], 1);
+  for (Part& one : parts) one.first = std::exchange(at, at + one.views());
+
+  // What stays and lies elsewhere from now on is taken out before anything is written over it.
+  moved_.clear();
+  for (const Part& one : parts) {
+    if (one.first != one.was) moved_.insert(moved_.end(), list_.begin() + one.was, list_.begin() + one.was + one.stays);
+  }
+  auto from = moved_.cbegin();
+  for (const Part& one : parts) {
+    const bool moves = one.first != one.was;
+    if (moves) std::copy_n(from, one.stays, list_.begin() + one.first), from += one.stays;
+    if (const uint32_t begin = moves ? 0 : one.stays; begin != one.views()) {
+      unsent_.emplace_back(one.first + begin, one.views() - begin);
     }
   }
-  if (total != 0) unsent_.emplace_back(area.first, total);
+  for (const Area::Seen& seen : fresh) {
+    if (!seen.held) continue;
+    Part& one = part(seen.kind);
+    list_[one.first + one.stays++] = seen.desc;
+  }
+  area.runs.clear(), area.kinds.clear();
+  for (const Part& one : parts) {
+    SettledRun& run = area.runs.emplace_back();
+    run.first = one.first, run.views = one.stays, run.descs = list_.data() + one.first;
+    area.kinds.push_back(one.kind);
+    describe(area, one.kind, run);
+  }
   return {};
+}
+
+// What a plan wants to know of a run.
+void Standing::describe(const Area& area, uint32_t kind, SettledRun& run) const {
+  run.codec = run.descs[0].codec;
+  const auto add = [&](const ViewDesc& view, uint32_t times) {
+    const CodecDesc& desc = tables_.on_host()[view.codec];
+    for (int c = 0; c < 3; ++c) run.chunks[c] += times * chunks_of(view, 16u << c);
+    run.bytes += times * (block_bytes(desc) * view.end / desc.key.tokens);
+  };
+  if (kind >= kFastKind) {  // one like the other
+    run.path = (kind - kFastKind) % 2 == 0 ? ready_path(tables_.on_host()[run.codec], area.group) : Path::warm;
+    add(run.descs[0], run.views);
+  } else {
+    run.path = kind == kGeneralKind ? Path::general : Path::staged;
+    for (uint32_t v = 0; v < run.views; ++v) add(run.descs[v], 1);
+  }
 }
 
 // A little more than is needed now, so that the next block fits.
@@ -183,7 +225,7 @@ void Standing::clear(Area& area) {
     if (seen.held) mirror_.places().let_go(seen.held);
   }
   area.seen.clear();
-  area.runs.clear();
+  area.runs.clear(), area.kinds.clear();
   area.loose.clear();
   area.version = 0, area.views = 0, area.last_position = 0;
 }

@@ -2,7 +2,8 @@
 //
 // A head's settled views hardly change from step to step: a block comes every 64 or 128 tokens. What a plan needs of them is made
 // once for each version, one area of the list a head, and found again by owner and version; an area holds the copies of its blocks
-// (places.h). A version that the area does not have makes it anew in its place, from the first view on that is another.
+// (places.h). A version that the area does not have makes it anew in its place, from the first view on that is another: the owner
+// says which that is, or views are compared.
 //
 // The list: [front: of the call under way, views first][areas]. The front has a fixed size and is written over by every call. The
 // host has a copy of the areas, which is what is sent when the device's list has to grow.
@@ -48,6 +49,7 @@ class Standing {
     uint32_t views = 0;            // settled ones, loose ones too
     uint32_t last_position = 0;    // of all their rows; a query there or later sees all of the area
     std::vector<SettledRun> runs;  // firsts count from base()
+    std::vector<uint32_t> kinds;   // of the runs
     std::vector<uint32_t> loose;   // settled views that are not in it
     uint32_t first = 0, room = 0;
     uint32_t group = 0;
@@ -59,6 +61,7 @@ class Standing {
       const quant::Codec* value_codec = nullptr;
       Places::Entry* held = nullptr;  // null: it is loose
       uint32_t kind = 0;              // those of one kind are a run
+      uint32_t last_position = 0;     // of all rows up to its end
       ViewDesc desc;
       bool is(const attn::BlockView& view) const {
         return held && !view.ctx.positions && view.sealed == sealed && view.key_codec == key_codec &&
@@ -93,7 +96,8 @@ class Standing {
   using Areas = std::unordered_map<const void*, std::unique_ptr<Area>>;  // by owner
 
   Status see(Area& area, std::span<const attn::BlockView> views);
-  Status list(Area& area);
+  Status list(Area& area, std::span<const Area::Seen> gone, size_t same);
+  void describe(const Area& area, uint32_t kind, SettledRun& run) const;
   Status make_room(Area& area, uint32_t views);
   void clear(Area& area);
   Areas::iterator erase(Areas::iterator at);
@@ -110,6 +114,7 @@ class Standing {
   bool whole_ = true;                                  // the device has none of the list
   std::vector<ViewDesc> list_;                         // the areas
   std::vector<std::pair<uint32_t, uint32_t>> unsent_;  // first, views
+  std::vector<ViewDesc> moved_;                        // of the area that is listed
   AreaRoom room_;
   Areas areas_;
   uint64_t call_ = 0, made_ = 0;

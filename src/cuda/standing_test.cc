@@ -3,7 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
+
+#include "cuda/twin_machine_testing.h"
+#include "quant/table_testing.h"
 
 namespace tierkv::cuda {
 namespace {
@@ -95,6 +99,131 @@ TEST(AreaRoom, AreasNeverOverlapAndWhatIsGivenBackIsUsedAgain) {
   }
   for (const auto& [first, views] : areas) room.give(first, views);
   EXPECT_EQ(room.take(room.size()), 0u);  // one piece again
+}
+
+// Views of three kinds, as a stream has them: a few of plain rows, whole archive blocks, whole warm ones.
+class Stream {
+ public:
+  Stream() {
+    for (const auto& [name, tokens] : {std::pair{"fp16", 16u}, {"kivi2", kTileRows}, {"even4", kWarmTokens}}) {
+      const quant::CodecSpec spec = quant::parse_codec(name).value();
+      Kind& kind = kinds_.emplace_back();
+      kind.key = quant::testing::make_any_codec(spec, quant::Side::key, {tokens, 64}).value();
+      kind.value = quant::testing::make_any_codec(spec, quant::Side::value, {tokens, 64}).value();
+      kind.keys.resize(kind.key->bytes()), kind.values.resize(kind.value->bytes());
+    }
+  }
+  attn::BlockView view(uint32_t kind, uint32_t position) {
+    const Kind& of = kinds_[kind];
+    const uint32_t rows = of.key->shape().tokens;
+    return {of.key.get(), of.value.get(), of.keys, of.values, {0, 0, position}, rows, ++sealed_};
+  }
+
+ private:
+  struct Kind {
+    std::unique_ptr<quant::Codec> key, value;
+    std::vector<std::byte> keys, values;
+  };
+  std::vector<Kind> kinds_;
+  uint64_t sealed_ = 100;
+};
+
+// All that makes a list on a device.
+struct Lists {
+  testing::TwinMachine machine{MachineFacts{8, true}};
+  Bounce bounce{machine};
+  Changes changes{machine};
+  CodecTables tables{machine};
+  Mirror mirror{machine, bounce, changes, 0};
+  Standing standing{machine, bounce, mirror, tables};
+
+  const Standing::Area* area(const attn::Settled& settled, std::span<const attn::BlockView> views) {
+    mirror.places().begin_call();
+    standing.begin_call();
+    const auto made = standing.area(settled, views, 4);
+    EXPECT_TRUE(made.ok()) << made.status().message();
+    EXPECT_TRUE(standing.send_areas().ok());
+    EXPECT_TRUE(machine.wait().ok());
+    return made.ok() ? *made : nullptr;
+  }
+  // What the device has of an area: positions, run by run.
+  std::vector<std::vector<uint32_t>> there(const Standing::Area& area) const {
+    std::vector<std::vector<uint32_t>> out;
+    const auto* const list = reinterpret_cast<const ViewDesc*>(standing.data()) + standing.base();
+    for (const SettledRun& run : area.runs) {
+      auto& positions = out.emplace_back();
+      for (uint32_t v = 0; v < run.views; ++v) {
+        EXPECT_EQ(run.descs[v].keys, list[run.first + v].keys);
+        positions.push_back(list[run.first + v].first_position);
+      }
+    }
+    std::sort(out.begin(), out.end());
+    return out;
+  }
+};
+
+// An owner says what stayed, another only what there is, and a third is seen for the first time: the device has the same of each.
+TEST(Standing, WhatAnOwnerSaysStayedIsNotListedAgain) {
+  std::mt19937 rng(5);
+  Stream stream;
+  Lists lists;
+  std::vector<attn::BlockView> views{stream.view(0, 0)};
+  uint64_t version = 1;
+  attn::Settled told{&views, version, 1, 0};
+  for (int step = 0; step < 300; ++step) {
+    const Standing::Area* const area = lists.area(told, views);
+    ASSERT_TRUE(area);
+    int other = 0;
+    const Standing::Area* const compared = lists.area({&views[0], version, told.views, 0}, views);
+    const Standing::Area* const fresh = lists.area({&other, version, told.views, 0}, views);
+    ASSERT_TRUE(compared && fresh);
+    const auto wanted = lists.there(*fresh);
+    ASSERT_EQ(lists.there(*area), wanted) << step;
+    ASSERT_EQ(lists.there(*compared), wanted) << step;
+    EXPECT_EQ(area->last_position, fresh->last_position);
+    for (size_t r = 0; r < area->runs.size(); ++r) {
+      const auto same = std::find_if(fresh->runs.begin(), fresh->runs.end(),
+                                     [&](const SettledRun& run) { return run.codec == area->runs[r].codec; });
+      ASSERT_NE(same, fresh->runs.end());
+      EXPECT_EQ(area->runs[r].bytes, same->bytes);
+      EXPECT_EQ(area->runs[r].path, same->path);
+    }
+    // A warm block comes; two of them become one of the archive; or the stream is cut.
+    size_t stays = views.size();
+    const auto warm = std::find_if(views.begin(), views.end(), [](const attn::BlockView& v) { return v.rows == kWarmTokens; });
+    if (const uint32_t what = rng() % 16; what == 0 && views.size() > 4) {
+      stays = views.size() / 2;
+      views.resize(stays);
+    } else if (what < 6 && views.end() - warm >= 4) {
+      stays = static_cast<size_t>(warm - views.begin());
+      *warm = stream.view(1, warm->ctx.first_position);
+      views.erase(warm + 1);
+    } else {
+      views.push_back(stream.view(2, static_cast<uint32_t>(1000 + 64 * step)));
+    }
+    told = {&views, version + 1, static_cast<uint32_t>(views.size()),
+            0,      version,     static_cast<uint32_t>(std::min(stays, views.size()))};
+    ++version;
+  }
+}
+
+// A block more of a long stream costs its own descriptor.
+TEST(Standing, ALongStreamIsNotSentAgainForABlockMore) {
+  Stream stream;
+  Lists lists;
+  std::vector<attn::BlockView> views;
+  for (uint32_t i = 0; i < 1000; ++i) views.push_back(stream.view(1, 128 * i));
+  for (uint32_t i = 0; i < 7; ++i) views.push_back(stream.view(2, 128000 + 64 * i));
+  ASSERT_TRUE(lists.area({&views, 1, 1007, 0}, views));
+  const attn::BlockView more = stream.view(1, 128000);
+  views.erase(views.begin() + 1000, views.begin() + 1002);
+  views.insert(views.begin() + 1000, more);
+  const uint64_t before = lists.machine.sent;
+  const Standing::Area* const area = lists.area({&views, 2, 1006, 0, 1, 1000}, views);
+  ASSERT_TRUE(area);
+  EXPECT_EQ(area->runs[0].views, 1001u);
+  const uint64_t block = more.keys.size() + more.values.size();
+  EXPECT_LE(lists.machine.sent - before, block + 7 * sizeof(ViewDesc));
 }
 
 }  // namespace

@@ -20,6 +20,49 @@ TEST(Version, EqualNumbersAreOfOneStateOfOneThing) {
   EXPECT_NE(a.number(), b.number());
 }
 
+TEST(Version, SaysWhatStayedAtTheFrontFromOneNumberToTheNext) {
+  Version version;
+  EXPECT_EQ(version.step().before, 0u);  // there was none
+  const uint64_t first = version.number();
+  EXPECT_EQ(version.step().before, 0u);  // nothing changed
+  version.may_change_from(7);
+  version.may_change_from(3);
+  version.may_change_from(5);
+  const Version::Step step = version.step();
+  EXPECT_EQ(step.before, first);
+  EXPECT_EQ(step.same, 3u);
+  EXPECT_EQ(version.number(), step.number);
+  version.may_change_from(size_t{1} << 40);
+  EXPECT_LT(version.step().same, 1u << 20);  // more than it can say
+  version.may_change();
+  EXPECT_EQ(version.step().same, 0u);
+}
+
+TEST(BlockList, WhatIsBeforeAChangeStayed) {
+  Arena arena(0);
+  BlockList list;
+  ASSERT_TRUE(list.reserve(arena, 16));
+  for (int i = 0; i < 8; ++i) list.push_reserved(BlockRef());
+  const std::pair<std::function<void()>, uint32_t> changes[] = {
+      {[&] { list.push_reserved(BlockRef()); }, 8},
+      {[&] { (void)list[4]; }, 4},
+      {[&] { (void)list.back(); }, 8},
+      {[&] { EXPECT_TRUE(list.reserve(arena, 40)); }, 9},
+      {[&] { list.erase(5, 2); }, 5},
+      {[&] { list.resize_down(6); }, 6},
+      {[&] { (void)list[5], list.push_reserved(BlockRef()); }, 5},
+      {[&] { (void)list.begin(); }, 0},
+  };
+  for (const auto& [change, same] : changes) {
+    const uint64_t before = list.version();
+    change();
+    const Version::Step step = list.step();
+    EXPECT_EQ(step.before, before);
+    EXPECT_EQ(step.same, same);
+  }
+  list.reset(arena);
+}
+
 TEST(BlockList, LookingKeepsItsVersionAndEverythingElseChangesIt) {
   Arena arena(0);
   BlockList list, other;

@@ -235,8 +235,10 @@ class Settling {
 }  // namespace
 
 const HeadStream::Warm& HeadStream::warm() const {
-  if (warm_.version == blocks.version()) return warm_;
-  warm_ = {blocks.version(), 0, 0};
+  // Not drawn here: attention draws it between two steps, and wants to be told what stayed.
+  const uint64_t version = blocks.drawn_version();
+  if (version != 0 && warm_.version == version) return warm_;
+  warm_ = {version, 0, 0};
   while (warm_.first < blocks.size() && blocks[warm_.first].block.tier() != Tier::warm) ++warm_.first;
   for (size_t i = warm_.first; i < blocks.size(); ++i) warm_.rows += blocks[i].live;
   return warm_;

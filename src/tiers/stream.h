@@ -120,7 +120,7 @@ attn::BlockView view_of(const StreamEnv& env, const BlockRef& ref, uint32_t laye
 // row (null where none are kept) and tier[i] its tier.
 //
 // What is collected once more costs little while it can be kept: the views of blocks stay as they are for as long as the blocks'
-// version does, and only the tail's are made anew.
+// version does, and only the tail's are made anew. When new blocks come, only what is behind the first change is.
 struct StreamViews {
   std::vector<attn::BlockView> views;
   std::vector<float*> stats;
@@ -132,9 +132,11 @@ struct StreamViews {
   uint64_t tail_version = 0;  // of the tail behind them (Tail::version()); 0: its rows do not follow one another
   uint32_t settled = 0;
   uint32_t settled_rows = 0;
+  uint64_t before = 0;  // the version that was collected before this one, whose first `same` views are the same; 0: not known
+  uint32_t same = 0;
 
   // The views are no longer what was collected.
-  void forget() { version = tail_version = 0, settled = settled_rows = 0; }
+  void forget() { version = tail_version = before = 0, settled = settled_rows = same = 0; }
 };
 // Throws bad_alloc; `out` has no version then.
 void collect_views(const StreamEnv& env, HeadStream& s, const CodecEntry& hot_codec, StreamViews& out);

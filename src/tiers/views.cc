@@ -99,21 +99,31 @@ namespace {
 // Headers lie apart, and a long sequence has more of them than caches hold: so many are asked for before they are read.
 constexpr size_t kHeadersAhead = 16;
 
-void collect_blocks(const StreamEnv& env, const HeadStream& s, StreamViews& out) {
-  out.forget();
-  out.views.clear();
-  out.stats.clear();
-  out.tiers.clear();
-  out.summaries.clear();
+// Views of the first so many blocks stay as they were collected; as many rows they have.
+uint32_t keep_views(uint32_t count, StreamViews& out) {
+  uint32_t rows = out.settled_rows;
+  for (size_t v = count; v < out.settled; ++v) rows -= out.views[v].rows;
+  out.views.resize(count);
+  out.stats.resize(count);
+  out.tiers.resize(count);
+  out.summaries.resize(std::min<size_t>(count, out.summaries.size()));
   out.spilled.clear();
+  return count == 0 ? 0 : rows;
+}
+
+void collect_blocks(const StreamEnv& env, const HeadStream& s, const Version::Step& step, StreamViews& out) {
+  // Without spilled blocks a view is a block.
+  const bool known = step.before != 0 && out.version == step.before && out.spilled.empty() && out.settled >= step.same;
+  const uint32_t same = known ? step.same : 0;
+  uint32_t rows = keep_views(same, out);
+  out.forget();
   // Most calls have few rows in the tail: two views of it. Growing step by step would copy the list again and again.
   out.views.reserve(s.blocks.size() + 2);
   out.stats.reserve(s.blocks.size() + 2);
   out.tiers.reserve(s.blocks.size() + 2);
   const bool summaries = env.store->keeps_summaries();
   if (summaries) out.summaries.reserve(s.blocks.size() + 2);
-  uint32_t rows = 0;
-  for (size_t i = 0; i < s.blocks.size(); ++i) {
+  for (size_t i = same; i < s.blocks.size(); ++i) {
     const BlockRef& ref = s.blocks[i];
     if (i + kHeadersAhead < s.blocks.size()) __builtin_prefetch(s.blocks[i + kHeadersAhead].block.identity());
     if (ref.block.spilled()) {
@@ -128,14 +138,15 @@ void collect_blocks(const StreamEnv& env, const HeadStream& s, StreamViews& out)
   }
   out.settled = static_cast<uint32_t>(out.views.size());
   out.settled_rows = rows;
-  out.version = s.blocks.version();
+  out.version = step.number, out.before = known ? step.before : 0, out.same = same;
 }
 
 }  // namespace
 
 void collect_views(const StreamEnv& env, HeadStream& s, const CodecEntry& hot_codec, StreamViews& out) {
   const HeadStream& now = s;
-  if (out.version == 0 || out.version != now.blocks.version()) collect_blocks(env, now, out);
+  const Version::Step step = now.blocks.step();
+  if (out.version == 0 || out.version != step.number) collect_blocks(env, now, step, out);
   const bool summaries = env.store->keeps_summaries();
   out.views.resize(out.settled);
   out.stats.resize(out.settled);
