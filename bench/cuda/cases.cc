@@ -215,7 +215,7 @@ Status tierkv_bench::add_set(uint32_t ctas, bool tensor_cores) {
   params.head_dim = dim;
   params.causal = false;
   params.scale = 1.0f / std::sqrt(static_cast<float>(dim));
-  const Plan plan = make_plan({codecs->on_host(), tasks, params, group, ctas, tensor_cores});
+  const Plan plan = make_plan({codecs->on_host(), tasks, params, group, ctas, tensor_cores, 0, nullptr, codecs->on_device()});
   std::vector<uint8_t> parcel;
   const auto add = [&](const auto& from) {
     parcel.resize(rounded(parcel.size()));
@@ -232,7 +232,7 @@ Status tierkv_bench::add_set(uint32_t ctas, bool tensor_cores) {
   const size_t states = static_cast<size_t>(plan.partials) * group, rows = queries.size() / dim;
   TIERKV_RETURN_IF_ERROR(partials.reserve(states * (dim + 2) * sizeof(float)));
   TIERKV_RETURN_IF_ERROR(results.reserve((rows * dim + tasks.size()) * sizeof(float)));
-  TIERKV_RETURN_IF_ERROR(counters.reserve(tasks.size() * sizeof(uint32_t), true));
+  TIERKV_RETURN_IF_ERROR(counters.reserve((2 + tasks.size()) * sizeof(uint32_t), true));
   Launch& launch = set.launch;
   const uint8_t* const at = set.parcel.data();
   launch.codecs = reinterpret_cast<const CodecDesc*>(at + descs);
@@ -246,10 +246,12 @@ Status tierkv_bench::add_set(uint32_t ctas, bool tensor_cores) {
   launch.partial_out = reinterpret_cast<float*>(partials.data());
   launch.partial_top = launch.partial_out + states * dim;
   launch.partial_sum = launch.partial_top + states;
-  launch.arrived = reinterpret_cast<uint32_t*>(counters.data());
+  launch.given = reinterpret_cast<uint32_t*>(counters.data());
+  launch.arrived = launch.given + 2;
   launch.head_dim = dim, launch.group = group, launch.scale = params.scale;
   launch.ctas = static_cast<uint32_t>(plan.cta_begin.size() - 1), launch.general_ctas = plan.general_ctas;
   launch.staged_ctas = plan.staged_ctas, launch.first_staged = plan.first_staged;
+  launch.staged_last = plan.staged_last;
   launch.chunk_rows = plan.chunk_rows;
   set.path = plan.fast, set.firsts = plan.firsts;
   bytes = static_cast<double>(plan.bytes);

@@ -2,6 +2,7 @@
 // thread block works through its segments, all of one path, and merges what it finishes last.
 #pragma once
 
+#include <algorithm>
 #include <utility>
 #include <variant>
 
@@ -42,16 +43,13 @@ inline constexpr uint32_t kStagedBytes = kHasWarm<T> && sizeof(StagedShared<T>) 
 static_assert(kWarmWarps == kStagedWarps);
 
 template <int T>
-__global__ void __launch_bounds__(kStagedThreads, T > 8 ? kStagedWideRoom : kStagedRoom)
-    staged_kernel(const __grid_constant__ Launch launch) {
-  let_next_begin();
-  const SegmentDesc segment = launch.segments[launch.first_staged + blockIdx.x];
+TIERKV_DEVICE void staged_segment(const Launch& launch, const SegmentDesc segment) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   if constexpr (kHasWarm<T>) {
     if (segment.path == Path::warm) {
       attend_warm<T * 16>(launch, segment, dynamic_shared());
       finish_segment(launch, segment);  // an end of its own: one for both takes registers that neither has
-      if (blockIdx.x == 0) wait_for_previous();
+      fence_writes();
       return;
     }
   }
@@ -59,6 +57,30 @@ __global__ void __launch_bounds__(kStagedThreads, T > 8 ? kStagedWideRoom : kSta
 #pragma unroll 1
   for (uint32_t first = 0; first < launch.group; first += 8) attend_staged<T>(launch, segment, first);
   finish_segment(launch, segment);
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  fence_writes();  // the next one's copies may come to where this one wrote
+#endif
+}
+
+// Thread blocks take segment after segment: the first of them run where the fast kernel leaves a multiprocessor free, beside it,
+// and do as much as they can until others have room.
+template <int T>
+__global__ void __launch_bounds__(kStagedThreads, T > 8 ? kStagedWideRoom : kStagedRoom)
+    staged_kernel(const __grid_constant__ Launch launch) {
+  let_next_begin();
+  __shared__ uint32_t given;
+  if (threadIdx.x == 0) given = atomicAdd(launch.given, 1u);
+  __syncthreads();
+  for (uint32_t i = given; i < launch.staged_ctas; i = given) {
+    uint32_t next = 0;
+    if (threadIdx.x == 0) next = atomicAdd(launch.given, 1u);  // asked for now, there when it is wanted
+    staged_segment<T>(launch, launch.segments[launch.first_staged + i]);
+    if (threadIdx.x == 0) given = next;
+    __syncthreads();
+  }
+  if (threadIdx.x == 0 && atomicAdd(launch.given + 1, 1u) + 1 == min(launch.staged_ctas, kMostStaged)) {
+    launch.given[0] = launch.given[1] = 0;
+  }
   if (blockIdx.x == 0) wait_for_previous();
 }
 
@@ -89,12 +111,14 @@ template <Path P, uint32_t D>
 __global__ void __launch_bounds__(kThreads, 1)
     fast_kernel(const __grid_constant__ Launch launch, const __grid_constant__ CtaFirsts firsts) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  let_next_begin();
   uint8_t* const memory = dynamic_shared();
-  __shared__ uint64_t barriers[kThreads / 32][2];
+  __shared__ uint64_t barriers[kThreads / 32][2], tables;
   const uint32_t warp = threadIdx.x / 32;
   WarpCopies copies{shared_address(&barriers[warp][0]), shared_address(&barriers[warp][1]), 0};
   if (threadIdx.x % 32 == 0) {
     barrier_init(copies.keys), barrier_init(copies.values);
+    if (threadIdx.x == 0) barrier_init(shared_address(&tables));  // klt's
     fence_copies();
   }
   __syncwarp();
@@ -108,9 +132,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     if constexpr (P == Path::whole22) whole_segment(launch, piece, copies, memory);
     if constexpr (P == Path::packed44) packed_segment<4, 4, D>(launch, piece, copies, memory);
     if constexpr (P == Path::packed42) packed_segment<4, 2, D>(launch, piece, copies, memory);
-    if constexpr (P == Path::klt) attend_klt<D, false>(launch, SegmentDesc(piece.segment), copies, memory);
-    if constexpr (P == Path::klt_whole) attend_klt_whole<D>(launch, SegmentDesc(piece.segment), copies, memory);
-    if constexpr (P == Path::klt_better) attend_klt<D, true>(launch, SegmentDesc(launch.segments[first.at + i]), copies, memory);
+    const TableCopy once{shared_address(&tables), i % 2};
+    if constexpr (P == Path::klt) attend_klt<D, false>(launch, SegmentDesc(piece.segment), piece.codec, once, copies, memory);
+    if constexpr (P == Path::klt_whole) attend_klt_whole<D>(launch, SegmentDesc(piece.segment), piece, once, copies, memory);
+    if constexpr (P == Path::klt_better) {
+      attend_klt<D, true>(launch, SegmentDesc(launch.segments[first.at + i]), piece.codec, once, copies, memory);
+    }
     finish_segment(launch, piece.segment);
   }
   if (blockIdx.x == 0) wait_for_previous();
@@ -156,12 +183,13 @@ inline const KernelRow* row_for(const Launch& launch, Path path) {
 }
 
 // use(row, thread blocks) for each kernel that a launch needs, in the order in which they begin; the row is null where a path has
-// none.
+// none. In front of fast ones, which take whole multiprocessors, staged ones hold these up.
 template <class Use>
 void for_each_kernel(const Launch& launch, Path fast, const Use& use) {
-  const std::pair<Path, uint32_t> parts[] = {{Path::general, launch.general_ctas},
-                                             {Path::staged, launch.staged_ctas},
-                                             {fast, launch.ctas - launch.general_ctas - launch.staged_ctas}};
+  std::pair<Path, uint32_t> parts[] = {{Path::general, launch.general_ctas},
+                                       {Path::staged, std::min(launch.staged_ctas, kMostStaged)},
+                                       {fast, launch.ctas - launch.general_ctas - launch.staged_ctas}};
+  if (launch.staged_last) std::swap(parts[1], parts[2]);
   for (const auto& [path, ctas] : parts) {
     if (ctas != 0) use(row_for(launch, path), ctas);
   }

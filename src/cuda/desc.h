@@ -71,10 +71,13 @@ struct SegmentDesc {
   uint32_t first_row = 0;  // the task's
   uint32_t codec = 0;      // on a fast path, of all its views
   Path path = Path::general;
+  uint32_t first_partial = 0, partials = 0;  // the task's: whoever is last need not ask for them
 };
 
 // What a fast path has to know of a codec before it has read anything of it (fast_codec.h).
 struct FastCodec {
+  const void* fragments = nullptr;  // klt: CodecDesc's, and its turns
+  const float* turns = nullptr;
   float key_zero = 0.0f, value_zero = 0.0f;
   uint16_t key_bytes = 0, value_bytes = 0;  // of a block that are copied: better rows of keys are read where they are
   uint16_t mean_at = 0;                     // of keys; 0: none
@@ -123,14 +126,20 @@ struct Launch {
   float* partial_top = nullptr;  // [partials][group]
   float* partial_sum = nullptr;  // [partials][group]
   uint32_t* arrived = nullptr;   // [tasks]: 0 before and after a launch
+  uint32_t* given = nullptr;     // [2]: staged segments given out, and thread blocks that were done with it; 0 before and after
 
   uint32_t head_dim = 0, group = 0;
   float scale = 1.0f, softcap = 0.0f;
   uint32_t chunk_rows = 64;  // that a warp of the general path takes at a time: 16, 32 or 64
   uint32_t ctas = 0;
-  uint32_t first_staged = 0;  // segment of the first staged or warm thread block: these have one each
-  // Of the thread blocks: the first so many have general segments, the next so many staged or warm ones, the others fast ones.
+  uint32_t first_staged = 0;  // the first staged or warm segment
+  // Of the thread blocks: the first so many have general segments, the next so many a staged or warm one each, the others fast
+  // ones. Staged ones are launched before the fast ones, or behind them: then those that have room beside them take one segment
+  // after the other, and the rest begins when fast ones end.
   uint32_t general_ctas = 0, staged_ctas = 0;
+  bool staged_last = false;
 };
+
+inline constexpr uint32_t kMostStaged = 512;  // thread blocks of the staged kernel
 
 }  // namespace tierkv::cuda

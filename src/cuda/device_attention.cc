@@ -159,7 +159,7 @@ Status DeviceAttention::on_device(const Works& batch, const Executor& run) const
   TIERKV_RETURN_IF_ERROR(collect(batch));
   const auto make = [&] {
     return make_plan({tables_.on_host(), tasks_, first.params, group, facts_.multiprocessors, facts_.tensor_paths, standing_.base(),
-                      &sharings_});
+                      &sharings_, tables_.on_device()});
   };
   Launch launch;
   launch.head_dim = d, launch.group = group;
@@ -174,6 +174,7 @@ Status DeviceAttention::on_device(const Works& batch, const Executor& run) const
   }
   launch.ctas = static_cast<uint32_t>(plan.cta_begin.size() - 1), launch.general_ctas = plan.general_ctas;
   launch.staged_ctas = plan.staged_ctas, launch.first_staged = plan.first_staged;
+  launch.staged_last = plan.staged_last;
   launch.chunk_rows = plan.chunk_rows;
   TIERKV_RETURN_IF_ERROR(make_room(plan, rows_.count, launch));
   if (rows_.there) TIERKV_RETURN_IF_ERROR(machine_->move_rows(moves_, d));
@@ -381,12 +382,13 @@ Status DeviceAttention::send(const Plan& plan, const AttendWork& first, Launch& 
 Status DeviceAttention::make_room(const Plan& plan, size_t rows, Launch& launch) const {
   const size_t states = static_cast<size_t>(plan.partials) * launch.group, d = launch.head_dim;
   TIERKV_RETURN_IF_ERROR(partials_.reserve(states * (d + 2) * sizeof(float)));
-  TIERKV_RETURN_IF_ERROR(counters_.reserve(plan.tasks.size() * sizeof(uint32_t)));  // zeros, which a launch leaves
+  TIERKV_RETURN_IF_ERROR(counters_.reserve((2 + plan.tasks.size()) * sizeof(uint32_t)));  // zeros, which a launch leaves
   TIERKV_RETURN_IF_ERROR(results_.reserve((rows * (d + 1) + plan.tasks.size()) * sizeof(float)));
   launch.partial_out = reinterpret_cast<float*>(partials_.data());
   launch.partial_top = launch.partial_out + states * d;
   launch.partial_sum = launch.partial_top + states;
-  launch.arrived = reinterpret_cast<uint32_t*>(counters_.data());
+  launch.given = reinterpret_cast<uint32_t*>(counters_.data());
+  launch.arrived = launch.given + 2;
   launch.out = rows_.out ? rows_.out : reinterpret_cast<float*>(results_.data());
   launch.lse = reinterpret_cast<float*>(results_.data()) + rows * d;
   if (rows_.there) return {};

@@ -17,6 +17,7 @@ TIERKV_BOTH FastCodec fast_codec(const CodecDesc& codec) {
   out.key_bytes = static_cast<uint16_t>(padded_bytes(codec.key.bytes));
   out.value_bytes = static_cast<uint16_t>(padded_bytes(codec.value.bytes) + better);
   out.mean_at = static_cast<uint16_t>(words ? 0 : codec.key.mean_at);
+  if (words) out.fragments = codec.key_fragments, out.turns = codec.key.turns;
   out.steps = static_cast<uint8_t>(words ? klt_steps(codec.key) : 0);
   out.grouped = static_cast<uint8_t>(words ? klt_grouped(codec.key) : 0);
   out.by_channel = codec.key.by_channel, out.key_hadamard = codec.key.hadamard, out.value_hadamard = codec.value.hadamard;

@@ -67,6 +67,14 @@ TIERKV_DEVICE float4 turn_to(const float* tables, uint32_t position, uint32_t ke
   return both_turns(middle, both_turns(turn_row<D>(tables, position, 0), turn_row<D>(tables, position, 2)));
 }
 
+// The turn of a position without what is kept, all digits asked for at once.
+template <uint32_t D>
+TIERKV_DEVICE float4 whole_turn(const float* tables, uint32_t position) {
+  const float4 low = turn_row<D>(tables, position, 0), middle = turn_row<D>(tables, position, 1),
+               high = turn_row<D>(tables, position, 2);
+  return both_turns(middle, both_turns(low, high));
+}
+
 // Where a warp's next pair of blocks would be if it follows the one before: its turn is known then without the tables, which lie
 // in far memory.
 struct NextTurn {
@@ -76,6 +84,13 @@ struct NextTurn {
 };
 
 // Cosines and sines of both blocks' positions, halves, two pairs of channels a lane: [block][pair] {cos, sin}.
+template <uint32_t D>
+TIERKV_DEVICE void store_turns(uint32_t to, float4 x, float4 y) {
+  const uint32_t lane = lane_now();
+  if (lane >= D / 4) return;
+  store2(to + lane * 8, pack_halves(x.x, x.z), pack_halves(x.y, x.w));
+  store2(to + 256 + lane * 8, pack_halves(y.x, y.z), pack_halves(y.y, y.w));
+}
 template <uint32_t D>
 TIERKV_DEVICE void load_turns(const float* tables, uint32_t first, uint32_t second, const KltWarp& own, NextTurn& next) {
   const uint32_t lane = lane_now();
@@ -338,29 +353,32 @@ TIERKV_DEVICE void attend_klt_views(const Launch& launch, const SegmentDesc& seg
   }
 }
 
-// The query as operands of the product with the rows, the rows themselves, and the turns that are kept: into shared memory.
+// A barrier for the copies of a segment's tables, and the phase that they complete.
+struct TableCopy {
+  uint32_t barrier, parity;
+};
+
+// The query as operands of the product with the rows, the rows themselves, and the turns that are kept: into shared memory. The
+// rows and the step table are on their way then: `once` says when they are there.
 template <uint32_t D, bool kWhole = false>
-TIERKV_DEVICE void load_klt_tables(const Launch& launch, const SegmentDesc& segment, const CodecDesc& codec, uint32_t pass,
-                                   uint8_t* query, uint8_t* table, uint8_t* kept, uint8_t* basis) {
-  const uint32_t warp = threadIdx.x / 32, steps = klt_steps(codec.key);
-  const auto* fragments = static_cast<const uint4*>(codec.key_fragments);
-  constexpr uint32_t kTile = kKltTile<D> / 16;
-  for (uint32_t i = threadIdx.x; i < (steps + 1) * kTile; i += kThreads) reinterpret_cast<uint4*>(basis)[i] = fragments[i];
-  if constexpr (kWhole) {
-    for (uint32_t i = threadIdx.x; i < kKltByteTable / 16; i += kThreads) {
-      reinterpret_cast<uint4*>(table)[i] = fragments[(kMostKltSteps + 1) * kTile + kKltTable / 16 + i];
-    }
-  } else {
-    for (uint32_t i = threadIdx.x; i < kKltTable / 16; i += kThreads) {
-      reinterpret_cast<uint4*>(table)[i] = fragments[(kMostKltSteps + 1) * kTile + i];
-    }
+TIERKV_DEVICE void load_klt_tables(const Launch& launch, const SegmentDesc& segment, const FastCodec& codec, const TableCopy& once,
+                                   uint32_t pass, uint8_t* query, uint8_t* table, uint8_t* kept, uint8_t* basis) {
+  const uint32_t warp = threadIdx.x / 32;
+  if (threadIdx.x == 0) {
+    const auto* const rows = static_cast<const uint8_t*>(codec.fragments);
+    const uint8_t* const entries = rows + (kMostKltSteps + 1) * kKltTile<D> + (kWhole ? kKltTable : 0);
+    constexpr uint32_t kEntries = kWhole ? kKltByteTable : kKltTable;
+    const uint32_t bytes = (codec.steps + 1) * kKltTile<D>;
+    expect_bytes(once.barrier, bytes + kEntries);
+    copy_more(shared_address(basis), rows, bytes, once.barrier);
+    copy_more(shared_address(table), entries, kEntries, once.barrier);
   }
   if (warp < 3) {
     const uint32_t position = warp == 0   ? launch.views[segment.first_view].first_position
                               : warp == 1 ? kTileRows
                                           : pass * kTileRows;
-    float4 turn = turn_row<D>(codec.key.turns, position, warp == 0 ? 0 : 1);
-    if (warp == 0) turn = both_turns(turn, turn_row<D>(codec.key.turns, position, 2));
+    float4 turn = turn_row<D>(codec.turns, position, warp == 0 ? 0 : 1);
+    if (warp == 0) turn = both_turns(turn, turn_row<D>(codec.turns, position, 2));
     reinterpret_cast<float4*>(kept)[threadIdx.x] = turn;
   }
   const float* queries = launch.queries + static_cast<size_t>(segment.first_row) * D;
@@ -375,7 +393,8 @@ TIERKV_DEVICE void load_klt_tables(const Launch& launch, const SegmentDesc& segm
 }
 
 template <uint32_t D, bool kBetter>
-TIERKV_DEVICE void attend_klt(const Launch& launch, const SegmentDesc& segment, WarpCopies& copies, uint8_t* memory) {
+TIERKV_DEVICE void attend_klt(const Launch& launch, const SegmentDesc& segment, const FastCodec& facts, const TableCopy& once,
+                              WarpCopies& copies, uint8_t* memory) {
   const uint32_t warp = threadIdx.x / 32;
   const CodecDesc& codec = launch.codecs[segment.codec];
   const uint32_t words = codec.key.words[0] + codec.key.words[1] + codec.key.words[2];
@@ -406,7 +425,7 @@ TIERKV_DEVICE void attend_klt(const Launch& launch, const SegmentDesc& segment, 
   own.now = turns_fit ? shared_address(slots + warps * (kLines + own_bytes) + warp * kKltTurn) : 0;
 
   const uint32_t stride = launch.group <= 4 ? 2 : 1;
-  load_klt_tables<D>(launch, segment, codec, stride * warps, query, table, kept, basis);
+  load_klt_tables<D>(launch, segment, facts, once, stride * warps, query, table, kept, basis);
   // All multiprocessors ask for their first blocks at once, and it takes microseconds until they are there: the tables come before.
   if (const uint32_t at = warp * stride; warp < warps && at < segment.views && threadIdx.x % 32 == 0) {
     const ViewDesc* const view = launch.views + segment.first_view + at;
@@ -414,6 +433,7 @@ TIERKV_DEVICE void attend_klt(const Launch& launch, const SegmentDesc& segment, 
     copy_in(own.values, view->values, value_slot, copies.values);
   }
   __syncthreads();
+  barrier_wait(once.barrier, once.parity);
   WarpState<D> state;
   if (warp < warps) {
     const uint32_t b = shared_address(basis), q = shared_address(query), m = shared_address(table);

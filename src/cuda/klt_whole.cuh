@@ -189,16 +189,15 @@ TIERKV_DEVICE void join_operands(uint32_t weights, uint32_t (&b)[4][2]) {
 }
 
 template <uint32_t D>
-TIERKV_DEVICE void attend_klt_whole_views(const Launch& launch, const SegmentDesc& segment, const CodecDesc& codec,
+TIERKV_DEVICE void attend_klt_whole_views(const Launch& launch, const SegmentDesc& segment, const FastPiece& piece,
                                           WarpCopies& copies, const KltWarp& own, uint32_t warps, uint32_t basis, uint32_t query,
                                           uint32_t table, const float* units, WholeState<D>& state) {
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-  const quant::SideLayout& key = codec.key;
-  const MetaTerms terms = meta_terms(codec.value);
-  const float* const turns = key.turns;
-  const uint32_t words = key.words[0] + key.words[1] + key.words[2], tile_bytes = words * 64, steps = klt_steps(key);
-  const uint32_t grouped = klt_grouped(key), pairs = (steps + 1) / 2;
-  const uint32_t key_bytes = words * 512, value_bytes = padded_bytes(codec.value.bytes);
+  const FastCodec& codec = piece.codec;
+  const MetaTerms terms = piece.value_terms();
+  const float* const turns = codec.turns;
+  const uint32_t key_bytes = codec.key_bytes, value_bytes = codec.value_bytes, tile_bytes = key_bytes / 8;
+  const uint32_t steps = codec.steps, grouped = codec.grouped, pairs = (steps + 1) / 2;
   const uint32_t head = 2 * t % 4;
   const float2 unit{units[head] / 128.0f, units[head + 1] / 128.0f};  // twice the sum, and rows carry 2^6
   const float2 down{units[4 + head], units[5 + head]};
@@ -215,7 +214,7 @@ TIERKV_DEVICE void attend_klt_whole_views(const Launch& launch, const SegmentDes
     const uint2 here = ahead;
     ahead = positions(first + 2 * warps);
     __syncwarp();
-    load_turns<D>(turns, here.x, here.y, own, turn);
+    if (first != warp * 2) load_turns<D>(turns, here.x, here.y, own, turn);  // the first ones are there
     __syncwarp();
     uint32_t q[D / 16][2];
     turn_query<D>(query, own.turns, true, q);
@@ -256,12 +255,12 @@ TIERKV_DEVICE void attend_klt_whole_views(const Launch& launch, const SegmentDes
 }
 
 template <uint32_t D>
-TIERKV_DEVICE void attend_klt_whole(const Launch& launch, const SegmentDesc& segment, WarpCopies& copies, uint8_t* memory) {
+TIERKV_DEVICE void attend_klt_whole(const Launch& launch, const SegmentDesc& segment, const FastPiece& piece, const TableCopy& once,
+                                    WarpCopies& copies, uint8_t* memory) {
   using S = KltWholeShape;
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const CodecDesc& codec = launch.codecs[segment.codec];
-  const uint32_t words = codec.key.words[0] + codec.key.words[1] + codec.key.words[2];
-  const uint32_t steps = klt_steps(codec.key), pairs = (steps + 1) / 2;
+  const FastCodec& codec = piece.codec;
+  const uint32_t steps = codec.steps, pairs = (steps + 1) / 2;
   uint8_t* const query = memory;
   uint8_t* const table = query + kKltQuery;
   uint8_t* const kept = table + kKltByteTable;
@@ -270,8 +269,7 @@ TIERKV_DEVICE void attend_klt_whole(const Launch& launch, const SegmentDesc& seg
   uint8_t* const slots = basis + (steps + 1) * kKltTile<D>;
 
   // As many warps as have room, in fours: every scheduler of a multiprocessor gets as many. Weights want whole lines of banks.
-  const uint32_t key_slot = words * 512, value_slot = padded_bytes(codec.value.bytes),
-                 own_bytes = pairs * 512 + key_slot + value_slot;
+  const uint32_t key_slot = codec.key_bytes, value_slot = codec.value_bytes, own_bytes = pairs * 512 + key_slot + value_slot;
   const uint32_t all = kKltBytes - static_cast<uint32_t>(slots - memory);
   const uint32_t warps = min(all / (S::kLines + own_bytes) / 4 * 4, kThreads / 32);
   const bool turns_fit = warps * (S::kLines + own_bytes + kKltTurn) <= all;
@@ -286,31 +284,38 @@ TIERKV_DEVICE void attend_klt_whole(const Launch& launch, const SegmentDesc& seg
   own.values = own.keys + key_slot;
   own.now = turns_fit ? shared_address(slots + warps * (S::kLines + own_bytes) + warp * kKltTurn) : 0;
 
-  load_klt_tables<D, true>(launch, segment, codec, 2 * warps, query, table, kept, basis);
-  const auto* const largest = static_cast<const float*>(codec.key_fragments) +
-                              ((kMostKltSteps + 1) * kKltTile<D> + kKltTable + kKltByteTable) / sizeof(float);
+  load_klt_tables<D, true>(launch, segment, codec, once, 2 * warps, query, table, kept, basis);
+  const auto* const largest =
+      static_cast<const float*>(codec.fragments) + ((kMostKltSteps + 1) * kKltTile<D> + kKltTable + kKltByteTable) / sizeof(float);
   load_units<D>(launch, segment, *largest, units);
-  // All multiprocessors ask for their first blocks at once, and it takes microseconds until they are there: the tables come before.
-  if (const uint32_t at = warp * 2; warp < warps && at < segment.views && lane == 0) {
-    const ViewDesc* const view = launch.views + segment.first_view + at;
-    copy_in(own.keys, view->keys, key_slot, copies.keys);
-    copy_in(own.values, view->values, value_slot, copies.values);
+  const ViewDesc* const view = launch.views + segment.first_view + warp * 2;
+  const bool any = warp < warps && warp * 2 < segment.views;
+  if (any) {
+    const uint32_t second = view[warp * 2 + 1 < segment.views ? 1 : 0].first_position;
+    store_turns<D>(own.turns, whole_turn<D>(codec.turns, view->first_position), whole_turn<D>(codec.turns, second));
   }
   // A last step without a partner: the partner's factors are zeros.
   if (warp < warps && steps % 2 != 0) {
     for (uint32_t block = 0; block < 2; ++block) store1(factor_at(own.factors, pairs, block, steps, lane / 16, lane), 0);
   }
   __syncthreads();
+  // All multiprocessors ask for their first blocks at once, and it takes microseconds until they are there: what they are met with
+  // comes before, and is made meanwhile.
+  if (any && lane == 0) {
+    copy_in(own.keys, view->keys, key_slot, copies.keys);
+    copy_in(own.values, view->values, value_slot, copies.values);
+  }
+  barrier_wait(once.barrier, once.parity);
   WholeState<D> state;
   if (warp < warps) {
-    attend_klt_whole_views<D>(launch, segment, codec, copies, own, warps, shared_address(basis), shared_address(query),
+    attend_klt_whole_views<D>(launch, segment, piece, copies, own, warps, shared_address(basis), shared_address(query),
                               shared_address(table), units, state);
   }
   // Both lanes of a head had tokens of their own.
   state.total0 += __shfl_xor_sync(~0u, state.total0, 2), state.total1 += __shfl_xor_sync(~0u, state.total1, 2);
   state.offset0 += __shfl_xor_sync(~0u, state.offset0, 2), state.offset1 += __shfl_xor_sync(~0u, state.offset1, 2);
   WarpState<D> end = ended(state);
-  end_segment(launch, segment, end, warps, 0.0f, true, codec.value.hadamard, memory);
+  end_segment(launch, segment, end, warps, 0.0f, true, codec.value_hadamard, memory);
 }
 
 #endif

@@ -8,22 +8,21 @@ namespace tierkv::cuda {
 
 // A sink's logit joins a row's softmax with a value of zero; a row that sees nothing is zeros. Sums and maxima are checked, so that
 // a row that left the range of floats is zeros and says so.
-__device__ inline void merge_task(const Launch& launch, uint32_t task_index) {
-  const TaskDesc& task = launch.tasks[task_index];
-  const uint32_t dim = launch.head_dim, group = launch.group;
+__device__ inline void merge_task(const Launch& launch, const SegmentDesc& segment) {
+  const uint32_t dim = launch.head_dim, group = launch.group, partials = segment.partials;
   for (uint32_t i = threadIdx.x; i < group * dim; i += blockDim.x) {
     const uint32_t row = i / dim, channel = i % dim;
     float top = -INFINITY, sum = 0.0f, value = 0.0f;
-    constexpr uint32_t kAtOnce = 8;  // loads that wait for memory together
+    constexpr uint32_t kAtOnce = 20;  // loads that wait for memory together: all of a long sequence that is alone on a device
 #pragma unroll 1
-    for (uint32_t first = 0; first < task.partials; first += kAtOnce) {
+    for (uint32_t first = 0; first < partials; first += kAtOnce) {
       float tops[kAtOnce], sums[kAtOnce], values[kAtOnce], both = top;
 #pragma unroll
       for (uint32_t k = 0; k < kAtOnce; ++k) {
-        const size_t at = static_cast<size_t>(task.first_partial + min(first + k, task.partials - 1)) * group + row;
+        const size_t at = static_cast<size_t>(segment.first_partial + min(first + k, partials - 1)) * group + row;
         tops[k] = __ldcg(launch.partial_top + at), sums[k] = __ldcg(launch.partial_sum + at);
         values[k] = __ldcg(launch.partial_out + at * dim + channel);
-        if (first + k >= task.partials) tops[k] = -INFINITY;
+        if (first + k >= partials) tops[k] = -INFINITY;
       }
 #pragma unroll
       for (uint32_t k = 0; k < kAtOnce; ++k) both = fmaxf(both, tops[k]);
@@ -37,14 +36,14 @@ __device__ inline void merge_task(const Launch& launch, uint32_t task_index) {
         value += share == 0.0f ? 0.0f : share * values[k];
       }
     }
-    const float sink = launch.sink_logits ? launch.sink_logits[task.first_head + row] * kLog2E : -INFINITY;
+    const float sink = launch.sink_logits ? launch.sink_logits[launch.tasks[segment.task].first_head + row] * kLog2E : -INFINITY;
     const float both = fmaxf(top, sink), shrink = top == -INFINITY ? 0.0f : exp2f(top - both);
     sum = sum * shrink + (launch.sink_logits ? exp2f(sink - both) : 0.0f), value *= shrink;
     const float result = sum > 0.0f ? value / sum : 0.0f;
     const bool fine = isfinite(result) && isfinite(sum) && (top == -INFINITY || isfinite(top));
-    const size_t to = static_cast<size_t>(task.first_row + row);
+    const size_t to = static_cast<size_t>(segment.first_row + row);
     launch.out[to * dim + channel] = fine ? result : 0.0f;
-    if (!fine) launch.failed[task_index] = 1;
+    if (!fine) launch.failed[segment.task] = 1;
     if (launch.lse && channel == 0) launch.lse[to] = sum > 0.0f && fine ? (both + log2f(sum)) / kLog2E : -INFINITY;
   }
 }
@@ -55,13 +54,13 @@ __device__ inline void finish_segment(const Launch& launch, const SegmentDesc& s
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
-    last = atomicAdd(launch.arrived + segment.task, 1u) + 1 == launch.tasks[segment.task].partials;
+    last = atomicAdd(launch.arrived + segment.task, 1u) + 1 == segment.partials;
     if (last) launch.arrived[segment.task] = 0;
   }
   __syncthreads();
   if (last) {
     __threadfence();
-    merge_task(launch, segment.task);
+    merge_task(launch, segment);
   }
   __syncthreads();
 }

@@ -16,6 +16,12 @@ using quant::SideLayout;
 // So few settled views without a fast path are better listed again than a segment of their own.
 constexpr uint32_t kFewSettled = 32;
 
+// Multiprocessors that the fast kernel leaves to staged pieces, where there are many. An H200 has 132: blocks of sequences of equal
+// lengths divide into 128 better than into any other number near it. And costs, as in share_out.h: of a piece on each of the places
+// of a multiprocessor, and of what a fast thread block does before its first block and behind its last.
+constexpr uint32_t kSpare = 4, kManyCtas = 32;
+constexpr uint64_t kStagedRound = 800000, kFastBegin = 500000;
+
 class Planner {
  public:
   explicit Planner(const PlanInput& input) : input_(input) {}
@@ -244,11 +250,12 @@ class Planner {
 
   // General thread blocks, then staged ones, a piece each, then fast ones.
   void add_segments() {
-    const uint32_t most = std::clamp(input_.ctas, 2u, kMostFirsts);
+    plan_.staged_last = staged_last();
+    const uint32_t most = std::clamp(input_.ctas - (plan_.staged_last ? kSpare : 0), 2u, kMostFirsts);
     Sharing fresh;
     const uint32_t dim = input_.params.head_dim;
     const Sharing& sharing = share_out(runs_, {most, plan_.chunk_rows, plan_.fast, input_.group, dim, input_.sharings}, fresh);
-    const std::vector<Piece> staged = staged_pieces(runs_, plan_.views.data(), staged_room());
+    const std::vector<Piece> staged = staged_pieces(runs_, plan_.views.data(), staged_room(), plan_.staged_last);
     count_partials(sharing.pieces, staged);
     end_cta();
     for (uint32_t b = 0; b < sharing.general; ++b) add_cta(sharing.pieces, sharing.bins[b]);
@@ -260,8 +267,23 @@ class Planner {
     for (uint32_t c = plan_.general_ctas + plan_.staged_ctas, i = 0; c < ctas(); ++c, ++i) {
       const SegmentDesc& first = plan_.segments[plan_.cta_begin[c]];
       const uint32_t count = plan_.cta_begin[c + 1] - plan_.cta_begin[c];
-      plan_.firsts.of[i] = {first, fast_codec(input_.codecs[first.codec]), plan_.cta_begin[c], count};
+      const auto& codecs = input_.readers.empty() ? input_.codecs : input_.readers;
+      plan_.firsts.of[i] = {first, fast_codec(codecs[first.codec]), plan_.cta_begin[c], count};
     }
+  }
+
+  // Whether a few multiprocessors can do all staged pieces in the time that the others take for the fast ones. Otherwise they are
+  // shared out among all, and go first.
+  bool staged_last() const {
+    if (plan_.fast == Path::general || input_.ctas < kManyCtas) return false;
+    uint64_t fast = 0, tiles = 0, warm = 0;
+    for (const Run& run : runs_) {
+      if (run.path == plan_.fast) fast += run.cost;
+      if (run.path == Path::staged) tiles += (run.cost + kStagedPiece - 1) / kStagedPiece;
+      if (run.path == Path::warm) warm += (run.views + 2 * kWarmWarps - 1) / (2 * kWarmWarps);
+    }
+    const uint64_t rounds = (tiles + warm + kSpare * kStagedRoom - 1) / (kSpare * kStagedRoom);
+    return rounds != 0 && rounds * kStagedRound <= kFastBegin + fast / (input_.ctas - kSpare);
   }
 
   void count_partials(const std::vector<Piece>& pieces, const std::vector<Piece>& staged) {
@@ -276,7 +298,8 @@ class Planner {
   uint32_t ctas() const { return static_cast<uint32_t>(plan_.cta_begin.size() - 1); }
   void end_cta() { plan_.cta_begin.push_back(static_cast<uint32_t>(plan_.segments.size())); }
   void add_segment(uint32_t t, uint32_t first, uint32_t views, uint32_t codec, Path path) {
-    plan_.segments.push_back({t, first, views, next_[t]++, plan_.tasks[t].first_row, codec, path});
+    const TaskDesc& task = plan_.tasks[t];
+    plan_.segments.push_back({t, first, views, next_[t]++, task.first_row, codec, path, task.first_partial, task.partials});
   }
   void add_piece(const Piece& piece) {
     const Run& run = runs_[piece.run];

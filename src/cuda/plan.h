@@ -3,7 +3,8 @@
 //
 // Split:    each task's views are cut into pieces of equal cost (bytes, and a fixed part each), and the pieces shared out among
 //           `ctas` thread blocks (share_out.h). The first `general_ctas` have pieces of the general path, `staged_ctas` more a
-//           small piece each of the staged one, the others pieces of the fast one: kernels side by side.
+//           small piece each of the staged one, the others pieces of the fast one: kernels side by side. Where a few
+//           multiprocessors can do the staged pieces meanwhile, the fast ones leave them free.
 // Path:     of the fast paths that a launch's views could take, the one that covers most bytes is the launch's. Other views are
 //           staged where they can be, and read in the general way where not: klt's blocks with dead rows, better rows, several
 //           scales a row.
@@ -57,7 +58,8 @@ struct PlanInput {
   uint32_t ctas = 2;  // of the device: at most as many are made, and 160, but for two, staged ones and one each for empty tasks
   bool tensor_cores = false;  // the device has what the fast paths need
   uint32_t settled_base = 0;
-  Sharings* sharings = nullptr;  // or null: every plan is shared out anew
+  Sharings* sharings = nullptr;             // or null: every plan is shared out anew
+  std::span<const CodecDesc> readers = {};  // the same codecs with the reader's pointers; none: those above have them
 };
 
 struct Plan {
@@ -70,6 +72,7 @@ struct Plan {
   uint32_t partials = 0, general_ctas = 0, staged_ctas = 0;
   uint32_t first_staged = 0;  // segment of the first staged thread block: these have one each
   uint32_t chunk_rows = 64;   // that a warp of the general path takes at a time: 16, 32 or 64
+  bool staged_last = false;   // Launch's
   Path fast = Path::general;
   uint64_t bytes = 0;  // of keys and values that a launch reads
 };

@@ -180,6 +180,35 @@ TEST(CudaPlan, ARememberedSharingIsTheSame) {
   EXPECT_EQ(sharings.kept.size(), Sharings::kMost);
 }
 
+// Warm blocks and hot rows beside a long archive are a few multiprocessors' work; beside a short one they go first, on all.
+TEST(CudaPlan, WhatIsBesideALongArchiveIsLeftToAFewMultiprocessors) {
+  SceneShape shape;
+  shape.codecs = {"kivi2"};
+  shape.lengths = {300};
+  shape.hot = 44, shape.group = 4;
+  const Scene scene(shape, 3);
+  ASSERT_TRUE(scene.status().ok());
+  Planned planned;
+  plan_of(scene, 132, true, planned);
+  const uint32_t codec = planned.placed[0][0].codec;
+  for (const uint32_t blocks : {100u, 16384u}) {
+    SCOPED_TRACE(blocks);
+    const std::vector<ViewDesc> descs(blocks);
+    SettledRun run;
+    run.codec = codec, run.path = Path::whole22, run.views = blocks, run.descs = descs.data();
+    PlanInput input = planned.input;
+    std::vector<PlanTask> tasks(input.tasks.begin(), input.tasks.end());
+    for (PlanTask& task : tasks) task.settled = {&run, 1};
+    input.tasks = tasks;
+    const Plan plan = make_plan(input);
+    EXPECT_EQ(plan.fast, Path::whole22);
+    EXPECT_GT(plan.staged_ctas, 0u);
+    EXPECT_EQ(plan.staged_last, blocks == 16384);
+    const auto fast = plan.cta_begin.size() - 1 - plan.general_ctas - plan.staged_ctas;
+    EXPECT_LE(fast, plan.staged_last ? 128u : 132u);
+  }
+}
+
 TEST(CudaPlan, TwoBitsAreWholeNumbersForGroupsOfUpToFour) {
   for (const char* name : {"kivi2", "rot2"}) {
     for (const uint32_t group : {1u, 4u, 5u, 8u, 9u}) {

@@ -178,6 +178,7 @@ TIERKV_DEVICE void attend_warm(const Launch& launch, const SegmentDesc& segment,
   __syncthreads();
   WarpState<D> state;
   attend_warm_blocks(launch, segment, codec, shared_address(plain), own, state);
+  if (warp < segment.views && lane == 0) barrier_end(own.copies.keys), barrier_end(own.copies.values);
   end_segment<kWarmWarps>(launch, segment, state, min(segment.views, kWarmWarps), 4.0f, false, codec.value.hadamard, memory);
 }
 
