@@ -13,7 +13,7 @@ __device__ inline void merge_task(const Launch& launch, const SegmentDesc& segme
   for (uint32_t i = threadIdx.x; i < group * dim; i += blockDim.x) {
     const uint32_t row = i / dim, channel = i % dim;
     float top = -INFINITY, sum = 0.0f, value = 0.0f;
-    constexpr uint32_t kAtOnce = 20;  // loads that wait for memory together: all of a long sequence that is alone on a device
+    constexpr uint32_t kAtOnce = 9;  // loads that wait for memory together: half of what a long sequence alone on a device has
 #pragma unroll 1
     for (uint32_t first = 0; first < partials; first += kAtOnce) {
       float tops[kAtOnce], sums[kAtOnce], values[kAtOnce], both = top;
