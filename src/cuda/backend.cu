@@ -174,4 +174,6 @@ Result<std::shared_ptr<const Device>> attach(AdaptiveKVCache& cache, const Optio
 
 void detach(AdaptiveKVCache& cache) { cache.attend_with(nullptr); }
 
+Result<std::unique_ptr<StepGraph>> record(AdaptiveKVCache& cache) { return cache.record_step(); }
+
 }  // namespace tierkv::cuda
