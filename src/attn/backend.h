@@ -95,6 +95,8 @@ class StepCalls {
   virtual Status begin(void* exec, void* stream) = 0;
   // False: the attention calls have to be made again, because what they stand on has moved.
   virtual Result<bool> finish() = 0;
+  // Instead of it, or when it failed.
+  virtual void give_up() noexcept = 0;
 };
 
 // One sequence's part in the attention of a layer. Query head h looks at KV head h / (query heads / KV heads).

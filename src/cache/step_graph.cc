@@ -144,7 +144,10 @@ Status CacheStep::advance(void* exec, void* stream) {
       TIERKV_RETURN_IF_ERROR(append_all(done));
       return attend_all();
     });
-    if (!status.ok()) take_back(done);
+    if (!status.ok()) {
+      calls_->give_up();
+      take_back(done);
+    }
     return status;
   });
 }

@@ -180,7 +180,7 @@ Result<std::shared_ptr<const attn::Arrival>> DeviceAttention::take(std::span<att
   if (!followed) return taken;  // nothing was asked for
   const Status ended = slots_.end_call();
   changes_.end_call(false);
-  (void)machine_->leave();
+  if (!works[0].step) (void)machine_->leave();
   if (taken.ok() && ended.ok()) return taken;
   for (const attn::TakeWork& work : works) tails_.forget(work.owner);  // nobody knows what is there
   return taken.ok() ? Result<std::shared_ptr<const attn::Arrival>>(ended) : taken;

@@ -142,8 +142,10 @@ Status DeviceStep::begin(void* exec, void* stream) {
       if (begun.ok()) std::memset(state_->flags.data(), 0, flags_ * sizeof(uint32_t));
     }
     if (begun.ok()) begun = state_->graph->set_end(exec, &state_->progress(), number_);
-    (void)machine.leave();
-    TIERKV_RETURN_IF_ERROR(begun);
+    if (!begun.ok()) {
+      (void)machine.leave();
+      return begun;
+    }
     while (!slots_.empty() && progress.reached(slots_.front().first)) slots_.pop_front();
     stream_ = stream;
     forget_plans();
@@ -181,7 +183,6 @@ Status DeviceAttention::make_ready(std::span<AttendWork> works, attn::StepCalls&
     }();
     const Status ended = slots_.end_call();
     changes_.end_call(false);
-    (void)machine_->leave();
     return status.ok() ? ended : status;
   });
 }
@@ -208,7 +209,6 @@ void DeviceAttention::attend_in_step(std::span<AttendWork> works) const {
   });
   const Status ended = slots_.end_call();
   changes_.end_call(false);
-  (void)machine_->leave();
   for (AttendWork& work : works) work.status = status.ok() ? ended : status;
 }
 
@@ -264,19 +264,38 @@ Result<bool> DeviceStep::finish() {
       return false;
     }
     TIERKV_RETURN_IF_ERROR(device_.machine_->follow(stream()));
-    Result<bool> finished = device_.finish_step(*this);
+    TIERKV_RETURN_IF_ERROR(keep_near());
+    const Result<bool> finished = device_.finish_step(*this);
     const Status ended = device_.slots_.end_call();
     device_.changes_.end_call(false);
-    if (finished.ok() && !ended.ok()) finished = ended;
-    if (!finished.ok()) {
-      (void)device_.machine_->leave();
-      return finished;
-    }
+    TIERKV_RETURN_IF_ERROR(finished.status());
+    TIERKV_RETURN_IF_ERROR(ended);
     TIERKV_RETURN_IF_ERROR(device_.machine_->leave_to(*state_->graph));
     ++number_;
     forget_plans();
     return true;
   });
+}
+
+Status DeviceStep::keep_near() {
+  std::unique_ptr<Mark> mark;
+  if (marks_.size() < kMostAhead) {
+    TIERKV_ASSIGN_OR_RETURN(mark, device_.machine_->make_mark());
+  } else {
+    mark = std::move(marks_.front());
+    marks_.pop_front();
+    TIERKV_RETURN_IF_ERROR(mark->wait());
+  }
+  TIERKV_RETURN_IF_ERROR(device_.machine_->put(*mark));
+  marks_.push_back(std::move(mark));
+  return {};
+}
+
+void DeviceStep::give_up() noexcept {
+  std::lock_guard lock(device_.mutex_);
+  (void)device_.machine_->enter();
+  (void)device_.machine_->leave();
+  forget_plans();
 }
 
 // Everything that grows has its size: what places do is known to the last address.

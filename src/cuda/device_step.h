@@ -44,6 +44,7 @@ class DeviceStep final : public attn::StepCalls {
   Status end() override;
   Status begin(void* exec, void* stream) override;
   Result<bool> finish() override;
+  void give_up() noexcept override;
 
   // REQUIRES, of all: the device's lock is held, and the step has begun.
   StreamName stream() const { return {true, stream_}; }
@@ -74,7 +75,11 @@ class DeviceStep final : public attn::StepCalls {
     float* out = nullptr;
   };
 
+  // The processor is so many launches ahead at most.
+  static constexpr size_t kMostAhead = 4;
+
   void forget_plans();
+  Status keep_near();
 
   const DeviceAttention& device_;
   const std::shared_ptr<StepState> state_;
@@ -86,7 +91,8 @@ class DeviceStep final : public attn::StepCalls {
   uint64_t looked_at_ = 0;  // launch whose flags were
   void* stream_ = nullptr;
   std::deque<std::pair<uint64_t, std::shared_ptr<Slot>>> slots_;  // where rows of launches arrive
-  // Of the step under way.
+  std::deque<std::unique_ptr<Mark>> marks_;                       // of each step behind the launch before it
+  // Of the step under way, whose stream is followed from its begin to its end.
   std::vector<Planned> planned_;
   std::vector<uint8_t> front_;
   bool moved_ = false;   // the front had to grow
