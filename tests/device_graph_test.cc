@@ -216,6 +216,21 @@ TEST_P(DeviceGraph, StepsGiveTheSameResults) {
   }
 }
 
+// Between two blocks a launch differs from the one before it by where its rows go.
+TEST(DeviceGraph, WhatIsTheSameIsNotToldAgain) {
+  Shape shape;
+  shape.dim = 128;
+  Model model("hot=64,warm=0,archive=kivi2,sinks=4", shape);
+  model.record({model.add(4 + 128 * 3 + 70), model.add(4 + 128 + 66)});
+  for (int step = 0; step < 3; ++step) model.take_step();
+  model.compare();
+  const uint64_t before = model.machine->updates, sends = model.machine->sends;
+  for (int step = 0; step < 20; ++step) model.take_step();
+  EXPECT_EQ(model.machine->updates - before, 20u * (shape.layers + 1));
+  EXPECT_EQ(model.machine->sends - sends, 20u) << "a parcel a step";
+  model.compare();
+}
+
 TEST_P(DeviceGraph, SeveralTokensAndResultsApart) {
   Shape shape;
   shape.lazy = GetParam(), shape.tokens = 3, shape.gaps = true, shape.dim = 64;

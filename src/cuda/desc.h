@@ -71,6 +71,7 @@ struct SegmentDesc {
   uint32_t first_row = 0;  // the task's
   uint32_t codec = 0;      // on a fast path, of all its views
   Path path = Path::general;
+  uint8_t unused[3] = {};  // so that what is equal is equal bytes: a graph is told only what is new (cuda_graph.h)
 };
 
 // What a fast path has to know of a codec before it has read anything of it (fast_codec.h).
@@ -81,7 +82,9 @@ struct FastCodec {
   uint8_t steps = 0, grouped = 0;           // klt
   uint8_t by_channel = 0, key_hadamard = 0, value_hadamard = 0, value_bits = 0;
   quant::MetaKind value_meta = quant::MetaKind::f16_pair;
+  uint8_t unused[3] = {};
 };
+static_assert(sizeof(SegmentDesc) == 28 && sizeof(FastCodec) == 24);
 
 // Where a fast thread block begins, in the launch's own parameters, so that it need not ask far memory for anything before its
 // first copies are under way.
@@ -131,6 +134,8 @@ struct Launch {
   uint32_t first_staged = 0;  // segment of the first staged or warm thread block: these have one each
   // Of the thread blocks: the first so many have general segments, the next so many staged or warm ones, the others fast ones.
   uint32_t general_ctas = 0, staged_ctas = 0;
+  uint32_t unused = 0;
 };
+static_assert(sizeof(Launch) == 160);
 
 }  // namespace tierkv::cuda

@@ -117,8 +117,8 @@ class TwinMachine final : public Machine {
   };
   void* capturing = nullptr;  // a stream
   Captured* captured = nullptr;
-  uint64_t updates = 0;            // of places
-  uint64_t updates_that_fail = 0;  // the so manieth from now; 0: none
+  uint64_t updates = 0;            // of places that do something else from then on
+  uint64_t updates_that_fail = 0;  // of what places are told, the so manieth from now; 0: none
   // What is done between calls of the cache while its stream is captured: the model's own work.
   void capture(std::function<void()> what) { captured->places.push_back(std::move(what)); }
   void launch(const Captured& graph) {
@@ -194,13 +194,19 @@ class TwinMachine final : public Machine {
 
     Status set_end(void* exec, Progress* progress, uint64_t number) override {
       if (exec != of_) return error(StatusCode::invalid_argument, "the graph is another");
-      return set(ends_[0], [progress, number] { progress->end(number); });
+      return set(ends_[0], std::as_bytes(std::span(&number, 1)), [progress, number] { progress->end(number); });
     }
     Status set_moves(uint32_t place, std::span<const RowMove> moves, uint32_t head_dim) override {
-      return set(moves_[place], [list = std::vector(moves.begin(), moves.end()), head_dim] { move_rows_on_host(list, head_dim); });
+      return set(moves_[place], std::as_bytes(moves),
+                 [list = std::vector(moves.begin(), moves.end()), head_dim] { move_rows_on_host(list, head_dim); });
     }
     Status set_attend(uint32_t place, const Launch& launch, const Plan& plan) override {
-      return set(attends_[place], [launch, partials = plan.partials] { Twin(launch, partials).run(launch.out, launch.lse); });
+      struct {
+        Launch launch;
+        CtaFirsts firsts;
+      } const told{launch, plan.firsts};
+      return set(attends_[place], std::as_bytes(std::span(&told, 1)),
+                 [launch, partials = plan.partials] { Twin(launch, partials).run(launch.out, launch.lse); });
     }
     Status wait() const override {
       main_->run(UINT64_MAX);
@@ -213,18 +219,24 @@ class TwinMachine final : public Machine {
       of_->places.push_back([] {});
       return {};
     }
-    Status set(size_t place, std::function<void()> what) {
+    // As CUDA's: what it was told before it is not told again.
+    Status set(size_t place, std::span<const std::byte> told, std::function<void()> what) {
+      std::vector<std::byte>& before = told_[place];
       if (machine_.updates_that_fail != 0 && --machine_.updates_that_fail == 0) {
         return error(StatusCode::io_error, "a place of the graph could not be changed");
       }
+      if (std::equal(before.begin(), before.end(), told.begin(), told.end())) return {};
+      before.clear();
       ++machine_.updates;
       of_->places[place] = std::move(what);
+      before.assign(told.begin(), told.end());
       return {};
     }
     TwinMachine& machine_;
     const std::shared_ptr<Queue> main_;
     Captured* of_ = nullptr;
     std::vector<size_t> moves_, attends_, ends_;
+    std::map<size_t, std::vector<std::byte>> told_;
   };
   struct TwinMark final : Mark {
     explicit TwinMark(std::shared_ptr<Queue> of) : queue(std::move(of)) {}
