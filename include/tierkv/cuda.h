@@ -85,15 +85,18 @@ class Device {
 //            what each kernel reads by the lengths of the moment. It asks for copies on `stream` and gives the graph's kernels
 //            their parameters, and does not wait for the device, but where a call without a graph would: for the bytes of new
 //            blocks, and for hot rows where a sequence was changed by anything but its steps (prompts, truncate(), fork()) since.
-// What can:  up to kMostQueries tokens a sequence, the same number every time, its newest, of a fixed list of sequences. A layer is
-//            appended to before it is attended to, in one graph. Refused with `unsupported`, by the call that is recorded: what
-//            would wait for the device without a graph (windows, caches that evict, spill, skip or learn, prompts), mass reports,
-//            observe = true where an archive keeps rows by what they receive. A stream whose rows are the host's is nobody's.
-// The rules: the cudaGraph_t lives as long as its executables are advanced: its nodes are their names. Every advance() that
-//            succeeds is followed by one launch on `stream`, before any other call of the cache that works on the device, and the
-//            cache outlives the StepGraph. A launch that was left out, or came twice, is found by the next: its rows are refused
-//            with failed_precondition, like rows that are not finite, until truncate() takes them back, and so is this StepGraph.
-//            Several may be recorded, for batches of several sizes, one after the other.
+//            The processor is four launches ahead at most.
+// What can:  up to kMostQueries tokens a sequence, the same number every time, its newest, of a fixed list of sequences, all calls
+//            on one stream. A layer is appended to once, and then attended to. Refused with `unsupported`, by the call that is
+//            recorded: what would wait for the device without a graph (windows, caches that evict, spill, skip or learn, prompts),
+//            mass reports, observe = true where an archive keeps rows by what they receive. Rows in host memory are no part of a
+//            capture: such a call is made at once.
+// The rules: the cudaGraph_t lives as long as its executables are advanced: its nodes are their names. Nothing is launched
+//            before the first advance(), and every one that succeeds is followed by one launch on `stream`, before any other
+//            call of the cache that works on the device. The cache outlives the StepGraph. A launch that was left out, or came
+//            twice, is found by the next: its rows are refused with failed_precondition, like rows that are not finite, until
+//            truncate() takes them back, and so is this StepGraph. Several may be recorded, for batches of several sizes, one
+//            after the other.
 class StepGraph {
  public:
   virtual ~StepGraph() = default;
