@@ -1,4 +1,7 @@
-// What bench/cuda/model_step.py calls: a cache on the device by addresses of tensors, one layer of a batch's step at a time.
+// What bench/cuda/model_step.py calls: a cache on the device by addresses of tensors, one layer of a batch's step at a time, or a
+// step as a graph.
+#include <cuda_runtime_api.h>
+
 #include <algorithm>
 #include <memory>
 #include <random>
@@ -17,6 +20,13 @@ struct ModelCache {
   std::unique_ptr<AdaptiveKVCache> cache;
   std::shared_ptr<const cuda::Device> device;
   std::vector<SeqId> ids;
+  std::unique_ptr<cuda::StepGraph> step;
+  cudaGraphExec_t exec = nullptr;
+
+  ~ModelCache() {
+    step.reset();
+    if (exec) cudaGraphExecDestroy(exec);
+  }
 };
 
 std::string last_error;
@@ -112,6 +122,30 @@ int tierkv_model_step(void* of, uint32_t layer, int type, uint64_t keys, uint64_
   AttentionOptions options;
   options.observe = false;
   return said(model.cache->append_many(layer, appended)) || said(model.cache->attention(layer, asked, options)) ? 1 : 0;
+}
+
+// A step as one graph: tierkv_model_record(), a capture with tierkv_model_step() of every layer, tierkv_model_recorded() before it
+// ends; then tierkv_model_graph() with the cudaGraph_t, which has to stay, and a tierkv_model_launch() a step. 0: fine.
+int tierkv_model_record(void* of) {
+  ModelCache& model = *static_cast<ModelCache*>(of);
+  auto recording = cuda::record(*model.cache);
+  if (!recording.ok()) return said(recording.status()), 1;
+  model.step = std::move(recording).value();
+  return 0;
+}
+int tierkv_model_recorded(void* of) { return said(static_cast<ModelCache*>(of)->step->end()) ? 1 : 0; }
+int tierkv_model_graph(void* of, uint64_t graph) {
+  ModelCache& model = *static_cast<ModelCache*>(of);
+  const cudaError_t made = cudaGraphInstantiate(&model.exec, reinterpret_cast<cudaGraph_t>(graph), 0);
+  if (made != cudaSuccess) last_error = cudaGetErrorString(made);
+  return made != cudaSuccess;
+}
+int tierkv_model_launch(void* of, uint64_t stream) {
+  ModelCache& model = *static_cast<ModelCache*>(of);
+  if (said(model.step->advance(model.exec, reinterpret_cast<void*>(stream)))) return 1;
+  const cudaError_t launched = cudaGraphLaunch(model.exec, reinterpret_cast<cudaStream_t>(stream));
+  if (launched != cudaSuccess) last_error = cudaGetErrorString(launched);
+  return launched != cudaSuccess;
 }
 
 int tierkv_model_check(void* of) { return said(static_cast<ModelCache*>(of)->device->check()) ? 1 : 0; }

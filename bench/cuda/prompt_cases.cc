@@ -12,6 +12,7 @@
 #include "base/status_macros.h"
 #include "cuda/backend.h"
 #include "cuda/device_form.h"
+#include "cuda/graph.h"
 #include "cuda/prompt_attention.h"
 #include "cuda/prompt_kernels.h"
 #include "cuda/runtime.h"
@@ -56,6 +57,8 @@ class Recorder final : public Machine {
   Status wait() override { return machine_->wait(); }
   Result<std::unique_ptr<Mark>> make_mark() override { return machine_->make_mark(); }
   Status put(Mark& mark) override { return machine_->put(mark); }
+  Result<std::unique_ptr<cuda::Graph>> make_graph() override { return machine_->make_graph(); }
+  Status leave_to(cuda::Graph& graph) override { return machine_->leave_to(graph); }
 
   std::vector<std::pair<PromptLaunch, PromptStep>> steps;
 

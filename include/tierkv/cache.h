@@ -31,6 +31,9 @@ namespace tierkv {
 namespace attn {
 class Backend;  // src/attn/backend.h
 }
+namespace cuda {
+class StepGraph;  // tierkv/cuda.h
+}
 
 using SeqId = uint64_t;
 
@@ -307,6 +310,8 @@ class AdaptiveKVCache {
 
   // Who attends: the processor, or the device of tierkv/cuda.h; null: the processor again. REQUIRES: no other call is under way.
   void attend_with(std::shared_ptr<const attn::Backend> backend);
+  // What tierkv/cuda.h's record() does. unsupported: the processor attends.
+  Result<std::unique_ptr<cuda::StepGraph>> record_step();
 
   struct Impl;  // src/cache/impl.h
 

@@ -27,8 +27,8 @@
 //   Later:    what can only be known when the device is done is said by the next call that works on it, which does nothing else
 //             then, or by Device::check(), once: out_of_range for queries that were not finite or scores beyond the range of 16-bit
 //             floats, whose results are zeros; io_error for a stream that failed.
-//   Graphs:   a call decides what to launch by the lengths of the moment, so it cannot be captured: failed_precondition while its
-//             stream is. What is between the calls can be.
+//   Graphs:   a call decides what to launch by the lengths of the moment, so it cannot simply be captured: failed_precondition
+//             while its stream is. A whole step of decoding can be, once it is recorded (record(), StepGraph).
 //
 // Build:   -DTIERKV_CUDA=ON. Without it every call here is `unsupported`.
 // Errors:  unsupported: no CUDA in this build, or a device older than compute capability 8.0. failed_precondition: no device, or a
@@ -70,6 +70,45 @@ class Device {
   virtual Status check() const = 0;
 };
 
+// A step of decoding as a CUDA graph: every layer's append_many() and attention() between the model's own kernels, captured once
+// and launched for every token. Rows, queries and results are in the device's memory, at the same addresses every time.
+//
+//   auto step = tierkv::cuda::record(*cache);                        // before the capture
+//   cudaStreamBeginCapture(stream, ...);
+//   …                                                               // the model, with calls of the cache on that stream
+//   step->end();                                                     // before the capture ends
+//   cudaStreamEndCapture(stream, &graph), cudaGraphInstantiate(&exec, graph, 0);
+//   for (;;) step->advance(exec, stream), cudaGraphLaunch(exec, stream);
+//
+// Recording: calls whose stream is captured are remembered and change nothing, and nothing is computed. advance() does the
+//            processor's part of one step for all of them: positions of the rows that the launch will bring, blocks that are due,
+//            what each kernel reads by the lengths of the moment. It asks for copies on `stream` and gives the graph's kernels
+//            their parameters, and does not wait for the device, but where a call without a graph would: for the bytes of new
+//            blocks, and for hot rows where a sequence was changed by anything but its steps (prompts, truncate(), fork()) since.
+//            The processor is four launches ahead at most.
+// What can:  up to kMostQueries tokens a sequence, the same number every time, its newest, of a fixed list of sequences, all calls
+//            on one stream. A layer is appended to once, and then attended to. Refused with `unsupported`, by the call that is
+//            recorded: what would wait for the device without a graph (windows, caches that evict, spill, skip or learn, prompts),
+//            mass reports, observe = true where an archive keeps rows by what they receive. Rows in host memory are no part of a
+//            capture: such a call is made at once.
+// The rules: the cudaGraph_t lives as long as its executables are advanced: its nodes are their names. Nothing is launched
+//            before the first advance(), and every one that succeeds is followed by one launch on `stream`, before any other
+//            call of the cache that works on the device. The cache outlives the StepGraph. A launch that was left out, or came
+//            twice, is found by the next: its rows are refused with failed_precondition, like rows that are not finite, until
+//            truncate() takes them back, and so is this StepGraph. Several may be recorded, for batches of several sizes, one
+//            after the other.
+class StepGraph {
+ public:
+  virtual ~StepGraph() = default;
+  // Nothing more is recorded. REQUIRES: the stream of the calls is still captured. failed_precondition: none were made.
+  virtual Status end() = 0;
+  // `exec`: a cudaGraphExec_t of the graph that was captured. `stream`: the cudaStream_t on which it is launched next. Refused, the
+  // cache has the tokens that it had, and the graph must not be launched: not_found, failed_precondition: a sequence that is gone,
+  // parked, without hot rows, or full; the device was detached; a launch is missing. invalid_argument: exec is of another graph.
+  // What only the device knows is said as by other calls (Later, above).
+  virtual Status advance(void* exec, void* stream) = 0;
+};
+
 // Whether attach() could work here, and if not, why.
 Status available(int device = 0);
 
@@ -77,5 +116,9 @@ Status available(int device = 0);
 Result<std::shared_ptr<const Device>> attach(AdaptiveKVCache& cache, const Options& options = {});
 // Back to the processor. REQUIRES: as attach().
 void detach(AdaptiveKVCache& cache);
+
+// Calls on streams that are captured are recorded from here on, until end() or until it is given up. One at a time. REQUIRES: no
+// stream is captured yet. unsupported: no device is attached.
+Result<std::unique_ptr<StepGraph>> record(AdaptiveKVCache& cache);
 
 }  // namespace tierkv::cuda

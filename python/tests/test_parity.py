@@ -14,7 +14,7 @@ HEADERS = ROOT / "include" / "tierkv"
 
 # C++ names whose twin has another name or form, and why.
 CACHE_TWINS = {"create": "__init__"}  # a constructor makes it
-CPP_ALONE = {"attend_with"}  # a device's own: tierkv.cuda.attach calls it
+CPP_ALONE = {"attend_with", "record_step"}  # a device's own: tierkv.cuda.attach calls the one, tierkv/cuda.h the other
 FUNCTION_TWINS = {
     "validate": "CacheConfig.validate",
     "wants_calibration": "CacheConfig.wants_calibration",

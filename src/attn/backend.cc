@@ -44,4 +44,11 @@ Status Backend::put(const float*, size_t, float*, void*) const {
 
 Result<std::shared_ptr<const Arrival>> Backend::take(std::span<TakeWork>) const { return std::shared_ptr<const Arrival>(); }
 
+Result<std::unique_ptr<StepCalls>> Backend::record() const {
+  return error(StatusCode::unsupported, "this cache works on the processor, which has no graphs");
+}
+Status Backend::make_ready(std::span<AttendWork>, StepCalls&) const {
+  return error(StatusCode::unsupported, "this cache works on the processor, which has no graphs");
+}
+
 }  // namespace tierkv::attn

@@ -77,6 +77,30 @@ struct Settled {
   uint32_t same = 0;
 };
 
+// The calls of a step that is launched many times as a graph (tierkv/cuda.h: StepGraph), as a backend knows them.
+//
+// While it is recorded, in order, each call takes its places in the graph that is being captured, and the next number, from 0 on.
+// A step is begin(), then take() of all appends and attend() of all attention calls with their numbers, which ask for nothing but
+// say what their places have to do, and finish().
+class StepCalls {
+ public:
+  virtual ~StepCalls() = default;
+
+  // False: nobody captures that stream.
+  virtual Result<bool> captures(void* stream) = 0;
+  // REQUIRES: a stream that is captured, the items are fine. failed_precondition: another capture than that of the calls before.
+  virtual Status add_append(std::span<const AppendItem> items) = 0;
+  virtual Status add_attention(std::span<const AttentionItem> items, uint32_t kv_heads) = 0;
+  virtual Status end() = 0;
+
+  // `exec`: what was made of the graph; `stream`: on which it will be launched. invalid_argument: it is another graph's.
+  virtual Status begin(void* exec, void* stream) = 0;
+  // False: the attention calls have to be made again, because what they stand on has moved.
+  virtual Result<bool> finish() = 0;
+  // Instead of it, or when it failed.
+  virtual void give_up() noexcept = 0;
+};
+
 // One sequence's part in the attention of a layer. Query head h looks at KV head h / (query heads / KV heads).
 struct AttendWork {
   std::vector<std::span<const BlockView>> heads;  // views of each KV head, oldest first
@@ -96,6 +120,9 @@ struct AttendWork {
   // Where rows of the tail are still on their way (Arrival): to be called before the processor reads any; the backend has taken
   // them. Empty: all are there.
   std::function<Status()> land;
+  // Of a step's graph, and the number of the call there; null: it is asked for now. unsupported: it cannot be done in a graph.
+  StepCalls* step = nullptr;
+  uint32_t call = 0;
   // resource_exhausted: no memory for scratch. invalid_argument: scores or sums overflowed 32-bit floats.
   Status status;
 };
@@ -119,6 +146,8 @@ struct TakeWork {
   bool bf16 = false;                    // what a tail's rows are; fp16 otherwise
   bool taken = false;                   // written: false, it has not all of the tail's rows, or no room
   const uint16_t* rows = nullptr;       // written: where they arrive, [KV head][keys, values][tokens][head_dim]
+  StepCalls* step = nullptr;            // as AttendWork's, of all works of a call: then all of them are taken, or none is
+  uint32_t call = 0;
 };
 
 // What is left to do for a call whose attention was done without its mass: `wanted` of the same views, against the lse of the whole
@@ -152,6 +181,12 @@ class Backend {
   // Takes rows without waiting for them: all that it can, and says which. What is returned is of all that were taken, and keeps
   // their memory; null: none was. Refused, nothing was taken. REQUIRES: accepted, all ready after the same work.
   virtual Result<std::shared_ptr<const Arrival>> take(std::span<TakeWork> works) const;
+
+  // A recording of a step. unsupported: the backend has no graphs. What is returned is of this backend, which outlives it.
+  virtual Result<std::unique_ptr<StepCalls>> record() const;
+  // Hot rows that a step's appends go on to, to where take() wants them, with room for theirs. Works without queries, of a layer
+  // whose rows have landed. failed_precondition: a tail without rows, or with gaps.
+  virtual Status make_ready(std::span<AttendWork> works, StepCalls& step) const;
 
   // Each work is done, or says why not; bytes do not depend on who does it nor on what else is in the call. decode() throws
   // std::bad_alloc when one of them had no memory for scratch; outputs are undefined then. `run` shares tasks out.

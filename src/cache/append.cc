@@ -8,6 +8,7 @@
 #include "cache/appending.h"
 #include "cache/pressure.h"
 #include "cache/rows.h"
+#include "cache/step_graph.h"
 
 namespace tierkv {
 
@@ -294,6 +295,7 @@ Status AdaptiveKVCache::append(SeqId seq, uint32_t layer, const RowsView& keys, 
   TIERKV_RETURN_IF_ERROR(cache::check_rows(*impl_, item));
   if (keys.place == MemoryPlace::host && values.place == MemoryPlace::host)
     return cache::append_here(*impl_, seq, layer, keys, values);
+  if (const auto recorded = cache::record_append(*impl_, layer, {&item, 1})) return *recorded;
   TIERKV_RETURN_IF_ERROR(cache::append_all(*impl_, layer, {&item, 1}));
   return item.status;
 }

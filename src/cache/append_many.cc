@@ -14,6 +14,7 @@
 #include "base/status_macros.h"
 #include "cache/appending.h"
 #include "cache/rows.h"
+#include "cache/step_graph.h"
 
 namespace tierkv {
 
@@ -180,12 +181,17 @@ Status append_all(AdaptiveKVCache::Impl& impl, uint32_t layer, std::span<AppendI
 }  // namespace cache
 
 Status AdaptiveKVCache::append_many(uint32_t layer, std::span<AppendItem> items) {
+  bool recorded = false;
   const Status whole = guarded("append rows", [&]() -> Status {
     TIERKV_RETURN_IF_ERROR(impl_->check_layer(layer));
     TIERKV_RETURN_IF_ERROR(cache::check_distinct(items));
+    if (const auto said = cache::record_append(*impl_, layer, items)) {
+      recorded = true;
+      return *said;
+    }
     return cache::append_all(*impl_, layer, items);
   });
-  if (!whole.ok()) {
+  if (!whole.ok() || recorded) {
     for (AppendItem& item : items) item.status = whole;
   }
   for (const AppendItem& item : items) TIERKV_RETURN_IF_ERROR(item.status);

@@ -98,6 +98,19 @@ bool lands_what_is_due(uint32_t layer, const Taking& taking) noexcept {
   return true;
 }
 
+// The rows of those that were taken are in, and what is due of them settles together. REQUIRES: room for all in `grown`.
+void push_taken(AdaptiveKVCache::Impl& impl, uint32_t layer, std::span<Taking> takings, std::span<const attn::TakeWork> works,
+                const std::shared_ptr<const attn::Arrival>& arrival, std::vector<Grown>& grown) noexcept {
+  for (size_t i = 0; i < works.size(); ++i) {
+    if (works[i].taken) push_coming(layer, takings[i], works[i], arrival);
+  }
+  for (size_t i = 0; i < works.size(); ++i) {
+    if (!works[i].taken || !lands_what_is_due(layer, takings[i])) continue;
+    grown.push_back({takings[i].sequence.get(), takings[i].plans.get(), most_blocks(impl.config, works[i].keys.tokens)});
+  }
+  settle_grown(impl, layer, grown);
+}
+
 }  // namespace
 
 void append_there(AdaptiveKVCache::Impl& impl, uint32_t layer, std::vector<AppendItem*>& items) {
@@ -124,15 +137,54 @@ void append_there(AdaptiveKVCache::Impl& impl, uint32_t layer, std::vector<Appen
   for (size_t i = 0; i < works.size(); ++i) {
     if (arrival.ok() && !works[i].taken) continue;
     takings[i].item->status = arrival.ok() ? Status() : arrival.status();
-    if (arrival.ok()) push_coming(layer, takings[i], works[i], *arrival);
     done.push_back(takings[i].item);
   }
-  for (size_t i = 0; arrival.ok() && i < works.size(); ++i) {
-    if (!works[i].taken || !lands_what_is_due(layer, takings[i])) continue;
-    grown.push_back({takings[i].sequence.get(), takings[i].plans.get(), most_blocks(impl.config, works[i].keys.tokens)});
-  }
-  settle_grown(impl, layer, grown);
+  if (arrival.ok()) push_taken(impl, layer, takings, works, *arrival, grown);
   std::erase_if(items, [&](AppendItem* item) { return std::find(done.begin(), done.end(), item) != done.end(); });
+}
+
+Status check_step_append(const AdaptiveKVCache::Impl& impl, uint32_t layer, std::span<const AppendItem> items) {
+  if (!may_take(impl, layer)) {
+    return error(StatusCode::unsupported, "layer ", layer,
+                 " cannot be appended to in a graph: it has a window, or the cache evicts, spills, skips or learns a model");
+  }
+  for (const AppendItem& item : items) {
+    if (item.keys.tokens == 0 || item.keys.tokens > kMostTaken) {
+      return error(StatusCode::unsupported, "a step's graph appends 1 to ", kMostTaken, " tokens to a sequence, not ",
+                   item.keys.tokens, "; append prompts without it");
+    }
+  }
+  return {};
+}
+
+Result<bool> append_in_step(AdaptiveKVCache::Impl& impl, uint32_t layer, std::span<AppendItem> items, attn::StepCalls& step,
+                            uint32_t call) {
+  TIERKV_RETURN_IF_ERROR(check_step_append(impl, layer, items));
+  std::vector<AppendItem*> sorted;
+  for (AppendItem& item : items) sorted.push_back(&item);
+  std::sort(sorted.begin(), sorted.end(), [](const AppendItem* a, const AppendItem* b) { return a->seq < b->seq; });
+  std::vector<Taking> takings(items.size());
+  std::vector<attn::TakeWork> works(items.size());
+  std::vector<Grown> grown;
+  grown.reserve(items.size());
+  for (const AppendItem* item : sorted) impl.keep_room_to_archive(item->keys.tokens);
+  for (size_t i = 0; i < sorted.size(); ++i) {
+    takings[i].item = sorted[i], works[i].step = &step, works[i].call = call;
+    if (prepare_taking(impl, layer, takings[i], works[i])) {
+      const LayerPlan plan = takings[i].plans->layer(layer, works[i].position);
+      if (plan.hot >= works[i].keys.tokens) continue;
+      return error(StatusCode::unsupported, "layer ", layer, " keeps ", plan.hot,
+                   " hot tokens, and a step in a graph leaves its own there; set hot higher");
+    }
+    return error(
+        StatusCode::failed_precondition, "sequence ", sorted[i]->seq, " cannot be appended to in a graph now, layer ", layer,
+        ": it has no hot rows there, rows are missing, max_seq_len is reached, or memory is short; append without the graph, "
+        "which says what is wrong");
+  }
+  TIERKV_ASSIGN_OR_RETURN(const std::shared_ptr<const attn::Arrival> arrival, impl.env.backend->take(works));
+  if (!works[0].taken) return false;
+  push_taken(impl, layer, takings, works, arrival, grown);
+  return true;
 }
 
 }  // namespace tierkv::cache

@@ -13,6 +13,7 @@
 #include "cache/observe.h"
 #include "cache/rows.h"
 #include "cache/skip_blocks.h"
+#include "cache/step_graph.h"
 
 namespace tierkv {
 
@@ -86,8 +87,9 @@ Status check_options(const AttentionOptions& o, uint32_t query_heads) {
 // One call over the items of one layer.
 class Attending {
  public:
-  Attending(AdaptiveKVCache::Impl& impl, uint32_t layer, const AttentionOptions& options)
-      : impl_(impl), config_(impl.config), layer_(layer), options_(options) {}
+  Attending(AdaptiveKVCache::Impl& impl, uint32_t layer, const AttentionOptions& options, attn::StepCalls* step = nullptr,
+            uint32_t call = 0)
+      : impl_(impl), config_(impl.config), layer_(layer), options_(options), step_(step), call_(call) {}
 
   Status check() {
     TIERKV_RETURN_IF_ERROR(impl_.check_layer(layer_));
@@ -332,6 +334,7 @@ class Attending {
       work.out = held.brought ? held.out.data() : held.item->out;
       work.sink_logits = options_.sink_logits;
       work.params = params_;
+      work.step = step_, work.call = call_;
       if (held.sequence->expects(layer_)) work.land = [this, &held] { return land(held); };
       work.params.coarse = visible_rows(held) >= kCoarseRows;
       if (held.spilled) held.lse.resize(static_cast<size_t>(held.item->queries.tokens) * config_.query_heads());
@@ -409,6 +412,8 @@ class Attending {
   const CacheConfig& config_;
   const uint32_t layer_;
   const AttentionOptions& options_;
+  attn::StepCalls* const step_;  // in whose graph it is, or null
+  const uint32_t call_;
   attn::AttendParams params_;
   bool learn_ = false;  // the policy does
   bool place_ = false;  // the mass of rows that are not archived yet is kept
@@ -419,9 +424,9 @@ class Attending {
 
 // `ran`, where given: the items have been worked on, and each has its status.
 Status attend(AdaptiveKVCache::Impl& impl, uint32_t layer, std::span<AttentionItem> items, const AttentionOptions& options,
-              bool* ran = nullptr) {
+              bool* ran = nullptr, attn::StepCalls* step = nullptr, uint32_t number = 0) {
   return guarded("attend", [&]() -> Status {
-    Attending call(impl, layer, options);
+    Attending call(impl, layer, options, step, number);
     TIERKV_RETURN_IF_ERROR(call.check());
     TIERKV_RETURN_IF_ERROR(call.hold(items));
     call.work();
@@ -433,8 +438,58 @@ Status attend(AdaptiveKVCache::Impl& impl, uint32_t layer, std::span<AttentionIt
 
 }  // namespace
 
+namespace cache {
+
+Status check_step_attention(AdaptiveKVCache::Impl& impl, uint32_t layer, std::span<const AttentionItem> items,
+                            const AttentionOptions& options) {
+  TIERKV_RETURN_IF_ERROR(impl.check_layer(layer));
+  TIERKV_RETURN_IF_ERROR(check_options(options, impl.config.query_heads()));
+  for (const AttentionItem& item : items) {
+    TIERKV_RETURN_IF_ERROR(check_shape(item.queries, "queries", impl.config.query_heads(), impl.config.head_dim));
+    if (item.queries.tokens == 0 || !item.out)
+      return error(StatusCode::invalid_argument, "a step's attention needs queries, and a place for its output");
+    if (item.first_position != -1 || item.mass)
+      return error(StatusCode::unsupported, "a step's queries are its newest tokens, without a mass report");
+  }
+  if (options.observe && impl.places[layer]) {
+    return error(StatusCode::unsupported, "layer ", layer,
+                 " keeps rows better by what they receive, which a graph does not say; set observe = false");
+  }
+  return {};
+}
+
+Status attend_in_step(AdaptiveKVCache::Impl& impl, uint32_t layer, std::span<AttentionItem> items, const AttentionOptions& options,
+                      attn::StepCalls& step, uint32_t call) {
+  return attend(impl, layer, items, options, nullptr, &step, call);
+}
+
+Status make_ready(AdaptiveKVCache::Impl& impl, uint32_t layer, std::span<const AppendItem> items, attn::StepCalls& step) {
+  std::vector<const AppendItem*> sorted;
+  for (const AppendItem& item : items) sorted.push_back(&item);
+  std::sort(sorted.begin(), sorted.end(), [](const AppendItem* a, const AppendItem* b) { return a->seq < b->seq; });
+  std::vector<Held> held(sorted.size());
+  std::vector<attn::AttendWork> works(sorted.size());
+  for (size_t i = 0; i < sorted.size(); ++i) {
+    TIERKV_ASSIGN_OR_RETURN(held[i].sequence, impl.find(sorted[i]->seq));
+    held[i].lock = held[i].sequence->mutex.as_is();
+    held[i].sequence->land(layer, UINT32_MAX);  // of other layers the step's own may be on their way
+    TIERKV_RETURN_IF_ERROR(impl.check_awake(sorted[i]->seq, *held[i].sequence));
+    works[i].params.head_dim = impl.config.head_dim;
+    for (StreamViews& head : held[i].sequence->kept_views(layer)) {
+      const size_t h = works[i].heads.size();
+      tiers::collect_views(impl.env, held[i].sequence->heads(layer)[h], impl.planner->hot_codec(), head);
+      works[i].heads.emplace_back(head.views);
+      works[i].settled.push_back({&head, head.version, head.settled, head.tail_version});
+    }
+  }
+  return impl.env.backend->make_ready(works, step);
+}
+
+}  // namespace cache
+
 Status AdaptiveKVCache::attention(SeqId seq, uint32_t layer, const RowsView& queries, float* out, const AttentionOptions& options) {
   AttentionItem item{seq, queries, out, options.first_position, options.mass, {}};
+  if (const auto recorded = cache::record_attention(*impl_, layer, {&item, 1}, options)) return *recorded;
   return attend(*impl_, layer, {&item, 1}, options);
 }
 
@@ -442,6 +497,10 @@ Status AdaptiveKVCache::attention(uint32_t layer, std::span<AttentionItem> items
   Status whole;
   if (options.first_position != -1 || options.mass) {
     whole = error(StatusCode::invalid_argument, "attention over many sequences takes first_position and mass from its items");
+  }
+  if (const auto recorded = whole.ok() ? cache::record_attention(*impl_, layer, items, options) : std::nullopt) {
+    for (AttentionItem& item : items) item.status = *recorded;
+    return *recorded;
   }
   bool ran = false;  // past the checks of the whole call: items have a status of their own
   if (whole.ok()) whole = attend(*impl_, layer, items, options, &ran);

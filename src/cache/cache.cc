@@ -128,7 +128,10 @@ std::shared_ptr<Sequence> AdaptiveKVCache::Impl::sequence_after(SeqId& last) con
 Status AdaptiveKVCache::Impl::check_whole(SeqId seq, const Sequence& sequence) const {
   const tiers::Spoiled& spoiled = sequence.spoiled();
   if (spoiled.code == StatusCode::ok) return {};
-  const char* what = spoiled.code == StatusCode::invalid_argument ? " is not finite" : " was lost when the device failed";
+  const char* what = spoiled.code == StatusCode::invalid_argument ? " is not finite"
+                     : spoiled.code == StatusCode::failed_precondition
+                         ? " never came: its graph was advanced, and not launched once"
+                         : " was lost when the device failed";
   return error(spoiled.code, "sequence ", seq, ": the row that was appended to layer ", spoiled.layer, " at position ",
                spoiled.position, what, "; truncate() the sequence to ", spoiled.position, " tokens or fewer, or remove it");
 }

@@ -12,6 +12,7 @@
 //   promote.cc    promote, demote, the cold file
 //   spill.cc      archive blocks to the file; attend_spilled.h: their part in attention
 //   skip_blocks.h blocks in memory that a decoding step leaves unread; choose_blocks.h: which, of these and those in the file
+//   step_graph.h  steps of decoding that are launched as graphs
 //   pressure.h    calls that lack memory, tried again
 //
 // Locks, outermost first: a sequence's mutex, or that of tables being replaced and then the planner's writers' (never both); the
@@ -20,6 +21,7 @@
 // let go).
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -40,6 +42,10 @@
 #include "tiers/sequence.h"
 
 namespace tierkv {
+
+namespace cache {
+class CacheStep;  // step_graph.cc
+}
 
 struct AdaptiveKVCache::Impl {
   explicit Impl(const CacheConfig& c) : config(c), codecs(c.head_dim), pool(c.threads) {}
@@ -70,6 +76,8 @@ struct AdaptiveKVCache::Impl {
 
   mutable std::mutex pressure_mutex;                // a leaf
   std::shared_ptr<const PressureHandler> pressure;  // or null
+
+  std::atomic<cache::CacheStep*> recording{nullptr};  // a step that calls on captured streams are recorded in
 
   cache::QueryPower query_power;
 

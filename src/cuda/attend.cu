@@ -46,4 +46,45 @@ int launch_attend(const Launch& launch, const CtaFirsts& firsts, Path fast, cuda
   return first_error;
 }
 
+int kernels_of(const Launch& launch, Path fast, AttendKernel (&out)[kAttendKernels]) {
+  cudaError_t error = cudaSuccess;
+  for (AttendKernel& kernel : out) kernel = {};
+  for_each_kernel(launch, fast, [&](const KernelRow* row, uint32_t ctas) {
+    if (!row) {
+      error = cudaErrorInvalidValue;
+      return;
+    }
+    out[row->path == Path::general  ? 0
+        : row->path == Path::staged ? 1
+                                    : 2] = {address_of(*row), row->threads, row->shared_bytes, ctas};
+  });
+  return error;
+}
+
+void some_kernels(uint32_t group, uint32_t head_dim, bool tensor_paths, AttendKernel (&out)[kAttendKernels]) {
+  for (AttendKernel& kernel : out) kernel = {};
+  for (const KernelRow& row : kPaths) {
+    if (group > row.most_group || head_dim > row.most_dim || (row.tensor_paths && !tensor_paths)) continue;
+    AttendKernel& kernel = out[row.path == Path::general ? 0 : row.path == Path::staged ? 1 : 2];
+    if (!kernel.kernel) kernel = {address_of(row), row.threads, row.shared_bytes, 1};
+  }
+}
+
+int capture_attend(const AttendKernel& kernel, cudaStream_t stream) {
+  Launch launch;
+  CtaFirsts firsts;
+  void* parameters[] = {&launch, &firsts};
+  return cudaLaunchKernel(kernel.kernel, dim3(1), dim3(kernel.threads), parameters, kernel.shared_bytes, stream);
+}
+
+int set_attend(cudaGraphExec_t exec, cudaGraphNode_t node, const AttendKernel& kernel, const Launch& launch,
+               const CtaFirsts& firsts) {
+  void* parameters[] = {const_cast<Launch*>(&launch), const_cast<CtaFirsts*>(&firsts)};
+  cudaKernelNodeParams params{};
+  params.func = const_cast<void*>(kernel.kernel);
+  params.gridDim = dim3(kernel.ctas), params.blockDim = dim3(kernel.threads);
+  params.sharedMemBytes = kernel.shared_bytes, params.kernelParams = parameters;
+  return cudaGraphExecKernelNodeSetParams(exec, node, &params);
+}
+
 }  // namespace tierkv::cuda

@@ -2,6 +2,7 @@
 #include "cuda/backend.h"
 
 #include "base/guarded.h"
+#include "cuda/cuda_graph.h"
 #include "cuda/device_attention.h"
 #include "cuda/kernels.h"
 #include "cuda/prompt_kernels.h"
@@ -51,9 +52,10 @@ class CudaMachine final : public Machine {
     cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
     TIERKV_RETURN_IF_ERROR(status_of(cudaStreamIsCapturing(wanted, &capturing), "asking the stream"));
     if (capturing != cudaStreamCaptureStatusNone) {
-      return error(
-          StatusCode::failed_precondition,
-          "the stream is being captured, and a call of the cache decides anew every time; capture what is between the calls");
+      return error(StatusCode::failed_precondition,
+                   "the stream is being captured, and a call of the cache decides anew every time; record the step (tierkv/cuda.h: "
+                   "record()), "
+                   "or capture what is between the calls");
     }
     return go_on(wanted);
   }
@@ -74,6 +76,17 @@ class CudaMachine final : public Machine {
   }
   Status put(Mark& mark) override {
     return status_of(cudaEventRecord(static_cast<CudaMark&>(mark).event, now()), "putting an event");
+  }
+
+  Result<std::unique_ptr<Graph>> make_graph() override {
+    auto graph = std::make_unique<CudaGraph>(facts_.tensor_paths);
+    TIERKV_RETURN_IF_ERROR(graph->make());
+    return std::unique_ptr<Graph>(std::move(graph));
+  }
+  Status leave_to(Graph& graph) override {
+    TIERKV_RETURN_IF_ERROR(leave());
+    launched_ = static_cast<CudaGraph&>(graph).done();
+    return {};
   }
 
   Result<uint8_t*> take_memory(size_t bytes) override {
@@ -128,6 +141,9 @@ class CudaMachine final : public Machine {
     if (wanted == stream_ && !left_) return {};
     TIERKV_RETURN_IF_ERROR(leave());
     stream_ = wanted, left_ = false;
+    if (const auto launched = std::move(launched_)) {  // what a caller launched since comes before
+      TIERKV_RETURN_IF_ERROR(status_of(cudaStreamWaitEvent(wanted, launched->event, 0), "waiting for a graph"));
+    }
     return status_of(cudaStreamWaitEvent(wanted, last_.event, 0), "waiting for a stream");
   }
 
@@ -141,6 +157,7 @@ class CudaMachine final : public Machine {
   const DeviceFacts facts_;
   cudaStream_t own_ = nullptr, beside_ = nullptr, stream_ = nullptr;
   CudaMark last_;
+  std::shared_ptr<GraphEvent> launched_;
   bool left_ = false, aside_ = false;
 };
 
@@ -173,5 +190,7 @@ Result<std::shared_ptr<const Device>> attach(AdaptiveKVCache& cache, const Optio
 }
 
 void detach(AdaptiveKVCache& cache) { cache.attend_with(nullptr); }
+
+Result<std::unique_ptr<StepGraph>> record(AdaptiveKVCache& cache) { return cache.record_step(); }
 
 }  // namespace tierkv::cuda

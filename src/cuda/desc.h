@@ -71,6 +71,7 @@ struct SegmentDesc {
   uint32_t first_row = 0;  // the task's
   uint32_t codec = 0;      // on a fast path, of all its views
   Path path = Path::general;
+  uint8_t unused[3] = {};  // so that what is equal is equal bytes: a graph is told only what is new (cuda_graph.h)
   uint32_t first_partial = 0, partials = 0;  // the task's: whoever is last need not ask for them
 };
 
@@ -84,16 +85,19 @@ struct FastCodec {
   uint8_t steps = 0, grouped = 0;           // klt
   uint8_t by_channel = 0, key_hadamard = 0, value_hadamard = 0, value_bits = 0;
   quant::MetaKind value_meta = quant::MetaKind::f16_pair;
+  uint8_t unused[3] = {};
 };
+static_assert(sizeof(SegmentDesc) == 36 && sizeof(FastCodec) == 40);
 
 // Where a fast thread block begins, in the launch's own parameters, so that it need not ask far memory for anything before its
 // first copies are under way.
 struct CtaFirst {
   SegmentDesc segment;  // its first
-  FastCodec codec;      // of that
   uint32_t at = 0;      // and its index
-  uint32_t segments = 0;
+  FastCodec codec;      // of that
+  uint32_t segments = 0, unused = 0;
 };
+static_assert(sizeof(CtaFirst) == 88);
 inline constexpr uint32_t kMostFirsts = 160;  // thread blocks
 struct CtaFirsts {
   CtaFirst of[kMostFirsts];
@@ -138,7 +142,9 @@ struct Launch {
   // after the other, and the rest begins when fast ones end.
   uint32_t general_ctas = 0, staged_ctas = 0;
   bool staged_last = false;
+  uint8_t unused[3] = {};
 };
+static_assert(sizeof(Launch) == 168);
 
 inline constexpr uint32_t kMostStaged = 512;  // thread blocks of the staged kernel
 

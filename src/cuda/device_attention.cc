@@ -10,6 +10,7 @@
 #include "base/guarded.h"
 #include "cuda/better.h"
 #include "cuda/device_form.h"
+#include "cuda/works.h"
 
 namespace tierkv::cuda {
 
@@ -18,17 +19,6 @@ using attn::AttendWork;
 namespace {
 
 const attn::Backend& cpu() { return attn::cpu_backend(); }
-
-bool is_prompt(const AttendWork& work) { return work.queries.tokens > kMostQueries; }
-
-bool same_shape(const AttendWork& a, const AttendWork& b) {
-  return a.params.head_dim == b.params.head_dim && a.params.scale == b.params.scale && a.params.softcap == b.params.softcap &&
-         a.params.causal == b.params.causal && a.params.window == b.params.window && a.sink_logits == b.sink_logits &&
-         a.heads.size() == b.heads.size() && a.queries.heads == b.queries.heads && stream_of(a.queries) == stream_of(b.queries) &&
-         is_prompt(a) == is_prompt(b);
-}
-
-uint32_t group_of(const AttendWork& work) { return work.queries.heads / static_cast<uint32_t>(work.heads.size()); }
 
 // What is known of a head, if descriptors of it may be kept: a window moves with every query.
 const attn::Settled* settled_of(const AttendWork& work, size_t head) {
@@ -82,6 +72,8 @@ void DeviceAttention::decode(std::span<const attn::DecodeWork> blocks, const Exe
 
 void DeviceAttention::attend(std::span<AttendWork> works, const Executor& run) const {
   std::lock_guard lock(mutex_);
+  if (!works.empty() && works[0].step) return attend_in_step(works);
+  ++others_;
   // First of all the stream: while it is captured nothing else may be asked of the device.
   Status entered = machine_->enter();
   if (entered.ok() && !works.empty()) entered = machine_->follow(stream_of(works[0].queries));
@@ -151,31 +143,22 @@ Status DeviceAttention::on_device(const Works& batch, const Executor& run) const
   mirror_.places().begin_call();
   standing_.begin_call();
   const AttendWork& first = *batch.front();
-  const uint32_t d = first.params.head_dim, group = group_of(first);
+  const uint32_t d = first.params.head_dim;
   TIERKV_RETURN_IF_ERROR(list_views(batch));
   TIERKV_RETURN_IF_ERROR(place_tails(batch));
   TIERKV_RETURN_IF_ERROR(place_loose_rows());
   place_rows(batch);
   TIERKV_RETURN_IF_ERROR(collect(batch));
-  const auto make = [&] {
-    return make_plan({tables_.on_host(), tasks_, first.params, group, facts_.multiprocessors, facts_.tensor_paths, standing_.base(),
-                      &sharings_, tables_.on_device()});
-  };
-  Launch launch;
-  launch.head_dim = d, launch.group = group;
-  launch.scale = first.params.scale, launch.softcap = first.params.softcap;
-  Plan plan = make();
+  Plan plan = plan_for(first, standing_.base());
+  Launch launch = launch_of(plan, first);
   const uint32_t base = standing_.base();
   TIERKV_RETURN_IF_ERROR(send(plan, first, launch));
   if (standing_.base() != base) {  // the settled views lie elsewhere now
     ++counts_.planned_again;
-    plan = make();
+    plan = plan_for(first, standing_.base());
+    launch = launch_of(plan, first);
     TIERKV_RETURN_IF_ERROR(send(plan, first, launch));
   }
-  launch.ctas = static_cast<uint32_t>(plan.cta_begin.size() - 1), launch.general_ctas = plan.general_ctas;
-  launch.staged_ctas = plan.staged_ctas, launch.first_staged = plan.first_staged;
-  launch.staged_last = plan.staged_last;
-  launch.chunk_rows = plan.chunk_rows;
   TIERKV_RETURN_IF_ERROR(make_room(plan, rows_.count, launch));
   if (rows_.there) TIERKV_RETURN_IF_ERROR(machine_->move_rows(moves_, d));
   ++launches_;
@@ -329,68 +312,94 @@ Status DeviceAttention::collect(const Works& batch) const {
   return {};
 }
 
-// What travels in one copy, to the front of the device's list of views, and where in it.
-struct DeviceAttention::Parcel {
-  size_t bytes = 0;
-  size_t add(size_t count, size_t size) {
-    const size_t at = line_rounded(bytes);
-    bytes = at + count * size;
-    return at;
+void DeviceAttention::Parcel::write(uint8_t* to) const {
+  for (const auto& [at, part] : parts) {
+    if (!part.empty()) std::memcpy(to + at, part.data(), part.size());
   }
-};
+}
 
-Status DeviceAttention::send(const Plan& plan, const AttendWork& first, Launch& launch) const {
-  Parcel parcel;
-  std::vector<std::pair<size_t, std::span<const std::byte>>> parts;
-  const auto add = [&](const auto& from) {
-    const std::span<const std::byte> bytes = std::as_bytes(std::span(from));
-    parts.emplace_back(parcel.add(bytes.size(), 1), bytes);
-    return parts.back().first;
-  };
-  add(plan.views);  // the first of the list
-  const size_t codecs = add(tables_.on_device()), masks = add(plan.masks), segments = add(plan.segments), tasks = add(plan.tasks),
-               ctas = add(plan.cta_begin), rows = add(queries_),
-               sinks = first.sink_logits ? add(std::span(first.sink_logits, first.queries.heads)) : 0;
-  counts_.parcel_bytes = parcel.bytes;
-  const uint32_t base = standing_.base();
-  TIERKV_RETURN_IF_ERROR(standing_.reserve_front(parcel.bytes));
-  if (standing_.base() != base) return {};
-  TIERKV_RETURN_IF_ERROR(standing_.send_areas());
-  const size_t sent = parcel.bytes;
-  const size_t flags = rows_.there ? parcel.add(plan.tasks.size(), sizeof(uint32_t)) : 0;
-  TIERKV_ASSIGN_OR_RETURN(const std::shared_ptr<Slot> slot, slots_.take(parcel.bytes));
-  for (const auto& [at, bytes] : parts) {
-    if (!bytes.empty()) std::memcpy(slot->data() + at, bytes.data(), bytes.size());
-  }
-  if (rows_.there) {  // the device writes them from afar, where there is something to say
-    launch.failed = reinterpret_cast<uint32_t*>(slot->data() + flags);
-    std::fill_n(launch.failed, plan.tasks.size(), 0u);
-    late_.push_back({slot, launch.failed, plan.tasks.size(), first.heads[0].empty() ? 0 : first.heads[0][0].ctx.layer});
-  }
-  uint8_t* const at = standing_.data();
+void DeviceAttention::Parcel::point(const uint8_t* at, Launch& launch) const {
   launch.views = reinterpret_cast<const ViewDesc*>(at);
   launch.codecs = reinterpret_cast<const CodecDesc*>(at + codecs);
   launch.masks = reinterpret_cast<const uint32_t*>(at + masks);
   launch.segments = reinterpret_cast<const SegmentDesc*>(at + segments);
   launch.tasks = reinterpret_cast<const TaskDesc*>(at + tasks);
   launch.cta_begin = reinterpret_cast<const uint32_t*>(at + ctas);
-  launch.queries = reinterpret_cast<const float*>(rows_.there ? query_rows_.data() : at + rows);
-  if (first.sink_logits) launch.sink_logits = reinterpret_cast<const float*>(at + sinks);
-  return machine_->send(at, slot->data(), sent);
+  launch.queries = reinterpret_cast<const float*>(at + rows);
+  launch.sink_logits = sinks != 0 ? reinterpret_cast<const float*>(at + sinks) : nullptr;
 }
 
-Status DeviceAttention::make_room(const Plan& plan, size_t rows, Launch& launch) const {
+DeviceAttention::Parcel DeviceAttention::parcel_of(const Plan& plan, const AttendWork& first) const {
+  Parcel parcel;
+  const auto add = [&](const auto& from) {
+    const std::span<const std::byte> bytes = std::as_bytes(std::span(from));
+    parcel.parts.emplace_back(parcel.add(bytes.size()), bytes);
+    return parcel.parts.back().first;
+  };
+  add(plan.views);  // the first of the list
+  parcel.codecs = add(tables_.on_device()), parcel.masks = add(plan.masks), parcel.segments = add(plan.segments);
+  parcel.tasks = add(plan.tasks), parcel.ctas = add(plan.cta_begin), parcel.rows = add(queries_);
+  if (first.sink_logits) parcel.sinks = add(std::span(first.sink_logits, first.queries.heads));
+  return parcel;
+}
+
+Launch DeviceAttention::launch_of(const Plan& plan, const AttendWork& first) {
+  Launch launch;
+  launch.head_dim = first.params.head_dim, launch.group = group_of(first);
+  launch.scale = first.params.scale, launch.softcap = first.params.softcap;
+  launch.ctas = static_cast<uint32_t>(plan.cta_begin.size() - 1), launch.general_ctas = plan.general_ctas;
+  launch.staged_ctas = plan.staged_ctas, launch.first_staged = plan.first_staged, launch.staged_last = plan.staged_last;
+  launch.chunk_rows = plan.chunk_rows;
+  return launch;
+}
+
+Plan DeviceAttention::plan_for(const AttendWork& first, uint32_t settled_base) const {
+  return make_plan({tables_.on_host(), tasks_, first.params, group_of(first), facts_.multiprocessors, facts_.tensor_paths,
+                    settled_base, &sharings_, tables_.on_device()});
+}
+
+Status DeviceAttention::send(const Plan& plan, const AttendWork& first, Launch& launch) const {
+  Parcel parcel = parcel_of(plan, first);
+  counts_.parcel_bytes = parcel.bytes;
+  const uint32_t base = standing_.base();
+  TIERKV_RETURN_IF_ERROR(standing_.reserve_front(parcel.bytes));
+  if (standing_.base() != base) return {};
+  TIERKV_RETURN_IF_ERROR(standing_.send_areas());
+  const size_t sent = parcel.bytes;
+  const size_t flags = rows_.there ? parcel.add(plan.tasks.size() * sizeof(uint32_t)) : 0;
+  TIERKV_ASSIGN_OR_RETURN(const std::shared_ptr<Slot> slot, slots_.take(parcel.bytes));
+  parcel.write(slot->data());
+  if (rows_.there) {  // the device writes them from afar, where there is something to say
+    launch.failed = reinterpret_cast<uint32_t*>(slot->data() + flags);
+    std::fill_n(launch.failed, plan.tasks.size(), 0u);
+    late_.push_back({slot, launch.failed, plan.tasks.size(), layer_of(first)});
+  }
+  parcel.point(standing_.data(), launch);
+  if (rows_.there) launch.queries = reinterpret_cast<const float*>(query_rows_.data());
+  return machine_->send(standing_.data(), slot->data(), sent);
+}
+
+Status DeviceAttention::reserve_room(const Plan& plan, size_t rows, const Launch& launch) const {
   const size_t states = static_cast<size_t>(plan.partials) * launch.group, d = launch.head_dim;
   TIERKV_RETURN_IF_ERROR(partials_.reserve(states * (d + 2) * sizeof(float)));
   TIERKV_RETURN_IF_ERROR(counters_.reserve((2 + plan.tasks.size()) * sizeof(uint32_t)));  // zeros, which a launch leaves
-  TIERKV_RETURN_IF_ERROR(results_.reserve((rows * (d + 1) + plan.tasks.size()) * sizeof(float)));
+  return results_.reserve((rows * (d + 1) + plan.tasks.size()) * sizeof(float));
+}
+
+void DeviceAttention::use_room(const Plan& plan, size_t rows, float* out, Launch& launch) const {
+  const size_t states = static_cast<size_t>(plan.partials) * launch.group, d = launch.head_dim;
   launch.partial_out = reinterpret_cast<float*>(partials_.data());
   launch.partial_top = launch.partial_out + states * d;
   launch.partial_sum = launch.partial_top + states;
   launch.given = reinterpret_cast<uint32_t*>(counters_.data());
   launch.arrived = launch.given + 2;
-  launch.out = rows_.out ? rows_.out : reinterpret_cast<float*>(results_.data());
+  launch.out = out ? out : reinterpret_cast<float*>(results_.data());
   launch.lse = reinterpret_cast<float*>(results_.data()) + rows * d;
+}
+
+Status DeviceAttention::make_room(const Plan& plan, size_t rows, Launch& launch) const {
+  TIERKV_RETURN_IF_ERROR(reserve_room(plan, rows, launch));
+  use_room(plan, rows, rows_.out, launch);
   if (rows_.there) return {};
   launch.failed = reinterpret_cast<uint32_t*>(launch.lse + rows);
   return machine_->clear(reinterpret_cast<uint8_t*>(launch.failed), plan.tasks.size() * sizeof(uint32_t));

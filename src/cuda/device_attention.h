@@ -26,6 +26,8 @@
 
 namespace tierkv::cuda {
 
+class DeviceStep;
+
 class DeviceAttention final : public DeviceBackend {
  public:
   // `few_rows`: of a head, up to which the processor adds up what they receive; 0: the device says all of it.
@@ -40,6 +42,8 @@ class DeviceAttention final : public DeviceBackend {
   Result<std::shared_ptr<const void>> bring(std::span<RowsView> rows) const override;
   Status put(const float* from, size_t count, float* to, void* ready) const override;
   Result<std::shared_ptr<const attn::Arrival>> take(std::span<attn::TakeWork> works) const override;
+  Result<std::unique_ptr<attn::StepCalls>> record() const override;
+  Status make_ready(std::span<attn::AttendWork> works, attn::StepCalls& step) const override;
   Usage usage() const override;
   Status check() const override;
 
@@ -67,7 +71,19 @@ class DeviceAttention final : public DeviceBackend {
     const Standing::Area* area = nullptr;  // of the others
     uint32_t behind = 0;                   // views that lie before the tail's
   };
-  struct Parcel;
+  // What travels in one copy, to the front of the device's list of views, and where in it.
+  struct Parcel {
+    size_t bytes = 0;
+    size_t codecs = 0, masks = 0, segments = 0, tasks = 0, ctas = 0, rows = 0, sinks = 0;  // views lie at 0; sinks: 0, none
+    std::vector<std::pair<size_t, std::span<const std::byte>>> parts;
+    size_t add(size_t size) {
+      const size_t at = line_rounded(bytes);
+      bytes = at + size;
+      return at;
+    }
+    void write(uint8_t* to) const;
+    void point(const uint8_t* at, Launch& launch) const;
+  };
 
   // Of a call that did not wait: what its tasks say of their rows, in staging memory.
   struct Late {
@@ -87,6 +103,7 @@ class DeviceAttention final : public DeviceBackend {
   bool serves(const attn::AttendWork& work) const;
   // What calls that did not wait have to say, those that are done, or after waiting for all. Each is said once.
   Status look_back(bool all) const;
+  static Status out_of_its_range(uint32_t layer);
   void on_processor(attn::AttendWork& work, const Executor& run) const;
   void again_on_processor(attn::AttendWork& work, const Executor& run) const;
   Status land_if_read(const attn::AttendWork& work, bool served) const;
@@ -101,11 +118,24 @@ class DeviceAttention final : public DeviceBackend {
   Status place_loose_rows() const;
   void place_rows(const Works& batch) const;
   Status collect(const Works& batch) const;
+  Plan plan_for(const attn::AttendWork& first, uint32_t settled_base) const;
+  static Launch launch_of(const Plan& plan, const attn::AttendWork& first);
+  Parcel parcel_of(const Plan& plan, const attn::AttendWork& first) const;
   Status send(const Plan& plan, const attn::AttendWork& first, Launch& launch) const;
+  Status reserve_room(const Plan& plan, size_t rows, const Launch& launch) const;
+  void use_room(const Plan& plan, size_t rows, float* out, Launch& launch) const;
   Status make_room(const Plan& plan, size_t rows, Launch& launch) const;
   Status take_results(const Works& batch, size_t tasks, const Launch& launch, const Executor& run) const;
   Status leave_results(const Works& batch, const Launch& launch, const Executor& run) const;
   Status bring_sums(const Works& batch, const Launch& launch, const Executor& run) const;
+
+  // Steps that are launched as graphs (device_step.h).
+  friend class DeviceStep;
+  void attend_in_step(std::span<attn::AttendWork> works) const;
+  Status plan_in_step(const Works& batch, DeviceStep& step) const;
+  void move_results(const Works& batch, const float* from, uint32_t head_dim) const;
+  Result<bool> finish_step(DeviceStep& step) const;
+  Status look_back_at_steps() const;
 
   // What rows receive, of the call under way.
   struct Mass {
@@ -150,6 +180,8 @@ class DeviceAttention final : public DeviceBackend {
   mutable DeviceMemory mass_list_, mass_rows_;
   mutable Staging mass_host_;
   mutable std::deque<Late> late_;  // oldest first
+  mutable std::vector<DeviceStep*> steps_;
+  mutable uint64_t others_ = 0;  // calls that were not a step's
   mutable PromptAttention prompts_;
   mutable DeviceMemory prompt_queries_;
   mutable Staging prompt_host_;

@@ -6,6 +6,7 @@
 #include "attn/cpu_backend.h"
 #include "base/guarded.h"
 #include "cuda/device_attention.h"
+#include "cuda/device_step.h"
 
 namespace tierkv::cuda {
 
@@ -14,8 +15,15 @@ using attn::AttendWork;
 // Calls that may be on their way: a processor that is further ahead waits for the first of them.
 constexpr size_t kMostLate = 512;
 
+Status DeviceAttention::out_of_its_range(uint32_t layer) {
+  return error(
+      StatusCode::out_of_range, "an earlier call: queries of layer ", layer,
+      " were not finite, or their scores left the range of the device's numbers; their results are zeros. Attend from host "
+      "memory, which has more range");
+}
+
 Status DeviceAttention::look_back(bool all) const {
-  Status found;
+  Status found = look_back_at_steps();
   while (!late_.empty()) {
     const Late late = late_.front();
     if (!all && late_.size() < kMostLate && !late.slot->reached()) break;
@@ -28,10 +36,7 @@ Status DeviceAttention::look_back(bool all) const {
     }
     for (size_t t = 0; t < late.tasks && found.ok(); ++t) {
       if (late.failed[t] == 0) continue;
-      found =
-          error(StatusCode::out_of_range, "an earlier call: queries of layer ", late.layer,
-                " were not finite, or their scores left the range of the device's numbers; their results are zeros. Attend from "
-                "host memory, which has more range");
+      found = out_of_its_range(late.layer);
     }
   }
   return found;
@@ -47,20 +52,27 @@ Status DeviceAttention::check() const {
   });
 }
 
-// Results of works on the device are there already, or on their way in one piece.
-Status DeviceAttention::leave_results(const Works& batch, const Launch& launch, const Executor& run) const {
-  const size_t d = launch.head_dim;
-  bool asked = false;
+// Of results that are not in one piece.
+void DeviceAttention::move_results(const Works& batch, const float* from, uint32_t head_dim) const {
   moves_.clear();
   for (size_t w = 0; w < batch.size(); ++w) {
-    AttendWork& work = *batch[w];
-    work.status = Status();
-    asked |= work.lse || !work.mass.empty();
-    if (rows_.out) continue;
-    const RowsView from = RowsView::f32(launch.out + rows_.first[w] * d, work.queries.tokens, work.queries.heads, launch.head_dim);
-    moves_.push_back(move_dense(from, work.out, DType::f32));
+    const AttendWork& work = *batch[w];
+    const RowsView rows = RowsView::f32(from + rows_.first[w] * head_dim, work.queries.tokens, work.queries.heads, head_dim);
+    moves_.push_back(move_dense(rows, work.out, DType::f32));
   }
-  if (!moves_.empty()) TIERKV_RETURN_IF_ERROR(machine_->move_rows(moves_, launch.head_dim));
+}
+
+// Results of works on the device are there already, or on their way in one piece.
+Status DeviceAttention::leave_results(const Works& batch, const Launch& launch, const Executor& run) const {
+  bool asked = false;
+  for (AttendWork* work : batch) {
+    work->status = Status();
+    asked |= work->lse || !work->mass.empty();
+  }
+  if (!rows_.out) {
+    move_results(batch, launch.out, launch.head_dim);
+    TIERKV_RETURN_IF_ERROR(machine_->move_rows(moves_, launch.head_dim));
+  }
   return asked ? bring_sums(batch, launch, run) : Status();
 }
 
@@ -158,16 +170,17 @@ Result<std::shared_ptr<const attn::Arrival>> DeviceAttention::take(std::span<att
   bool followed = false;
   auto taken = guarded("take rows", [&]() -> Result<std::shared_ptr<const attn::Arrival>> {
     if (works.empty()) return std::shared_ptr<const attn::Arrival>();
+    const DeviceStep* const step = DeviceStep::of(works[0].step);
     TIERKV_RETURN_IF_ERROR(machine_->enter());
-    TIERKV_RETURN_IF_ERROR(machine_->follow(stream_of(works[0].keys)));
+    TIERKV_RETURN_IF_ERROR(machine_->follow(step ? step->stream() : stream_of(works[0].keys)));
     followed = true;
-    TIERKV_RETURN_IF_ERROR(look_back(false));
+    if (!step) TIERKV_RETURN_IF_ERROR(look_back(false));
     return take_rows(works);
   });
   if (!followed) return taken;  // nothing was asked for
   const Status ended = slots_.end_call();
   changes_.end_call(false);
-  (void)machine_->leave();
+  if (!works[0].step) (void)machine_->leave();
   if (taken.ok() && ended.ok()) return taken;
   for (const attn::TakeWork& work : works) tails_.forget(work.owner);  // nobody knows what is there
   return taken.ok() ? Result<std::shared_ptr<const attn::Arrival>>(ended) : taken;
@@ -182,6 +195,7 @@ Result<std::shared_ptr<const attn::Arrival>> DeviceAttention::take_rows(std::spa
   for (size_t i = 0; i < works.size(); ++i) {
     TIERKV_ASSIGN_OR_RETURN(strips[i], tails_.extend(works[i]));
     if (strips[i]) bytes += floats(works[i]) * sizeof(uint16_t);
+    else if (works[i].step) return std::shared_ptr<const attn::Arrival>();
   }
   if (bytes == 0) return std::shared_ptr<const attn::Arrival>();
   TIERKV_ASSIGN_OR_RETURN(std::shared_ptr<Slot> slot, slots_.take(bytes));
@@ -193,8 +207,10 @@ Result<std::shared_ptr<const attn::Arrival>> DeviceAttention::take_rows(std::spa
     works[i].rows = arriving;
     at += floats(works[i]);
   }
-  auto arrival = std::make_shared<const SlotArrival>(slot);
-  const Status moved = machine_->move_rows(moves_, works[0].keys.head_dim);
+  DeviceStep* const step = DeviceStep::of(works[0].step);
+  const uint32_t dim = works[0].keys.head_dim;
+  std::shared_ptr<const attn::Arrival> arrival = step ? step->arrival(slot) : std::make_shared<const SlotArrival>(slot);
+  const Status moved = step ? step->move_rows(works[0].call, moves_, dim) : machine_->move_rows(moves_, dim);
   for (size_t i = 0; i < works.size(); ++i) {
     if (!strips[i] || !moved.ok()) continue;
     Tails::filled(*strips[i], works[i].position + works[i].keys.tokens);
@@ -202,7 +218,7 @@ Result<std::shared_ptr<const attn::Arrival>> DeviceAttention::take_rows(std::spa
     counts_.rows_taken += works[i].keys.tokens;
   }
   TIERKV_RETURN_IF_ERROR(moved);
-  return std::shared_ptr<const attn::Arrival>(std::move(arrival));
+  return arrival;
 }
 
 // REQUIRES: their stream is followed.

@@ -49,6 +49,8 @@ class Mark {
   virtual Status wait() const = 0;
 };
 
+class Graph;
+
 class Machine {
  public:
   virtual ~Machine() = default;
@@ -113,6 +115,12 @@ class Machine {
   virtual Result<std::unique_ptr<Mark>> make_mark() = 0;
   // Behind all that was asked for so far. A mark may be put again once it was reached.
   virtual Status put(Mark& mark) = 0;
+
+  // Places in a graph that somebody captures (graph.h).
+  virtual Result<std::unique_ptr<Graph>> make_graph() = 0;
+  // The caller launches that graph now, behind what was asked for on the stream that is followed, which is left by this: whatever
+  // is asked for afterwards comes behind his launch.
+  virtual Status leave_to(Graph& graph) = 0;
 
  protected:
   virtual Result<uint8_t*> take_memory(size_t bytes) = 0;

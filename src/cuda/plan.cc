@@ -268,7 +268,7 @@ class Planner {
       const SegmentDesc& first = plan_.segments[plan_.cta_begin[c]];
       const uint32_t count = plan_.cta_begin[c + 1] - plan_.cta_begin[c];
       const auto& codecs = input_.readers.empty() ? input_.codecs : input_.readers;
-      plan_.firsts.of[i] = {first, fast_codec(codecs[first.codec]), plan_.cta_begin[c], count};
+      plan_.firsts.of[i] = {first, plan_.cta_begin[c], fast_codec(codecs[first.codec]), count};
     }
   }
 
@@ -299,7 +299,7 @@ class Planner {
   void end_cta() { plan_.cta_begin.push_back(static_cast<uint32_t>(plan_.segments.size())); }
   void add_segment(uint32_t t, uint32_t first, uint32_t views, uint32_t codec, Path path) {
     const TaskDesc& task = plan_.tasks[t];
-    plan_.segments.push_back({t, first, views, next_[t]++, task.first_row, codec, path, task.first_partial, task.partials});
+    plan_.segments.push_back({t, first, views, next_[t]++, task.first_row, codec, path, {}, task.first_partial, task.partials});
   }
   void add_piece(const Piece& piece) {
     const Run& run = runs_[piece.run];

@@ -17,7 +17,9 @@ struct RowMove {
   int64_t to_token = 0, to_head = 0;
   uint32_t tokens = 0, heads = 0;
   DType from_type = DType::f32, to_type = DType::f32;
+  uint8_t unused[6] = {};  // so that equal moves are equal bytes
 };
+static_assert(sizeof(RowMove) == 64);
 
 inline size_t element_bytes(DType type) { return type == DType::f32 ? 4 : 2; }
 inline size_t dense_bytes(const RowsView& rows) {

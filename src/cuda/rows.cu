@@ -9,7 +9,7 @@
 namespace tierkv::cuda {
 namespace {
 
-constexpr uint32_t kMostMoves = 48;  // of a launch: its parameters are below 4 KB
+constexpr uint32_t kMostMoves = kMovesANode;  // of a launch: its parameters are below 4 KB
 constexpr uint32_t kMoveThreads = 128, kMostCtas = 512;
 
 struct Moves {
@@ -53,23 +53,42 @@ __global__ void __launch_bounds__(kMoveThreads) move_kernel(const __grid_constan
   }
 }
 
+// One launch. Its thread blocks; none: there is nothing to move.
+dim3 batch_of(std::span<const RowMove> some, Moves& batch) {
+  uint32_t rows = 0;
+  for (size_t i = 0; i < some.size(); ++i) {
+    batch.of[i] = some[i];
+    rows = std::max(rows, some[i].tokens * some[i].heads);
+  }
+  return {std::min((rows * 32 + kMoveThreads - 1) / kMoveThreads, kMostCtas), static_cast<uint32_t>(some.size()), 1};
+}
+
 }  // namespace
 
 int launch_moves(std::span<const RowMove> moves, uint32_t head_dim, cudaStream_t stream) {
   for (size_t first = 0; first < moves.size(); first += kMostMoves) {
-    const auto some = moves.subspan(first, std::min<size_t>(kMostMoves, moves.size() - first));
     Moves batch;
-    uint32_t rows = 0;
-    for (size_t i = 0; i < some.size(); ++i) {
-      batch.of[i] = some[i];
-      rows = std::max(rows, some[i].tokens * some[i].heads);
-    }
-    if (rows == 0) continue;
-    const dim3 grid(std::min((rows * 32 + kMoveThreads - 1) / kMoveThreads, kMostCtas), static_cast<uint32_t>(some.size()));
+    const dim3 grid = batch_of(moves.subspan(first, std::min<size_t>(kMostMoves, moves.size() - first)), batch);
+    if (grid.x == 0) continue;
     move_kernel<<<grid, kMoveThreads, 0, stream>>>(batch, head_dim);
     if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
   }
   return 0;
+}
+
+int capture_moves(cudaStream_t stream) {
+  move_kernel<<<1, kMoveThreads, 0, stream>>>(Moves(), 0);
+  return cudaGetLastError();
+}
+
+int set_moves(cudaGraphExec_t exec, cudaGraphNode_t node, std::span<const RowMove> moves, uint32_t head_dim) {
+  Moves batch;
+  void* parameters[] = {&batch, &head_dim};
+  cudaKernelNodeParams params{};
+  params.func = reinterpret_cast<void*>(&move_kernel);
+  params.gridDim = batch_of(moves, batch), params.blockDim = dim3(kMoveThreads);
+  params.kernelParams = parameters;
+  return cudaGraphExecKernelNodeSetParams(exec, node, &params);
 }
 
 }  // namespace tierkv::cuda

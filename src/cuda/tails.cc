@@ -96,6 +96,17 @@ Result<const Tails::Strip*> Tails::place(const attn::AttendWork& work) {
   return &strip;
 }
 
+void Tails::clear_for(const attn::AttendWork& work, uint32_t more) {
+  uint32_t first = 0, end = 0;
+  size_t row_bytes = 0;
+  const auto found = work.settled.empty() ? strips_.end() : strips_.find(work.settled[0].owner);
+  if (found == strips_.end() || !rows_of(work, first, end, row_bytes)) return;
+  Strip& strip = *found->second;
+  if (first >= strip.base && end + more - strip.base <= strip.room) return;
+  if (!strip.versions.empty()) spoiled(strip);
+  if (end + more - first > strip.room) release(strip), strip.room = 0;
+}
+
 bool Tails::has(const attn::AttendWork& work) const {
   uint32_t first = 0, end = 0;
   size_t row_bytes = 0;

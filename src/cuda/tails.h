@@ -49,6 +49,9 @@ class Tails {
   // on their way then.
   Result<const Strip*> place(const attn::AttendWork& work);
 
+  // Before place(), for who wants extend() by so many rows to find room afterwards: whatever is in the way of it goes.
+  void clear_for(const attn::AttendWork& work, uint32_t more);
+
   // Whether all rows of the work's tail are there: place() will read none of them.
   bool has(const attn::AttendWork& work) const;
   // Room for new rows behind those that are there, which a caller fills: where. Null: it has not all rows before them, or no room.

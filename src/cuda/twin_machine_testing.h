@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "cuda/encode_twin_testing.h"
+#include "cuda/graph.h"
 #include "cuda/machine.h"
 #include "cuda/mass_twin_testing.h"
 #include "cuda/prompt_twin_testing.h"
@@ -107,6 +108,23 @@ class TwinMachine final : public Machine {
     return {};
   }
 
+  Result<std::unique_ptr<Graph>> make_graph() override { return std::unique_ptr<Graph>(std::make_unique<TwinGraph>(*this)); }
+  Status leave_to(Graph&) override { return {}; }
+
+  // A graph that is captured, and at the same time what is made of it. What is launched does what its places were told last.
+  struct Captured {
+    std::vector<std::function<void()>> places;
+  };
+  void* capturing = nullptr;  // a stream
+  Captured* captured = nullptr;
+  uint64_t updates = 0;            // of places that do something else from then on
+  uint64_t updates_that_fail = 0;  // of what places are told, the so manieth from now; 0: none
+  // What is done between calls of the cache while its stream is captured: the model's own work.
+  void capture(std::function<void()> what) { captured->places.push_back(std::move(what)); }
+  void launch(const Captured& graph) {
+    for (const std::function<void()>& place : graph.places) (void)main_->add(place);
+  }
+
   uint64_t sent = 0, sends = 0;  // bytes, and how often
   uint64_t waits = 0;            // for everything but what is aside
   uint64_t waits_aside = 0;      // for that
@@ -160,6 +178,65 @@ class TwinMachine final : public Machine {
       std::lock_guard lock(mutex);
       return done >= at;
     }
+  };
+  class TwinGraph final : public Graph {
+   public:
+    explicit TwinGraph(TwinMachine& machine) : machine_(machine), main_(machine.main_) {}
+    Result<bool> captures(void* stream) override { return machine_.captured && machine_.capturing == stream; }
+    Status follow(void*) override {
+      if (of_ && of_ != machine_.captured) return error(StatusCode::failed_precondition, "another capture");
+      of_ = machine_.captured;
+      return {};
+    }
+    Status add_moves(size_t) override { return add(moves_); }
+    Status add_attend(uint32_t, uint32_t) override { return add(attends_); }
+    Status add_end() override { return add(ends_); }
+
+    Status set_end(void* exec, Progress* progress, uint64_t number) override {
+      if (exec != of_) return error(StatusCode::invalid_argument, "the graph is another");
+      return set(ends_[0], std::as_bytes(std::span(&number, 1)), [progress, number] { progress->end(number); });
+    }
+    Status set_moves(uint32_t place, std::span<const RowMove> moves, uint32_t head_dim) override {
+      return set(moves_[place], std::as_bytes(moves),
+                 [list = std::vector(moves.begin(), moves.end()), head_dim] { move_rows_on_host(list, head_dim); });
+    }
+    Status set_attend(uint32_t place, const Launch& launch, const Plan& plan) override {
+      struct {
+        Launch launch;
+        CtaFirsts firsts;
+      } const told{launch, plan.firsts};
+      return set(attends_[place], std::as_bytes(std::span(&told, 1)),
+                 [launch, partials = plan.partials] { Twin(launch, partials).run(launch.out, launch.lse); });
+    }
+    Status wait() const override {
+      main_->run(UINT64_MAX);
+      return {};
+    }
+
+   private:
+    Status add(std::vector<size_t>& kind) {
+      kind.push_back(of_->places.size());
+      of_->places.push_back([] {});
+      return {};
+    }
+    // As CUDA's: what it was told before it is not told again.
+    Status set(size_t place, std::span<const std::byte> told, std::function<void()> what) {
+      std::vector<std::byte>& before = told_[place];
+      if (machine_.updates_that_fail != 0 && --machine_.updates_that_fail == 0) {
+        return error(StatusCode::io_error, "a place of the graph could not be changed");
+      }
+      if (std::equal(before.begin(), before.end(), told.begin(), told.end())) return {};
+      before.clear();
+      ++machine_.updates;
+      of_->places[place] = std::move(what);
+      before.assign(told.begin(), told.end());
+      return {};
+    }
+    TwinMachine& machine_;
+    const std::shared_ptr<Queue> main_;
+    Captured* of_ = nullptr;
+    std::vector<size_t> moves_, attends_, ends_;
+    std::map<size_t, std::vector<std::byte>> told_;
   };
   struct TwinMark final : Mark {
     explicit TwinMark(std::shared_ptr<Queue> of) : queue(std::move(of)) {}

@@ -1,0 +1,23 @@
+// works.h — what the parts of DeviceAttention ask of a piece of work.
+#pragma once
+
+#include "attn/backend.h"
+#include "cuda/machine.h"
+#include "tierkv/cuda.h"
+
+namespace tierkv::cuda {
+
+inline bool is_prompt(const attn::AttendWork& work) { return work.queries.tokens > kMostQueries; }
+
+inline bool same_shape(const attn::AttendWork& a, const attn::AttendWork& b) {
+  return a.params.head_dim == b.params.head_dim && a.params.scale == b.params.scale && a.params.softcap == b.params.softcap &&
+         a.params.causal == b.params.causal && a.params.window == b.params.window && a.sink_logits == b.sink_logits &&
+         a.heads.size() == b.heads.size() && a.queries.heads == b.queries.heads && stream_of(a.queries) == stream_of(b.queries) &&
+         is_prompt(a) == is_prompt(b);
+}
+
+inline uint32_t group_of(const attn::AttendWork& work) { return work.queries.heads / static_cast<uint32_t>(work.heads.size()); }
+
+inline uint32_t layer_of(const attn::AttendWork& work) { return work.heads[0].empty() ? 0 : work.heads[0][0].ctx.layer; }
+
+}  // namespace tierkv::cuda
