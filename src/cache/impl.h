@@ -113,8 +113,9 @@ struct AdaptiveKVCache::Impl {
   DeepOptions deep_options(DeepOptions options) const;
 
   // spill.cc
-  // Archive blocks go to the cold file, the call's sequence's first. False: none could. REQUIRES: no lock is held.
-  bool make_room_by_spilling(SeqId seq, uint64_t needed) noexcept;
+  // Archive blocks go to the cold file, the call's sequence's first. False: none could; `file` is what the file said, if it was its
+  // fault. REQUIRES: no lock is held.
+  bool make_room_by_spilling(SeqId seq, uint64_t needed, Status& file) noexcept;
 
   // promote.cc
   // The cold file and its codecs, as the configuration says; REQUIRES: the arena is there, the store not yet.
