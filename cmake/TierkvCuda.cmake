@@ -88,7 +88,7 @@ target_link_libraries(tierkv_encode_cuda PRIVATE tierkv tierkv_options)
 if(TIERKV_BUILD_TESTS)
   find_package(GTest REQUIRED)
   add_executable(cuda_device_test tests/cuda/device_test.cc tests/cuda/demote_test.cc tests/cuda/encode_test.cc
-                 tests/cuda/graph_test.cc tests/cuda/mass_test.cc tests/cuda/prompt_test.cc)
+                 tests/cuda/graph_test.cc tests/cuda/mass_test.cc tests/cuda/medium_test.cc tests/cuda/prompt_test.cc)
   target_include_directories(cuda_device_test PRIVATE src tests ${TIERKV_CUDA_INCLUDE})
   target_link_libraries(cuda_device_test PRIVATE tierkv tierkv_options GTest::gtest_main)
 endif()

@@ -23,8 +23,8 @@ using cuda::testing::TwinMachine;
 
 constexpr double kTolerance = 2e-2;  // the processor's own kernels round
 
-std::shared_ptr<DeviceAttention> twin(uint64_t byte_limit = 0, size_t few_rows = cuda::kFewRows) {
-  return std::make_shared<DeviceAttention>(std::make_unique<TwinMachine>(), byte_limit, few_rows);
+std::shared_ptr<DeviceAttention> twin(uint64_t byte_limit = 0, size_t few_rows = cuda::kFewRows, bool keep_on_host = true) {
+  return std::make_shared<DeviceAttention>(std::make_unique<TwinMachine>(), byte_limit, few_rows, keep_on_host);
 }
 
 // What is random about the machine of tests/model_based_test.cc, on the twin.
@@ -36,7 +36,8 @@ TEST_P(OnATwin, BehavesLikeTheReference) {
   if (const char* given = std::getenv("TIERKV_SEED")) seed = std::strtoull(given, nullptr, 10);
   testing::MachineSetup setup = GetParam();
   const bool beside = setup.name.find("beside") != std::string::npos;  // what rows receive is the processor's
-  std::shared_ptr<DeviceAttention> device = twin(0, beside ? SIZE_MAX : 0);
+  const bool away = setup.name.find("away") != std::string::npos;      // host memory gives up what the device has
+  std::shared_ptr<DeviceAttention> device = twin(0, beside ? SIZE_MAX : 0, !away);
   setup.backend = [&] { return device; };
   if (setup.there) seed += 1;
   // Prompts' decoded rows are halves: the sharper the query, the more it shows.
@@ -50,6 +51,13 @@ TEST_P(OnATwin, BehavesLikeTheReference) {
   ASSERT_TRUE(machine.run(operations)) << machine.report();
   EXPECT_GT(device->usage().launches, operations / 10);
   EXPECT_EQ(device->counts().weighed_rows != 0, !beside);
+  EXPECT_EQ(device->counts().kept_alone != 0, device->counts().fetched != 0);
+  EXPECT_TRUE(away || device->counts().kept_alone == 0);
+  EXPECT_TRUE(!away || !setup.calibrated || device->counts().kept_alone > operations / 10);
+  if (away) {
+    std::printf("blocks away: %llu, fetched: %llu\n", static_cast<unsigned long long>(device->counts().kept_alone),
+                static_cast<unsigned long long>(device->counts().fetched));
+  }
   if (setup.there) std::printf("rows taken: %llu\n", static_cast<unsigned long long>(device->counts().rows_taken));
 }
 
@@ -85,10 +93,17 @@ std::vector<testing::MachineSetup> setups() {
                    small + "hot=16,warm=48,warm_codec=fp16,archive=kivi4-g16,sinks=4,cold_codec=fp16" + more, 0.45, 400});
     all.back().cold = true;
   }
-  for (size_t i = 0, count = all.size(); i < count; ++i) {  // and with rows in the device's memory
-    testing::MachineSetup there = all[i];
+  for (size_t i = 0, count = all.size(); i < count; ++i) {  // and with rows in the device's memory, or blocks there alone
+    testing::MachineSetup there = all[i], away = all[i];
     there.name += "_there", there.there = true;
     all.push_back(there);
+    if (all[i].name == "hot_all" || all[i].name == "ring") continue;  // they have no blocks
+    away.name += "_away";
+    if (const size_t at = away.settings.find("hot=16,warm=32,warm_codec=kivi8-g16,archive=kivi8-g16"); at != std::string::npos) {
+      away.settings.replace(at, 14, "hot=8,warm=0");  // few tokens, and most of them archived
+    }
+    all.push_back(away);
+    if (all[i].name == "tiers" || all[i].name == "klt") away.name += "_there", away.there = true, all.push_back(away);
   }
   return all;
 }

@@ -136,7 +136,8 @@ inline Walked walk(const AdaptiveKVCache& cache) {
           if (ref.promoted() && seen.insert(ref.base.identity()).second) {
             ++out.blocks;
             if (ref.base.spilled()) out.bookkeeping += spill_record_bytes(impl, ref.base);
-            else out.tier[static_cast<int>(Tier::archive)] += impl.store->held_bytes(*ref.base.codec(), Tier::archive);
+            else if (!ref.base.away())
+              out.tier[static_cast<int>(Tier::archive)] += impl.store->held_bytes(*ref.base.codec(), Tier::archive);
           }
           if (!seen.insert(ref.block.identity()).second) continue;
           ++out.blocks;
@@ -144,7 +145,7 @@ inline Walked walk(const AdaptiveKVCache& cache) {
             out.bookkeeping += spill_record_bytes(impl, ref.block);
           } else if (ref.block.resident()) {
             out.tier[static_cast<int>(ref.block.tier())] += impl.store->held_bytes(*ref.block.codec(), ref.block.tier());
-          } else if (seen.insert(ref.block.group()).second) {
+          } else if (ref.block.packed() && seen.insert(ref.block.group()).second) {
             out.parked += ref.block.group()->held();
           }
         }

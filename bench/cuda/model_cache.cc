@@ -156,7 +156,7 @@ uint64_t tierkv_model_on_processor(void* of) { return static_cast<ModelCache*>(o
 int tierkv_model_reference(void* of, uint32_t layer, uint32_t sequence, const float* queries, float* out) {
   ModelCache& model = *static_cast<ModelCache*>(of);
   const CacheConfig& c = model.cache->config();
-  cuda::detach(*model.cache);
+  if (said(cuda::detach(*model.cache))) return 1;
   AttentionOptions options;
   options.observe = false;
   const bool failed = said(

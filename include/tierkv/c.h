@@ -302,6 +302,8 @@ typedef struct tierkv_memory {
   uint64_t read_blocks;     /* archive blocks that decoding steps had a choice about (the key `skip`) and read */
   uint64_t skipped_blocks;  /* those they did not read */
   double skipped_mass;      /* the most that those of one step may have had of a query's attention, by the bound */
+  uint64_t device_tokens;   /* rows whose blocks only a device has; their tier counts them, without bytes */
+  uint64_t device_bytes;    /* what they take there, in no sum here */
 } tierkv_memory;
 
 typedef struct tierkv_quality {

@@ -308,10 +308,13 @@ class AdaptiveKVCache {
   Status wake(SeqId seq);
   Result<bool> is_parked(SeqId seq) const;
 
-  // Who attends: the processor, or the device of tierkv/cuda.h; null: the processor again. REQUIRES: no other call is under way.
+  // Who attends: the processor, or the device of tierkv/cuda.h; null: the processor again. What another device has alone and does
+  // not come back is lost. REQUIRES: no other call is under way.
   void attend_with(std::shared_ptr<const attn::Backend> backend);
   // What tierkv/cuda.h's record() does. unsupported: the processor attends.
   Result<std::unique_ptr<cuda::StepGraph>> record_step();
+  // The processor again, and nothing is lost for want of memory: cuda::detach(). REQUIRES: as above.
+  Status attend_here();
 
   struct Impl;  // src/cache/impl.h
 

@@ -30,6 +30,14 @@
 //   Graphs:   a call decides what to launch by the lengths of the moment, so it cannot simply be captured: failed_precondition
 //             while its stream is. A whole step of decoding can be, once it is recorded (record(), StepGraph).
 //
+// Host memory: with Options::keep_on_host = false sealed blocks that the device has give up their bytes in host memory once a call
+// has attended to them: archive blocks, and warm ones where nothing is archived. Not those that other sequences share at that
+// moment, nor promoted ones, and none where `skip` is set. Whoever needs the bytes here fetches them: get(), save(), freeze(),
+// park(), verify(), eviction that merges blocks, work that the processor takes. They are compared with their checksums whenever
+// they come back. MemoryStats::device_bytes and Usage::only_bytes say what is there alone. When the device has no room for the
+// blocks of a call, those of sequences that are not in it come back to host memory first. What was there alone when the device
+// failed is lost: from then on calls that need it are refused with io_error, and with data_loss once the device was detached.
+//
 // Build:   -DTIERKV_CUDA=ON. Without it every call here is `unsupported`.
 // Errors:  unsupported: no CUDA in this build, or a device older than compute capability 8.0. failed_precondition: no device, or a
 //          driver too old for CUDA 13. resource_exhausted: no device memory left for what a call needs; the cache is as it was, and
@@ -48,16 +56,19 @@ inline constexpr uint32_t kMostQueries = 16;
 
 struct Options {
   int device = 0;
-  uint64_t byte_limit = 0;  // for copies of blocks; 0: what the device has. The longest unused go first when it is reached.
+  uint64_t byte_limit = 0;   // for copies of blocks; 0: what the device has. The longest unused go first when it is reached.
+  bool keep_on_host = true;  // false: sealed blocks that the device has leave host memory
 };
 
 struct Usage {
-  uint64_t block_bytes = 0;    // copies of sealed blocks
+  uint64_t block_bytes = 0;    // sealed blocks
   uint64_t scratch_bytes = 0;  // descriptors, hot rows, queries, partial results, tables
   uint64_t device_bytes = 0;   // all that is allocated there for this cache: the above, the rest of slabs, strips of hot rows
   uint64_t peak_bytes = 0;     // the most that was at any time
   uint64_t blocks = 0;
-  uint64_t uploads = 0;  // blocks copied so far
+  uint64_t only_bytes = 0;   // of block_bytes, those that host memory does not have (Options::keep_on_host)
+  uint64_t only_blocks = 0;  // and of blocks
+  uint64_t uploads = 0;      // blocks copied so far
   uint64_t launches = 0;
   uint64_t on_processor = 0;  // pieces of work that the processor took
 };
@@ -112,10 +123,13 @@ class StepGraph {
 // Whether attach() could work here, and if not, why.
 Status available(int device = 0);
 
-// The result reports on the device; the cache keeps what it needs of it. REQUIRES: no other call on the cache is under way.
+// The result reports on the device; the cache keeps what it needs of it. A device that was attached before is detached; errors of
+// that are this call's, and with data_loss the new one is attached. REQUIRES: no other call on the cache is under way.
 Result<std::shared_ptr<const Device>> attach(AdaptiveKVCache& cache, const Options& options = {});
-// Back to the processor. REQUIRES: as attach().
-void detach(AdaptiveKVCache& cache);
+// Back to the processor, and to host memory what the device has alone. resource_exhausted: byte_budget has no room for that; the
+// device stays attached. data_loss: it did not give all of it back; calls that need what is lost are refused from here on.
+// REQUIRES: as attach().
+Status detach(AdaptiveKVCache& cache);
 
 // Calls on streams that are captured are recorded from here on, until end() or until it is given up. One at a time. REQUIRES: no
 // stream is captured yet. unsupported: no device is attached.

@@ -35,12 +35,14 @@ struct MemoryStats {
   uint64_t promoted_tokens = 0;    // rows that promote() brought back, summed over layers and KV heads; they are in their tier
   uint64_t promoted_bytes = 0;     // what they take beside their archive blocks; in their tier's overhead
   uint64_t spilled_tokens = 0;     // rows whose blocks are in the cold file and nowhere else; their tier counts them, without bytes
-  uint64_t free_bytes = 0;         // held from the operating system, ready for reuse (whole-cache figure only)
-  uint64_t total_bytes = 0;        // everything above: what the tokens take
-  uint64_t peak_bytes = 0;         // highest total so far (whole-cache figure only)
-  uint64_t budget_bytes = 0;       // 0: no budget
-  uint64_t fp16_bytes = 0;         // what the same live and parked tokens would take as plain FP16
-  uint64_t table_bytes = 0;        // calibrated tables (whole-cache figure only); not in total_bytes
+  uint64_t device_tokens = 0;  // rows whose blocks only a device has (cuda::Options::keep_on_host); their tier counts them so too
+  uint64_t device_bytes = 0;   // what they take there, in no sum here; of the whole cache, what the device's own books say
+  uint64_t free_bytes = 0;     // held from the operating system, ready for reuse (whole-cache figure only)
+  uint64_t total_bytes = 0;    // everything above: what the tokens take
+  uint64_t peak_bytes = 0;     // highest total so far (whole-cache figure only)
+  uint64_t budget_bytes = 0;   // 0: no budget
+  uint64_t fp16_bytes = 0;     // what the same live and parked tokens would take as plain FP16
+  uint64_t table_bytes = 0;    // calibrated tables (whole-cache figure only); not in total_bytes
   uint64_t scratch_bytes = 0;  // rows of deep archives that calls under way decode (whole-cache figure only); not in total_bytes
   uint64_t cold_bytes = 0;     // of the cold file on disk (whole-cache figure only); not in memory, and in no sum here
   // Rows so far, summed over layers and KV heads (whole-cache figures only): those that became part of a block of the tier, and

@@ -11,10 +11,11 @@ void Handle::attach(const cuda::Options& options) {
 
 void Handle::detach() {
   const Shared cache = live();
-  without_gil([&] {
-    cuda::detach(*cache);
-    device_.reset();
-  });
+  check(without_gil([&] {
+    Status status = cuda::detach(*cache);
+    if (status.code() != StatusCode::resource_exhausted) device_.reset();  // else it stays attached
+    return status;
+  }));
 }
 
 const cuda::Device& Handle::attached() const {
@@ -29,6 +30,8 @@ void bind_device(nb::module_& m, nb::class_<Handle>& cache) {
       .def_ro("device_bytes", &cuda::Usage::device_bytes)
       .def_ro("peak_bytes", &cuda::Usage::peak_bytes)
       .def_ro("blocks", &cuda::Usage::blocks)
+      .def_ro("only_bytes", &cuda::Usage::only_bytes)
+      .def_ro("only_blocks", &cuda::Usage::only_blocks)
       .def_ro("uploads", &cuda::Usage::uploads)
       .def_ro("launches", &cuda::Usage::launches)
       .def_ro("on_processor", &cuda::Usage::on_processor);
@@ -37,10 +40,10 @@ void bind_device(nb::module_& m, nb::class_<Handle>& cache) {
   cache
       .def(
           "cuda_attach",
-          [](Handle& self, int device, uint64_t byte_limit) {
-            self.attach({device, byte_limit});
+          [](Handle& self, int device, uint64_t byte_limit, bool keep_on_host) {
+            self.attach({device, byte_limit, keep_on_host});
           },
-          nb::arg("device"), nb::arg("byte_limit"))
+          nb::arg("device"), nb::arg("byte_limit"), nb::arg("keep_on_host"))
       .def("cuda_detach", &Handle::detach)
       .def("cuda_device", &Handle::device)
       .def("cuda_usage",

@@ -39,6 +39,8 @@ void bind_memory(nb::module_& m) {
       .def_ro("promoted_tokens", &MemoryStats::promoted_tokens)
       .def_ro("promoted_bytes", &MemoryStats::promoted_bytes)
       .def_ro("spilled_tokens", &MemoryStats::spilled_tokens)
+      .def_ro("device_tokens", &MemoryStats::device_tokens)
+      .def_ro("device_bytes", &MemoryStats::device_bytes)
       .def_ro("read_blocks", &MemoryStats::read_blocks)
       .def_ro("skipped_blocks", &MemoryStats::skipped_blocks)
       .def_ro("skipped_mass", &MemoryStats::skipped_mass)

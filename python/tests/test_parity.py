@@ -14,7 +14,8 @@ HEADERS = ROOT / "include" / "tierkv"
 
 # C++ names whose twin has another name or form, and why.
 CACHE_TWINS = {"create": "__init__"}  # a constructor makes it
-CPP_ALONE = {"attend_with", "record_step"}  # a device's own: tierkv.cuda.attach calls the one, tierkv/cuda.h the other
+# A device's own: tierkv.cuda.attach and detach call two of them, tierkv/cuda.h the third.
+CPP_ALONE = {"attend_with", "attend_here", "record_step"}
 FUNCTION_TWINS = {
     "validate": "CacheConfig.validate",
     "wants_calibration": "CacheConfig.wants_calibration",
@@ -115,8 +116,8 @@ def test_the_device_has_its_twin():
     text = text_of("cuda.h")
     fields = re.findall(r"uint64_t (\w+) = 0;", body_of(text, "struct", "Usage"))
     assert len(fields) >= 8 and all(hasattr(tierkv.cuda.Usage, field) for field in fields), fields
-    options = re.findall(r"(\w+) = \d+;", body_of(text, "struct", "Options"))
-    assert {"device", "byte_limit"} <= set(options) <= set(inspect.signature(tierkv.cuda.attach).parameters)
+    options = re.findall(r"(\w+) = (?:\d+|true|false);", body_of(text, "struct", "Options"))
+    assert {"device", "byte_limit", "keep_on_host"} <= set(options) <= set(inspect.signature(tierkv.cuda.attach).parameters)
     methods = re.findall(r"virtual [\w:]+ (\w+)\(", body_of(text, "class", "Device"))
     assert {"usage", "check"} <= set(methods) <= set(vars(tierkv.cuda.Device))
     for name in re.findall(r"^\w[\w:<> ]* (\w+)\(", text, re.MULTILINE):

@@ -52,15 +52,18 @@ class Device:
         return f"<tierkv.cuda.Device {self.number}, {self.usage().device_bytes:,} bytes>"
 
 
-def attach(cache: Cache, device: int = 0, byte_limit: int = 0) -> Device:
+def attach(cache: Cache, device: int = 0, byte_limit: int = 0, keep_on_host: bool = True) -> Device:
     """Attention of the cache runs on the device from now on. `byte_limit`: for copies of blocks; 0: what the device has.
+    `keep_on_host=False`: sealed blocks that the device has leave host memory, and are fetched when somebody needs them there.
 
     No other call on the cache may be under way.
     """
-    cache._core.cuda_attach(device, byte_limit)
+    cache._core.cuda_attach(device, byte_limit, keep_on_host)
     return Device(cache, device)
 
 
 def detach(cache: Cache) -> None:
-    """Back to the processor. No other call on the cache may be under way."""
+    """Back to the processor, and to host memory what the device has alone. Without room for it there the device stays attached, and
+    ResourceExhausted is raised. No other call on the cache may be under way.
+    """
     cache._core.cuda_detach()

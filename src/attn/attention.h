@@ -39,6 +39,8 @@ struct BlockView {
   // A checksum of all bytes of a sealed block, for whoever keeps a copy of them elsewhere; 0: the bytes may change after this call.
   uint64_t sealed = 0;
 
+  // The backend has its bytes and nobody else (base/far_bytes.h): `keys` and `values` are lengths, and null.
+  bool away() const { return keys.data() == nullptr; }
   uint32_t position(uint32_t row) const { return ctx.positions ? ctx.positions[row] : ctx.first_position + row; }
 };
 

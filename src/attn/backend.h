@@ -18,6 +18,7 @@
 
 #include "attn/attention.h"
 #include "attn/mass.h"
+#include "base/far_bytes.h"
 #include "quant/codec.h"
 #include "tierkv/cache.h"
 
@@ -163,6 +164,10 @@ class Backend {
 
   // It keeps things from call to call and wants to be told what is settled.
   virtual bool remembers() const { return false; }
+
+  // Where sealed blocks may be whose bytes nobody else has; null: it keeps none. Views of such blocks are away(). REQUIRES: the
+  // backend outlives what it holds.
+  virtual const FarBytes* far() const { return nullptr; }
 
   // Heads whose blocks it codes best at a time. The processor's: what threads share out, and not so many that their rows as floats
   // leave its caches.

@@ -23,10 +23,12 @@ namespace {
 // Tokens that wait in the warm tier at most, beyond its length, for queries that tell how much they matter.
 constexpr uint32_t kMostUnseen = 1024;
 
-Status no_room(const Arena& arena, uint32_t layer) {
+Status no_room(const AdaptiveKVCache::Impl& impl, uint32_t layer) {
+  const Arena& arena = *impl.arena;
   if (arena.limit() == 0) return error(StatusCode::resource_exhausted, "the system refused memory for layer ", layer);
   return error(StatusCode::resource_exhausted, "byte_budget of ", arena.limit(), " bytes is reached (", arena.mapped(),
-               " mapped) and layer ", layer, " needs more; raise byte_budget, remove a sequence, or set eviction.policy");
+               " mapped) and layer ", layer, " needs more; raise byte_budget, ",
+               spills(impl) ? "or remove a sequence" : "remove a sequence, or set eviction.policy");
 }
 
 // Tokens that may wait in the warm tier for their queries: under a budget an eighth of it, at a byte an element.
@@ -150,7 +152,7 @@ Status Appending::begin(uint64_t& needed) {
   limit_ = evicting_ ? impl_.layer_limit(layer_) : 0;
   if (impl_.policy || step_size(plan_, seq_.heads(layer_)[0].tail.rows(), n, limit_) == n) return {};
   backup_.emplace(impl_.env, seq_, layer_);
-  if (!backup_->take()) return no_room(*impl_.arena, layer_);
+  if (!backup_->take()) return no_room(impl_, layer_);
   return {};
 }
 
@@ -181,11 +183,11 @@ void Appending::write_rows(uint32_t count) {
 }
 
 Status Appending::add_rows(uint32_t count) {
-  if (evicting_ && !impl_.make_room(seq_, layer_, count)) return no_room(*impl_.arena, layer_);
-  if (!settle_full_tails()) return no_room(*impl_.arena, layer_);
+  if (evicting_ && !impl_.make_room(seq_, layer_, count)) return no_room(impl_, layer_);
+  if (!settle_full_tails()) return no_room(impl_, layer_);
   while (!reserve_tails(*impl_.arena, seq_, layer_, plan_, count, limit_)) {
     // Nothing is given up while something waits for tables: with_pressure() ends that first.
-    if (!impl_.policy || impl_.planner->waiting() || !impl_.relieve(seq_)) return no_room(*impl_.arena, layer_);
+    if (!impl_.policy || impl_.planner->waiting() || !impl_.relieve(seq_)) return no_room(impl_, layer_);
   }
   write_rows(count);
   LayerState& state = seq_.layer(layer_);
@@ -230,7 +232,8 @@ void settle_by_spilling(AdaptiveKVCache::Impl& impl, SeqId seq, uint32_t layer) 
       if (!sequence.packed.empty()) return;
       if (settle_alone(impl, *impl.planner->now(), sequence, layer, kBacklog)) return;
     }
-    if (!impl.make_room_by_spilling(seq, impl.largest_block)) return;
+    Status file;
+    if (!impl.make_room_by_spilling(seq, impl.largest_block, file)) return;
   }
 }
 
@@ -250,9 +253,12 @@ Status append_locked(AdaptiveKVCache::Impl& impl, Sequence& seq, uint32_t layer,
 
 }  // namespace
 
-Status append_here(AdaptiveKVCache::Impl& impl, SeqId seq, uint32_t layer, const RowsView& keys, const RowsView& values) {
+Status check_finite_rows(const AdaptiveKVCache::Impl& impl, const RowsView& keys, const RowsView& values) {
   TIERKV_RETURN_IF_ERROR(check_finite(keys, "keys", impl.env.hot_bf16));
-  TIERKV_RETURN_IF_ERROR(check_finite(values, "values", impl.env.hot_bf16));
+  return check_finite(values, "values", impl.env.hot_bf16);
+}
+
+Status append_here(AdaptiveKVCache::Impl& impl, SeqId seq, uint32_t layer, const RowsView& keys, const RowsView& values) {
   impl.keep_room_to_archive(keys.tokens);
   const Status status = with_pressure(
       impl, seq,
@@ -293,8 +299,10 @@ Status AdaptiveKVCache::append(SeqId seq, uint32_t layer, const RowsView& keys, 
   TIERKV_RETURN_IF_ERROR(impl_->check_layer(layer));
   AppendItem item{seq, keys, values, {}};
   TIERKV_RETURN_IF_ERROR(cache::check_rows(*impl_, item));
-  if (keys.place == MemoryPlace::host && values.place == MemoryPlace::host)
+  if (keys.place == MemoryPlace::host && values.place == MemoryPlace::host) {
+    TIERKV_RETURN_IF_ERROR(cache::check_finite_rows(*impl_, keys, values));
     return cache::append_here(*impl_, seq, layer, keys, values);
+  }
   if (const auto recorded = cache::record_append(*impl_, layer, {&item, 1})) return *recorded;
   TIERKV_RETURN_IF_ERROR(cache::append_all(*impl_, layer, {&item, 1}));
   return item.status;

@@ -27,7 +27,8 @@ namespace {
 struct Here {
   AppendItem* item = nullptr;
   RowsView keys, values;
-  bool done = false;  // its rows are in, or it has a status that says why not
+  bool done = false;     // its rows are in, or it has a status that says why not
+  bool checked = false;  // its rows are finite
 };
 
 // One that comes together with others. Its sequence is locked.
@@ -117,11 +118,9 @@ void append_together(AdaptiveKVCache::Impl& impl, uint32_t layer, std::vector<He
   if (items.size() < 2 || spills(impl)) return;
   uint32_t tokens = 0;
   for (Here& here : items) {
-    Status finite = guarded("append rows", [&]() -> Status {
-      TIERKV_RETURN_IF_ERROR(check_finite(here.keys, "keys", impl.env.hot_bf16));
-      return check_finite(here.values, "values", impl.env.hot_bf16);
-    });
+    Status finite = guarded("append rows", [&] { return check_finite_rows(impl, here.keys, here.values); });
     here.done = !finite.ok();
+    here.checked = finite.ok();
     here.item->status = std::move(finite);
     if (!here.done) tokens += here.keys.tokens;
   }
@@ -173,7 +172,10 @@ Status append_all(AdaptiveKVCache::Impl& impl, uint32_t layer, std::span<AppendI
   append_together(impl, layer, here);
   for (const Here& one : here) {
     if (one.done) continue;
-    one.item->status = guarded("append rows", [&] { return append_here(impl, one.item->seq, layer, one.keys, one.values); });
+    one.item->status = guarded("append rows", [&]() -> Status {
+      if (!one.checked) TIERKV_RETURN_IF_ERROR(check_finite_rows(impl, one.keys, one.values));
+      return append_here(impl, one.item->seq, layer, one.keys, one.values);
+    });
   }
   return {};
 }

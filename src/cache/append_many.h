@@ -11,9 +11,12 @@ namespace tierkv::cache {
 // Shapes, and whether the backend can read the memory they are in.
 Status check_rows(const AdaptiveKVCache::Impl& impl, const AppendItem& item);
 
+// Every element of rows in host memory, as invalid_argument says.
+Status check_finite_rows(const AdaptiveKVCache::Impl& impl, const RowsView& keys, const RowsView& values);
+
 // REQUIRES, of all below: the items' rows are checked, and no lock is held.
 
-// One sequence's rows, in host memory. What lacks memory is tried again as pressure.h has it.
+// One sequence's rows, in host memory and finite. What lacks memory is tried again as pressure.h has it.
 Status append_here(AdaptiveKVCache::Impl& impl, SeqId seq, uint32_t layer, const RowsView& keys, const RowsView& values);
 
 // Steps of decoding whose rows are in a device's memory go to where the device keeps a tail's, and nobody waits (append_there.cc).

@@ -2,6 +2,7 @@
 // views here, the work itself in the backend (attn/backend.h).
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "attn/backend.h"
 #include "base/guarded.h"
@@ -14,6 +15,7 @@
 #include "cache/rows.h"
 #include "cache/skip_blocks.h"
 #include "cache/step_graph.h"
+#include "tiers/away.h"
 
 namespace tierkv {
 
@@ -148,6 +150,7 @@ class Attending {
     place_sums();
     attend();
     for (size_t i = 0; i < held_.size(); ++i) finish(held_[i], works_[i]);
+    for (Held& held : held_) send_away(held);
   }
 
  private:
@@ -196,6 +199,10 @@ class Attending {
     for (uint32_t h = 0; h < config_.num_kv_heads; ++h) {
       tiers::collect_views(impl_.env, held.sequence->heads(layer_)[h], impl_.planner->hot_codec(), held.views[h]);
       held.spilled |= !held.views[h].spilled.empty();
+    }
+    if (std::any_of(held.views.begin(), held.views.end(), [](const StreamViews& head) { return head.lost; })) {
+      return error(StatusCode::data_loss, "sequence ", held.item->seq,
+                   " has blocks that a device had alone when it failed or was given up: they are lost; remove the sequence");
     }
     if (held.spilled && held.item->mass) {
       return error(StatusCode::failed_precondition, "sequence ", held.item->seq,
@@ -395,6 +402,16 @@ class Attending {
     held.item->status = impl_.env.backend->put(held.out.data(), held.out.size(), held.item->out, held.item->queries.ready);
   }
 
+  // What the device has now need not be in host memory too. In a step that is yet to be launched it may not have it.
+  void send_away(Held& held) noexcept {
+    if (step_ || !impl_.store->far() || !held.item->status.ok() || !keeps_views()) return;
+    const auto looked_through = [](const StreamViews& head) { return head.sent_away == head.version; };
+    if (std::all_of(held.views.begin(), held.views.end(), looked_through)) return;
+    const bool warm = impl_.planner->layer(layer_, held.sequence->layer(layer_).length).warm == kAll;
+    const std::span<const tiers::HeadStream> heads = std::as_const(*held.sequence).heads(layer_);
+    for (size_t h = 0; h < heads.size(); ++h) tiers::send_away(impl_.env, heads[h], warm, held.views[h]);
+  }
+
   // To the caller who asked for a report, and to whoever brings blocks back.
   void tell_blocks(Held& held) {
     for (StreamObserver& observer : held.observers) {
@@ -422,15 +439,38 @@ class Attending {
   Loan<Sums> sums_;  // of all observers
 };
 
+// Items that the device had no room for, once blocks of other sequences have left it.
+void attend_again(AdaptiveKVCache::Impl& impl, uint32_t layer, std::span<AttentionItem> items, const AttentionOptions& options) {
+  std::vector<SeqId> ids;
+  for (const AttentionItem& item : items) ids.push_back(item.seq);
+  for (;;) {
+    std::vector<AttentionItem> left;
+    std::vector<AttentionItem*> of;
+    for (AttentionItem& item : items) {
+      if (item.status.code() == StatusCode::resource_exhausted) left.push_back(item), of.push_back(&item);
+    }
+    if (left.empty() || !impl.make_room_on_device(ids)) return;
+    Attending call(impl, layer, options);
+    if (!call.check().ok() || !call.hold(left).ok()) return;
+    call.work();
+    for (size_t i = 0; i < left.size(); ++i) of[i]->status = std::move(left[i].status);
+  }
+}
+
 // `ran`, where given: the items have been worked on, and each has its status.
 Status attend(AdaptiveKVCache::Impl& impl, uint32_t layer, std::span<AttentionItem> items, const AttentionOptions& options,
               bool* ran = nullptr, attn::StepCalls* step = nullptr, uint32_t number = 0) {
   return guarded("attend", [&]() -> Status {
-    Attending call(impl, layer, options, step, number);
-    TIERKV_RETURN_IF_ERROR(call.check());
-    TIERKV_RETURN_IF_ERROR(call.hold(items));
-    call.work();
+    const FarBytes* const far = impl.store->far();
+    const uint64_t refusals = far ? far->refusals() : 0;
+    {
+      Attending call(impl, layer, options, step, number);
+      TIERKV_RETURN_IF_ERROR(call.check());
+      TIERKV_RETURN_IF_ERROR(call.hold(items));
+      call.work();
+    }
     if (ran) *ran = true;
+    if (far && !step && far->refusals() != refusals) attend_again(impl, layer, items, options);
     for (const AttentionItem& item : items) TIERKV_RETURN_IF_ERROR(item.status);
     return {};
   });

@@ -168,16 +168,6 @@ bool AdaptiveKVCache::Impl::make_others_room(SeqId seq, uint64_t needed, uint32_
   return (*handler)({seq, needed, books.mapped - books.free_bytes, config.byte_budget, attempt});
 }
 
-void AdaptiveKVCache::attend_with(std::shared_ptr<const attn::Backend> backend) {
-  std::lock_guard lock(impl_->map_mutex);
-  for (auto& [id, sequence] : impl_->sequences) {
-    std::lock_guard landed(sequence->mutex);  // what is on its way comes from the one that goes
-    sequence->forget_views();
-  }
-  impl_->env.backend = backend ? backend.get() : &attn::cpu_backend();
-  impl_->backend = std::move(backend);
-}
-
 Status AdaptiveKVCache::set_pressure_handler(PressureHandler handler) try {
   auto shared = handler ? std::make_shared<const PressureHandler>(std::move(handler)) : nullptr;
   std::lock_guard lock(impl_->pressure_mutex);
@@ -255,7 +245,7 @@ TIERKV_NO_MEMORY("look at a sequence")
 
 bool AdaptiveKVCache::Impl::intact(tiers::BlockHandle block) const {
   std::vector<std::byte> loaded;
-  if (block.spilled()) return store->load(block, loaded).ok();
+  if (block.elsewhere()) return store->load(block, loaded).ok();
   return block.packed() || store->intact(block);
 }
 
@@ -313,7 +303,8 @@ Status AdaptiveKVCache::get(SeqId seq, uint32_t layer, std::span<const uint32_t>
     for (const HeadStream& s : sequence->heads(layer)) {
       if (!tiers::read_row(impl_->env, s, position, keys ? keys + at : nullptr, values ? values + at : nullptr)) {
         return error(StatusCode::data_loss, "position ", position, " of layer ", layer,
-                     " is in the cold file and cannot be read: ", impl_->cold ? impl_->cold->stats().problem : std::string());
+                     " is in the cold file, or on a device, and cannot be read: ",
+                     impl_->cold ? impl_->cold->stats().problem : std::string("the device does not give it back"));
       }
       at += d;
     }

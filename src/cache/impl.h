@@ -13,6 +13,7 @@
 //   spill.cc      archive blocks to the file; attend_spilled.h: their part in attention
 //   skip_blocks.h blocks in memory that a decoding step leaves unread; choose_blocks.h: which, of these and those in the file
 //   step_graph.h  steps of decoding that are launched as graphs
+//   away.cc       who attends, and blocks that only a device has
 //   pressure.h    calls that lack memory, tried again
 //
 // Locks, outermost first: a sequence's mutex, or that of tables being replaced and then the planner's writers' (never both); the
@@ -121,8 +122,14 @@ struct AdaptiveKVCache::Impl {
   DeepOptions deep_options(DeepOptions options) const;
 
   // spill.cc
-  // Archive blocks go to the cold file, the call's sequence's first. False: none could. REQUIRES: no lock is held.
-  bool make_room_by_spilling(SeqId seq, uint64_t needed) noexcept;
+  // Archive blocks go to the cold file, the call's sequence's first. False: none could; `file` is what the file said, if it was its
+  // fault. REQUIRES: no lock is held.
+  bool make_room_by_spilling(SeqId seq, uint64_t needed, Status& file) noexcept;
+
+  // away.cc
+  // Blocks of a sequence that is not among these come back from the device. False: none could. Throws bad_alloc. REQUIRES: no lock
+  // is held.
+  bool make_room_on_device(std::span<const SeqId> but);
 
   // promote.cc
   // The cold file and its codecs, as the configuration says; REQUIRES: the arena is there, the store not yet.

@@ -43,6 +43,12 @@ void add_stream(const tiers::StreamEnv& env, const HeadStream& s, Count count, M
       continue;
     }
     const store::PayloadSizes sizes = tiers::payload_sizes(*ref.block.codec());
+    if (ref.block.away()) {
+      stats[ref.block.tier()].tokens += ref.live;
+      stats.device_tokens += ref.live;
+      stats.device_bytes += env.store->lost(ref.block) ? 0 : sizes.keys + sizes.values;
+      continue;
+    }
     const uint64_t holders = count == Count::share ? ref.block.references() : 1;
     const uint64_t payload = static_cast<uint64_t>(sizes.keys + sizes.values) * ref.live / (tokens * holders);
     TierMemory& tier = stats[ref.block.tier()];
@@ -96,6 +102,7 @@ MemoryStats AdaptiveKVCache::memory_usage() const {
   stats.peak_bytes = books.peak;
   stats.table_bytes = impl_->codecs.table_bytes();
   stats.scratch_bytes = impl_->store->scratch_bytes();
+  stats.device_bytes = impl_->store->far() ? impl_->store->far()->held_bytes() : 0;
   if (impl_->cold) stats.cold_bytes = impl_->cold->file_bytes();
   stats.budget_bytes = impl_->config.byte_budget;
   for (int t = 0; t < kNumTiers; ++t) stats.graduated[t] = impl_->moves.graduated[t].load(std::memory_order_relaxed);

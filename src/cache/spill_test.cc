@@ -2,6 +2,8 @@
 // what happens when the file fails.
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -295,6 +297,36 @@ TEST_F(Spill, AFullFileRefusesTokensAndLosesNone) {
   EXPECT_TRUE(few.cache->verify(few.seq).ok());
   std::vector<float> out;
   EXPECT_TRUE(attend(few, 0, queries(1, 1, 1.0f), out).ok());
+}
+
+TEST_F(Spill, SaysWhyTheFileDidNotGrow) {
+  const auto says = [](const Status& status, const std::string& what) {
+    EXPECT_EQ(status.code(), StatusCode::resource_exhausted);
+    EXPECT_NE(status.message().find("byte_budget"), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find(what), std::string::npos) << status.message();
+    EXPECT_EQ(status.message().find("eviction"), std::string::npos) << "does not go with spill: " << status.message();
+  };
+  Reader limited{make(settings("exact") + ",cold_budget=200KiB").value(), 0};
+  limited.seq = limited.cache->add_sequence().value();
+  says(read(limited, 0, kTokens), "cold_budget of 204800 bytes is reached");
+  limited.cache.reset();
+
+  Reader few{make(settings("exact")).value(), 0};  // the system refuses what lies behind its limit, as a full disk does
+  few.seq = few.cache->add_sequence().value();
+  const auto previous = ::signal(SIGXFSZ, SIG_IGN);
+  rlimit old = {};
+  ::getrlimit(RLIMIT_FSIZE, &old);
+  rlimit small = old;
+  small.rlim_cur = 200 << 10;
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  const Status status = read(few, 0, kTokens);
+  ::setrlimit(RLIMIT_FSIZE, &old);
+  ::signal(SIGXFSZ, previous);
+  says(status, "cannot write the cold file '" + file() + "': File too large; the cold file could not grow: make room on its disk");
+  EXPECT_TRUE(few.cache->verify(few.seq).ok());
+  const uint32_t length = few.cache->length(few.seq).value();
+  EXPECT_GT(length, 500u);
+  EXPECT_TRUE(read(few, length / 40 * 40, 400).ok()) << "with room on the disk it goes on";
 }
 
 TEST_F(Spill, SaysWhatDoesNotGoTogether) {

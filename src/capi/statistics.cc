@@ -35,6 +35,8 @@ tierkv_memory plain(const MemoryStats& m) {
   out.read_blocks = m.read_blocks;
   out.skipped_blocks = m.skipped_blocks;
   out.skipped_mass = m.skipped_mass;
+  out.device_tokens = m.device_tokens;
+  out.device_bytes = m.device_bytes;
   return out;
 }
 

@@ -173,7 +173,8 @@ Result<std::unique_ptr<Machine>> open_machine(int ordinal) {
 Result<std::shared_ptr<DeviceBackend>> make_backend(const Options& options) {
   return guarded("attach a device", [&]() -> Result<std::shared_ptr<DeviceBackend>> {
     TIERKV_ASSIGN_OR_RETURN(std::unique_ptr<Machine> machine, open_machine(options.device));
-    return std::shared_ptr<DeviceBackend>(std::make_shared<DeviceAttention>(std::move(machine), options.byte_limit));
+    return std::shared_ptr<DeviceBackend>(
+        std::make_shared<DeviceAttention>(std::move(machine), options.byte_limit, kFewRows, options.keep_on_host));
   });
 }
 
@@ -185,11 +186,14 @@ Status available(int device) {
 
 Result<std::shared_ptr<const Device>> attach(AdaptiveKVCache& cache, const Options& options) {
   TIERKV_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceBackend> backend, make_backend(options));
+  const Status here = cache.attend_here();  // what another device has comes back first
+  if (here.code() == StatusCode::resource_exhausted) return here;
   cache.attend_with(backend);
+  if (!here.ok()) return here;
   return std::shared_ptr<const Device>(backend);
 }
 
-void detach(AdaptiveKVCache& cache) { cache.attend_with(nullptr); }
+Status detach(AdaptiveKVCache& cache) { return cache.attend_here(); }
 
 Result<std::unique_ptr<StepGraph>> record(AdaptiveKVCache& cache) { return cache.record_step(); }
 

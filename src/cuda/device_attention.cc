@@ -36,15 +36,16 @@ bool overflowed(const AttendWork& work) { return work.status.code() == StatusCod
 
 }  // namespace
 
-DeviceAttention::DeviceAttention(std::unique_ptr<Machine> machine, uint64_t byte_limit, size_t few_rows)
+DeviceAttention::DeviceAttention(std::unique_ptr<Machine> machine, uint64_t byte_limit, size_t few_rows, bool keep_on_host)
     : machine_(std::move(machine)),
       facts_(machine_->facts()),
       few_rows_(few_rows),
+      keep_on_host_(keep_on_host),
       slots_(machine_),
       bounce_(*machine_),
       tables_(*machine_),
       changes_(*machine_),
-      mirror_(*machine_, bounce_, changes_, byte_limit),
+      mirror_(*machine_, bounce_, changes_, byte_limit, !keep_on_host),
       standing_(*machine_, bounce_, mirror_, tables_),
       tails_(*machine_, slots_, changes_),
       encoder_(*machine_),
@@ -74,6 +75,7 @@ void DeviceAttention::attend(std::span<AttendWork> works, const Executor& run) c
   std::lock_guard lock(mutex_);
   if (!works.empty() && works[0].step) return attend_in_step(works);
   ++others_;
+  look_at_gone();
   // First of all the stream: while it is captured nothing else may be asked of the device.
   Status entered = machine_->enter();
   if (entered.ok() && !works.empty()) entered = machine_->follow(stream_of(works[0].queries));
@@ -97,6 +99,7 @@ void DeviceAttention::attend(std::span<AttendWork> works, const Executor& run) c
   }
   attend_batch(batch, run);
   (void)machine_->leave();
+  refusals_.store(mirror_.places().refusals(), std::memory_order_relaxed);
 }
 
 bool DeviceAttention::serves(const AttendWork& work) const {
@@ -135,7 +138,7 @@ void DeviceAttention::attend_batch(Works& batch, const Executor& run) const {
 void DeviceAttention::again_on_processor(AttendWork& work, const Executor& run) const {
   work.status = work.land ? work.land() : Status();
   if (!work.status.ok()) return;
-  if (work.queries.place == MemoryPlace::host) cpu().attend({&work, 1}, run);
+  if (work.queries.place == MemoryPlace::host) attend_near(work, run);
   else on_processor(work, run);
 }
 

@@ -8,8 +8,12 @@
 // Queries that are in the device's memory stay there, and so do results: everything is asked for on the caller's stream, and the
 // call returns, but for a prompt's, which waits. Parcels lie in memory that stays until they are gone (slots.h), and so do the
 // flags of rows that failed, which a later call looks at (look_back()).
+//
+// Where host memory does not keep what the device has (Options::keep_on_host), views of blocks may be away(): the copies are held
+// for as long as such blocks are, and what the processor reads of them is fetched (device_far.cc).
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -28,11 +32,12 @@ namespace tierkv::cuda {
 
 class DeviceStep;
 
-class DeviceAttention final : public DeviceBackend {
+class DeviceAttention final : public DeviceBackend, private FarBytes {
  public:
   // `few_rows`: of a head, up to which the processor adds up what they receive; 0: the device says all of it.
-  DeviceAttention(std::unique_ptr<Machine> machine, uint64_t byte_limit, size_t few_rows = kFewRows);
+  DeviceAttention(std::unique_ptr<Machine> machine, uint64_t byte_limit, size_t few_rows = kFewRows, bool keep_on_host = true);
 
+  const FarBytes* far() const override { return keep_on_host_ ? nullptr : this; }
   bool remembers() const override { return true; }
   uint32_t heads_at_once() const override { return 128; }
   Status accepts(const RowsView& rows, const char* what) const override;
@@ -58,6 +63,8 @@ class DeviceAttention final : public DeviceBackend {
     uint64_t planned_again = 0;  // because a parcel needed more room
     uint64_t encoded = 0;        // sides of blocks that the device made
     uint64_t encode_bytes = 0;   // of rows and codes that went there for it
+    uint64_t kept_alone = 0;     // blocks that left host memory
+    uint64_t fetched = 0;        // blocks of these that somebody wanted to read there
     uint64_t weighed_rows = 0;   // of a query and a head, that the device said the mass of
   };
   Counts counts() const;
@@ -99,6 +106,23 @@ class DeviceAttention final : public DeviceBackend {
     size_t count = 0;
     float* out = nullptr;  // all results in one piece of the caller's; null: they go to results_ first
   };
+
+  // FarBytes, device_far.cc.
+  void* hold(const Name& name) const noexcept override;
+  void let_go(void* held) const noexcept override;
+  Status read(const void* held, std::span<std::byte> keys, std::span<std::byte> values) const override;
+  uint64_t held_bytes() const noexcept override;
+  uint64_t refusals() const noexcept override;
+  void look_at_gone() const noexcept;
+  // Views of a work with all bytes in host memory, for as long as it lives.
+  struct Near {
+    std::vector<std::vector<attn::BlockView>> views;
+    std::vector<std::byte> bytes;
+  };
+  Status bring_near(attn::AttendWork& work, Near& near) const;
+  // By the processor, whose queries and results are in host memory.
+  void attend_near(attn::AttendWork& work, const Executor& run) const;
+  Status add_mass_near(const attn::AttendWork& work, const float* lse, const Executor& run) const;
 
   bool serves(const attn::AttendWork& work) const;
   // What calls that did not wait have to say, those that are done, or after waiting for all. Each is said once.
@@ -165,6 +189,7 @@ class DeviceAttention final : public DeviceBackend {
   const std::shared_ptr<Machine> machine_;
   const MachineFacts facts_;
   const size_t few_rows_;
+  const bool keep_on_host_;
   mutable std::mutex mutex_;  // guards all below: one call at a time
   mutable Slots slots_;
   mutable Bounce bounce_;
@@ -195,6 +220,9 @@ class DeviceAttention final : public DeviceBackend {
   mutable std::vector<std::byte> form_;  // of the rows at hand
   mutable Counts counts_;
   mutable uint64_t launches_ = 0, on_processor_ = 0;
+  mutable std::atomic<uint64_t> kept_bytes_ = 0, refusals_ = 0;  // what the mirror's books said last
+  mutable std::mutex gone_mutex_;                                // a leaf
+  mutable Places::Entry* gone_ = nullptr;
 };
 
 }  // namespace tierkv::cuda

@@ -87,7 +87,7 @@ Status DeviceAttention::launch_mass(const Launch& attention) const {
 Status DeviceAttention::tell_mass(const AttendWork& work, size_t index, const float* lse, const Executor& run) const {
   if (!mass_.asked) {
     if (work.land) TIERKV_RETURN_IF_ERROR(work.land());
-    return add_mass_beside(work, lse, run);
+    return add_mass_near(work, lse, run);
   }
   const auto* const mass = reinterpret_cast<const float*>(mass_host_.data());
   const std::span<const MassPlan::Task> tasks = std::span(mass_.plan.tasks).subspan(mass_.first[index]);

@@ -151,10 +151,10 @@ Status DeviceAttention::take_prompt_results(const Works& batch, const PromptResu
 
 // The processor adds it up, and reads the queries.
 Status DeviceAttention::add_prompt_mass(AttendWork& work, const float* lse, const Executor& run) const {
-  if (!there(work)) return add_mass_beside(work, lse, run);
+  if (!there(work)) return add_mass_near(work, lse, run);
   const RowsView queries = work.queries;
   TIERKV_ASSIGN_OR_RETURN(const std::shared_ptr<Slot> slot, brought({&work.queries, 1}));
-  Status status = add_mass_beside(work, lse, run);
+  Status status = add_mass_near(work, lse, run);
   work.queries = queries;
   return status;
 }

@@ -101,10 +101,7 @@ Status DeviceAttention::bring_sums(const Works& batch, const Launch& launch, con
 // What the device does not do. Its queries come down and its results go up again where the caller has them there.
 void DeviceAttention::on_processor(AttendWork& work, const Executor& run) const {
   ++on_processor_;
-  if (work.queries.place == MemoryPlace::host) {
-    attn::cpu_backend().attend({&work, 1}, run);
-    return;
-  }
+  if (work.queries.place == MemoryPlace::host) return attend_near(work, run);
   const RowsView queries = work.queries;
   float* const out = work.out;
   Status status = guarded("attend on the processor", [&]() -> Status {
@@ -112,7 +109,7 @@ void DeviceAttention::on_processor(AttendWork& work, const Executor& run) const 
     TIERKV_ASSIGN_OR_RETURN(const std::shared_ptr<Slot> slot, brought({&work.queries, 1}));
     std::vector<float> results(out ? size_t{queries.tokens} * queries.heads * queries.head_dim : 0);
     work.out = out ? results.data() : nullptr;
-    attn::cpu_backend().attend({&work, 1}, run);
+    attend_near(work, run);
     if (!work.status.ok() || !out) return work.status;
     return send_results(results.data(), results.size(), out);
   });
@@ -276,7 +273,9 @@ Status DeviceAttention::put(const float* from, size_t count, float* to, void* re
 
 Usage DeviceAttention::usage() const {
   std::lock_guard lock(mutex_);
+  look_at_gone();
   Usage out;
+  out.only_bytes = mirror_.places().kept_bytes(), out.only_blocks = mirror_.places().kept_blocks();
   out.block_bytes = mirror_.places().bytes(), out.blocks = mirror_.places().blocks(), out.uploads = mirror_.uploads();
   out.scratch_bytes = standing_.bytes() + tails_.bytes() + hot_.size() + results_.size() + partials_.size() + counters_.size() +
                       query_rows_.size() + mass_list_.size() + mass_rows_.size() + tables_.bytes() + encoder_.bytes() +

@@ -11,7 +11,7 @@ uint64_t Places::name_of(uint64_t sealed, size_t key_bytes, size_t value_bytes) 
   return sealed ^ (static_cast<uint64_t>(rounded(rounded(key_bytes) + value_bytes)) << 32) ^ key_bytes;
 }
 
-const Places::Entry* Places::look(uint64_t sealed, size_t key_bytes, size_t value_bytes) const {
+Places::Entry* Places::look(uint64_t sealed, size_t key_bytes, size_t value_bytes) const {
   const auto found = known_.find(name_of(sealed, key_bytes, value_bytes));
   return found == known_.end() ? nullptr : found->second;
 }
@@ -25,13 +25,14 @@ Places::Entry* Places::find(uint64_t sealed, size_t key_bytes, size_t value_byte
   return entry;
 }
 
-Result<Places::Entry*> Places::add(uint64_t sealed, size_t key_bytes, size_t value_bytes) {
-  const size_t offset = rounded(key_bytes), size = rounded(offset + value_bytes);
+Result<Places::Entry*> Places::add(uint64_t sealed, size_t key_bytes, size_t value_bytes, size_t keys_there, size_t values_there) {
+  const size_t offset = rounded(keys_there), size = rounded(offset + values_there);
   const uint64_t name = name_of(sealed, key_bytes, value_bytes);
   TIERKV_ASSIGN_OR_RETURN(uint8_t* const at, take(size));
   entries_.push_back({name, size, at, at + offset, call_});
   Entry* const entry = &entries_.back();
   entry->self = std::prev(entries_.end());
+  entry->own_keys = {key_bytes, keys_there}, entry->own_values = {value_bytes, values_there};
   known_.emplace(name, entry);
   return entry;
 }
@@ -50,6 +51,16 @@ void Places::hold(Entry* entry) {
 void Places::let_go(Entry* entry) {
   if (--entry->holds != 0) return;
   entries_.splice(entry->used == call_ ? entries_.end() : entries_.begin(), held_, entry->self);
+}
+
+void Places::keep(Entry* entry) {
+  hold(entry);
+  if (entry->kept++ == 0) kept_bytes_ += entry->size, ++kept_blocks_;
+}
+
+void Places::give_up(Entry* entry) {
+  if (--entry->kept == 0) kept_bytes_ -= entry->size, --kept_blocks_;
+  let_go(entry);
 }
 
 Result<uint8_t*> Places::take(size_t size) {
@@ -75,6 +86,7 @@ Result<uint8_t*> Places::take(size_t size) {
       return at;
     }
     if (!drop_oldest()) {
+      ++refusals_;
       return error(StatusCode::resource_exhausted, "the device has no room for the blocks of one call: ", bytes() >> 20,
                    " MiB hold ", blocks(), " blocks; raise byte_limit, attend to fewer sequences a call, or detach");
     }

@@ -2,7 +2,7 @@
 //
 // A sealed block never changes, and forks share it, so its checksum and its length name its bytes. Nobody tells that a block was
 // released: when room is short the copies go that were used longest ago. Those that the call under way asked for stay, and so do
-// those that somebody holds.
+// those that somebody holds. Of blocks that are nowhere else (device_far.cc) the last holder says when they go.
 // Layout:  [key bytes, padded to 128][value bytes], 128-byte aligned, in slabs of 32 MiB; a place is used again by blocks of its
 // size.
 #pragma once
@@ -32,8 +32,16 @@ class Places {
     uint8_t* values;
     uint64_t used;       // by which call
     uint32_t holds = 0;  // by those who keep its address from call to call
+    uint32_t kept = 0;   // of these, by blocks that are nowhere else
     uint64_t sent = 0;   // mirror.h's: the change by which its bytes came
     std::list<Entry>::iterator self = {};
+    // Where a side's own bytes are: the first `base` at its begin, the others `rest` behind it.
+    struct Own {
+      size_t base = 0, rest = 0;
+    };
+    Own own_keys = {}, own_values = {};
+    uint32_t gone = 0;  // device_far.cc's: of `kept`, that nobody needs any more
+    Entry* next_gone = nullptr;
   };
 
   // A new call begins: what it asks for stays until the next one.
@@ -41,17 +49,27 @@ class Places {
   // A block that is there, by the bytes of its sides; null: it is not.
   Entry* find(uint64_t sealed, size_t key_bytes, size_t value_bytes);
   // The same, but that it is not asked for: it may go as early as before.
-  const Entry* look(uint64_t sealed, size_t key_bytes, size_t value_bytes) const;
-  // A place for one that is not; the caller copies the bytes, or forgets it. resource_exhausted: everything there is belongs to
-  // this call or is held.
-  Result<Entry*> add(uint64_t sealed, size_t key_bytes, size_t value_bytes);
+  Entry* look(uint64_t sealed, size_t key_bytes, size_t value_bytes) const;
+  // A place for one that is not, which takes so many bytes there; the caller copies the bytes, or forgets it. resource_exhausted:
+  // everything there is belongs to this call or is held.
+  Result<Entry*> add(uint64_t sealed, size_t key_bytes, size_t value_bytes, size_t keys_there, size_t values_there);
+  Result<Entry*> add(uint64_t sealed, size_t key_bytes, size_t value_bytes) {
+    return add(sealed, key_bytes, value_bytes, key_bytes, value_bytes);
+  }
   void forget(Entry* entry);
   // It stays until it is let go as often. What nobody holds any more goes first, unless the call under way asked for it.
   void hold(Entry* entry);
   void let_go(Entry* entry);
 
+  // The same, of blocks whose bytes are nowhere else.
+  void keep(Entry* entry);
+  void give_up(Entry* entry);
+
   uint64_t bytes() const { return slabs_.size() * kSlab; }
   uint64_t blocks() const { return known_.size(); }
+  uint64_t kept_bytes() const { return kept_bytes_; }  // what blocks take that are nowhere else
+  uint64_t kept_blocks() const { return kept_blocks_; }
+  uint64_t refusals() const { return refusals_; }  // add() had no room
 
  private:
   static constexpr size_t kSlab = size_t{32} << 20, kAlign = 128;
@@ -64,7 +82,7 @@ class Places {
 
   const uint64_t limit_;
   const MoreMemory more_;
-  uint64_t call_ = 0;
+  uint64_t call_ = 0, kept_bytes_ = 0, kept_blocks_ = 0, refusals_ = 0;
   std::vector<uint8_t*> slabs_;
   size_t slab_used_ = kSlab;
   std::map<size_t, std::vector<uint8_t*>> free_;  // by size

@@ -56,6 +56,7 @@ class TwinMachine final : public Machine {
 
   Status send(uint8_t* to, const void* from, size_t bytes) override { return send_pieces(to, bytes, from, bytes, bytes, 1); }
   Status send_pieces(uint8_t* to, size_t to_stride, const void* from, size_t from_stride, size_t bytes, size_t count) override {
+    if (lost) return gone();
     if (sends_that_fail != 0 && --sends_that_fail == 0) return error(StatusCode::io_error, "a copy to the device failed");
     sent += bytes * count, ++sends;
     const auto* source = static_cast<const uint8_t*>(from);
@@ -91,6 +92,9 @@ class TwinMachine final : public Machine {
     return queue_->add([launch, step] { PromptTwin(launch).run(step); });
   }
   Status fetch(void* to, const uint8_t* from, size_t bytes) override {
+    if (lost) return gone();
+    if (fetches_that_fail != 0 && --fetches_that_fail == 0) return error(StatusCode::io_error, "a copy from the device failed");
+    ++fetches;
     return queue_->add([=] { std::memcpy(to, from, bytes); });
   }
   Status move_rows(std::span<const RowMove> moves, uint32_t head_dim) override {
@@ -99,7 +103,7 @@ class TwinMachine final : public Machine {
   Status wait() override {
     ++(queue_ == main_.get() ? waits : waits_aside);
     queue_->run(UINT64_MAX);
-    return {};
+    return lost ? gone() : Status();
   }
 
   Result<std::unique_ptr<Mark>> make_mark() override { return std::unique_ptr<Mark>(std::make_unique<TwinMark>(main_)); }
@@ -130,7 +134,10 @@ class TwinMachine final : public Machine {
   uint64_t waits_aside = 0;      // for that
   uint64_t encodes = 0;          // launches that coded blocks
   uint64_t weighs = 0;           // launches that said what rows received
+  uint64_t fetches = 0;
   uint64_t sends_that_fail = 0;  // the so manieth from now; 0: none
+  uint64_t fetches_that_fail = 0;
+  bool lost = false;  // nothing is copied any more, nor waited for
   Launch last;
   StreamName followed;
   bool attends = true;  // false: outputs are whatever they were, for measurements of what is around it
@@ -149,6 +156,8 @@ class TwinMachine final : public Machine {
   }
 
  private:
+  static Status gone() { return error(StatusCode::io_error, "the device is lost"); }
+
   // What was asked for and is not done.
   struct Queue {
     std::mutex mutex;

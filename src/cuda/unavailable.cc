@@ -13,7 +13,7 @@ Status not_built() { return error(StatusCode::unsupported, "this build has no CU
 
 Status available(int) { return not_built(); }
 Result<std::shared_ptr<const Device>> attach(AdaptiveKVCache&, const Options&) { return not_built(); }
-void detach(AdaptiveKVCache&) {}
+Status detach(AdaptiveKVCache&) { return {}; }
 Result<std::unique_ptr<StepGraph>> record(AdaptiveKVCache&) { return not_built(); }
 
 }  // namespace tierkv::cuda

@@ -48,10 +48,10 @@ void each_stream(const Sequence& sequence, const calib::DeepTables& tables, Body
 // What did not go as it should while rows were read, by several threads.
 struct ReadFaults {
   std::atomic<uint64_t> copies = 0;  // in the cold file that could not be read: the blocks themselves served
-  std::atomic<uint64_t> blocks = 0;  // spilled ones that could not be read either: nothing served
+  std::atomic<uint64_t> blocks = 0;  // those elsewhere that could not be read either: nothing served
 };
 
-// A block's bytes at their best: what lies over it, else its copy in the cold file, else its own, in memory or spilled.
+// A block's bytes at their best: what lies over it, else its copy in the cold file, else its own, in memory or elsewhere.
 class BestBytes {
  public:
   BestBytes(const StreamEnv& env, const BlockRef& ref, std::vector<std::byte>& image, ReadFaults& faults)
@@ -268,7 +268,9 @@ Result<DeepPart> encode_deep(const StreamEnv& env, const Sequence& sequence, con
   deep::EncodeReport made;
   TIERKV_ASSIGN_OR_RETURN(part.bytes,
                           deep::encode(calibration.model_tables(), run.first, run.end - run.first, read, encode, &made));
-  if (faults.blocks != 0) return error(StatusCode::data_loss, "spilled blocks of the sequence cannot be read from the cold file");
+  if (faults.blocks != 0)
+    return error(StatusCode::data_loss,
+                 "blocks of the sequence cannot be read from the cold file, or from the device that has them");
   if (report) {
     report->tokens = run.end - run.first;
     report->first_position = run.first;

@@ -76,10 +76,10 @@ struct Job {
   const RunRange* run;
   CodecTable codecs;
   bool bare = false;                                               // some block is
-  std::unordered_map<const void*, std::vector<std::byte>> loaded;  // spilled blocks that are kept
+  std::unordered_map<const void*, std::vector<std::byte>> loaded;  // blocks that are elsewhere and kept
 
   store::BlockBytes bytes(const BlockRef& ref) const {
-    if (!ref.block.spilled()) return env.store->bytes(ref.block);
+    if (!ref.block.elsewhere()) return env.store->bytes(ref.block);
     return tiers::split(loaded.at(ref.block.identity()), *ref.block.codec());
   }
 
@@ -238,7 +238,7 @@ Result<std::vector<std::byte>> write_snapshot(const StreamEnv& env, const Sequen
                        " block at position ", ref.first_position, " changed in memory since it was made; nothing is saved");
         }
         if (!job.kept(s, ref)) continue;
-        if (ref.block.spilled()) TIERKV_RETURN_IF_ERROR(env.store->load(ref.block, job.loaded[ref.block.identity()]));
+        if (ref.block.elsewhere()) TIERKV_RETURN_IF_ERROR(env.store->load(ref.block, job.loaded[ref.block.identity()]));
         job.bare |= job.is_bare(ref);
         for (const CodecEntry* entry : {ref.block.codec(), ref.block.source()}) {
           const bool other = entry && entry->calibration &&

@@ -147,6 +147,9 @@ void BlockStore::drop_place(BlockHeader* header) noexcept {
     case BlockState::resident: (void)take_payload(header); break;
     case BlockState::packed: static_cast<PackedGroup*>(header->place)->leave(); break;
     case BlockState::spilled: cold_->release(static_cast<ColdCopy*>(header->place)); break;
+    case BlockState::away:
+      if (header->place) far_->let_go(header->place);
+      break;
   }
 }
 
@@ -193,7 +196,50 @@ Status BlockStore::spill(BlockHandle block, std::span<const std::byte> summary) 
   return {};
 }
 
+bool BlockStore::send_away(BlockHandle block) noexcept {
+  BlockHeader* header = block.header_;
+  if (!far_ || (summary_ != 0 && header->tier == Tier::archive)) return false;
+  const PayloadSizes sizes = sizes_(*header->codec);
+  void* const held = far_->hold({header->checksum, sizes.keys, sizes.values});
+  if (!held) return false;
+  (void)take_payload(header);
+  header->state = BlockState::away;
+  header->place = held;
+  return true;
+}
+
+// Only bytes that match are anybody's.
+Status BlockStore::read_away(const BlockHeader* header, std::span<std::byte> out) const {
+  if (!header->place) return error(StatusCode::data_loss, "the block's bytes were on a device alone, and went with it");
+  const PayloadSizes sizes = sizes_(*header->codec);
+  TIERKV_RETURN_IF_ERROR(far_->read(header->place, out.first(sizes.keys), out.subspan(sizes.value_offset(), sizes.values)));
+  if (payload_checksum(sizes, out) == header->checksum) return {};
+  return error(StatusCode::data_loss, "bytes from the device do not match their checksum");
+}
+
+Status BlockStore::bring_back(BlockHandle block) {
+  BlockHeader* header = block.header_;
+  Payload payload = allocate(*header->codec, header->tier, Arena::Use::normal);
+  if (!payload) {
+    return error(StatusCode::resource_exhausted, "no room for ", sizes_(*header->codec).total(),
+                 " bytes of a block that comes back from the device");
+  }
+  TIERKV_RETURN_IF_ERROR(read_away(header, {payload.at_, payload.sizes_.total()}));
+  drop_place(header);
+  become_resident(header, std::move(payload), *header->codec, header->checksum);
+  return {};
+}
+
+void BlockStore::give_up(BlockHandle block) noexcept {
+  drop_place(block.header_);
+  block.header_->place = nullptr;
+}
+
 Status BlockStore::load(BlockHandle block, std::vector<std::byte>& out) const {
+  if (block.away()) {
+    out.assign(sizes_(*block.codec()).total(), std::byte{0});
+    return read_away(block.header_, out);
+  }
   ColdCopy& record = *spilled(block);
   out.resize(record.sizes.total());
   return cold_->read(record, out);
@@ -227,17 +273,23 @@ bool BlockStore::pack(std::span<BlockHandle* const> blocks, std::unique_ptr<Pack
   for (size_t i = 0; room && i < blocks.size(); ++i) {
     if (fresh[i]) continue;
     owners.push_back(blocks[i]->header_);
-    donors.push_back(take_payload(owners.back()));
+    if (blocks[i]->resident()) donors.push_back(take_payload(owners.back()));
+    else donors.emplace_back();  // a device has it: nothing to take over
   }
   if (!room || !group->put(arena_, bytes, donors)) {
-    for (size_t i = 0; i < donors.size(); ++i) owners[i]->place = std::exchange(donors[i].at_, nullptr);
+    for (size_t i = 0; i < donors.size(); ++i) {
+      if (owners[i]->state == BlockState::resident) owners[i]->place = std::exchange(donors[i].at_, nullptr);
+    }
     for (BlockHeader* header : fresh) {
       if (header) give_header(header);
     }
     return false;
   }
   PackedGroup* const members = group.release();  // they own it from here on
-  for (BlockHeader* header : owners) become_packed(header, members);
+  for (BlockHeader* header : owners) {
+    if (header->state == BlockState::away) drop_place(header);
+    become_packed(header, members);
+  }
   for (size_t i = 0; i < blocks.size(); ++i) {
     if (!fresh[i]) continue;
     fresh[i]->tier = blocks[i]->tier();

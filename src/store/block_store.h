@@ -10,7 +10,8 @@
 //           lets a reader do without the bytes. No checksum counts it and no file has it; who made it knows what it says.
 // States:   resident: header.place is the payload. packed: it is the PackedGroup that holds the tokens as a deep archive.
 //           spilled: it is the record of where the payload lies in the cold file, with a summary of it.
-//           A device is another state: an enumerator, what `place` means for it, a case in drop_place(), and a call like
+//           away: a device has the bytes and nobody else (base/far_bytes.h): it is what that holds of them; null: they are lost.
+//           Another place is another state: an enumerator, what `place` means for it, a case in drop_place(), and a call like
 //           pack() or Unpacking that changes it. Nothing else looks at `place`.
 // Copies:   a block may have a copy of its rows in the cold file (store/cold_file.h). It goes with the block, whatever its state.
 // Pins:     whoever reads bytes keeps them from changing state. Only the holder of the *only* reference may change a block's state,
@@ -30,6 +31,7 @@
 #include <vector>
 
 #include "base/arena.h"
+#include "base/far_bytes.h"
 #include "store/cold_file.h"
 #include "store/payload_sizes.h"
 #include "tierkv/stats.h"
@@ -39,7 +41,7 @@ namespace tierkv::store {
 class PackedGroup;
 class Unpacking;
 
-enum class BlockState : uint8_t { resident = 0, packed = 1, spilled = 2 };
+enum class BlockState : uint8_t { resident = 0, packed = 1, spilled = 2, away = 3 };
 
 struct BlockBytes {
   std::span<const std::byte> keys, values;
@@ -72,6 +74,9 @@ class BlockHandle {
   bool resident() const { return header_->state == BlockState::resident; }
   bool packed() const { return header_->state == BlockState::packed; }
   bool spilled() const { return header_->state == BlockState::spilled; }
+  bool away() const { return header_->state == BlockState::away; }
+  // BlockStore::load() gives its bytes.
+  bool elsewhere() const { return spilled() || away(); }
   const quant::CodecEntry* codec() const { return header_->codec; }
   const quant::CodecEntry* source() const { return header_->source; }  // what the rows were decoded from; null: 16-bit rows
   uint64_t checksum() const { return header_->checksum; }              // of the resident bytes; when packed, of what they were
@@ -152,7 +157,7 @@ class BlockStore {
   // Room for its summary, all zeros at first; empty: it has none. Written while the caller has the only reference, and read by all
   // from then on. REQUIRES: as bytes().
   std::span<std::byte> summary(BlockHandle block) const {
-    if (summary_ == 0 || block.tier() != Tier::archive) return {};
+    if (summary_ == 0 || block.tier() != Tier::archive || block.away()) return {};
     return {static_cast<std::byte*>(block.header_->place) + Arena::rounded(sizes_(*block.codec()).total()), summary_};
   }
 
@@ -174,8 +179,23 @@ class BlockStore {
   [[nodiscard]] Status spill(BlockHandle block, std::span<const std::byte> summary);
   // Where it lies. REQUIRES: spilled; the caller's reference stays.
   ColdCopy* spilled(BlockHandle block) const { return static_cast<ColdCopy*>(block.header_->place); }
-  // Its bytes, exactly those that were sealed, into sizes.total() bytes. As ColdFile::read(). REQUIRES: as spilled().
+  // Its bytes, exactly those that were sealed, into sizes.total() bytes. As ColdFile::read(), or FarBytes::read(). data_loss: they
+  // do not match their checksum, or are lost. REQUIRES: elsewhere(); the caller's reference stays.
   [[nodiscard]] Status load(BlockHandle block, std::vector<std::byte>& out) const;
+
+  // --- blocks on a device
+  // Who has the bytes of blocks that are away. REQUIRES: none is, but lost ones, and no call is under way.
+  void set_far(std::shared_ptr<const FarBytes> far) { far_ = std::move(far); }
+  const FarBytes* far() const { return far_.get(); }
+  // Its payload goes, if the device has the bytes. False: it has not, or memory must keep a summary behind them. REQUIRES:
+  // resident, one reference, its sequence's lock.
+  bool send_away(BlockHandle block) noexcept;
+  // Resident again. resource_exhausted: no room. Otherwise as load(). REQUIRES: away, and one reference and its sequence's lock; or
+  // no call is under way.
+  [[nodiscard]] Status bring_back(BlockHandle block);
+  // Nobody will ever read it again. REQUIRES: as bring_back().
+  void give_up(BlockHandle block) noexcept;
+  bool lost(BlockHandle block) const { return block.away() && block.header_->place == nullptr; }
 
   // What a payload takes from the arena.
   size_t held_bytes(const quant::CodecEntry& codec, Tier tier) const {
@@ -194,7 +214,7 @@ class BlockStore {
   // Makes the blocks packed members of `group`, which gets `bytes`. Where the arena has no room for them they take over the memory
   // of the very blocks they replace: packing is what an operator does when memory is short, and must not need more of it first. A
   // block that others refer to as well stays theirs, and the caller's handle becomes a packed one of its own. False: no room,
-  // nothing was changed. REQUIRES: as price(), all resident and not empty.
+  // nothing was changed. REQUIRES: as price(), all resident or away, and not empty.
   [[nodiscard]] bool pack(std::span<BlockHandle* const> blocks, std::unique_ptr<PackedGroup> group,
                           std::span<const std::byte> bytes);
 
@@ -229,6 +249,7 @@ class BlockStore {
   void link(Slab* slab);
   void unlink(Slab* slab);
   Payload take_payload(BlockHeader* header) noexcept;
+  Status read_away(const BlockHeader* header, std::span<std::byte> out) const;
   void drop_place(BlockHeader* header) noexcept;
   void share_copy(const BlockHeader* from, BlockHeader* to) noexcept;
   void become_packed(BlockHeader* header, PackedGroup* group) noexcept;
@@ -237,6 +258,7 @@ class BlockStore {
   Arena& arena_;
   const SizesOf sizes_;
   ColdFile* const cold_;
+  std::shared_ptr<const FarBytes> far_;  // or null
   const size_t summary_;
   mutable std::mutex mutex_;
   Slab* open_ = nullptr;  // slabs with a free slot

@@ -141,19 +141,22 @@ Result<ColdCopy*> ColdFile::write_now(const quant::CodecEntry& codec, const Payl
   copy->sizes = sizes;
   copy->checksum = checksum;
   copy->summary = static_cast<std::byte*>(arena_.allocate(summary.size(), MemoryTag::bookkeeping, Arena::Use::relief));
-  bool taken = false;
+  bool taken = false, at_limit = false;
   if (copy->summary) {
     copy->summary_bytes = static_cast<uint16_t>(summary.size());
     std::memcpy(copy->summary, summary.data(), summary.size());
     std::lock_guard lock(mutex_);
     try {
       taken = take_slot(sizes.total(), copy->offset);
+      at_limit = !taken;
     } catch (const std::bad_alloc&) {
     }
   }
   if (!taken) {
     free_record(copy);
-    return error(StatusCode::resource_exhausted, "the cold file has no room for a block");
+    if (!at_limit) return error(StatusCode::resource_exhausted, "no memory to remember where a block is in the cold file");
+    return error(StatusCode::resource_exhausted, "the cold file has no room for a block of ", bytes.size(),
+                 " bytes: cold_budget of ", limit_, " bytes is reached; raise it");
   }
   Status status;
   {

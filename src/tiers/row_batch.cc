@@ -1,6 +1,7 @@
 #include "tiers/row_batch.h"
 
 #include <algorithm>
+#include <new>
 
 #include "attn/rows.h"
 #include "base/per_thread.h"
@@ -16,6 +17,7 @@ void RowBatch::clear() {
   positions.clear();
   stats.clear();
   mass.clear();
+  loaded.clear();
   tail_keys = tail_values = {};
 }
 
@@ -48,7 +50,13 @@ void RowBatch::add_tail(const StreamEnv& env, const Tail& tail, uint32_t count) 
 }
 
 void RowBatch::refer_to_live_rows(const StreamEnv& env, const BlockRef& ref, uint32_t layer, uint32_t head) {
-  const attn::BlockView block = view_of(env, ref, layer, head);
+  attn::BlockView block = view_of(env, ref, layer, head);
+  if (block.away()) {
+    // What cannot be read stays as it is, as if there were no memory for it.
+    if (!env.store->load(ref.block, loaded.emplace_back()).ok()) throw std::bad_alloc();
+    const store::BlockBytes bytes = split(loaded.back(), *ref.block.codec());
+    block.keys = bytes.keys, block.values = bytes.values, block.sealed = 0;
+  }
   for (uint32_t row = 0; row < ref.rows;) {
     if (!ref.alive(row)) {
       ++row;

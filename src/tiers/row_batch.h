@@ -12,8 +12,9 @@
 namespace tierkv::tiers {
 
 struct RowBatch {
-  std::vector<float> keys, values;      // [rows][head_dim]; empty: they are in `blocks`, or where there are none in a tail
-  std::vector<attn::BlockRows> blocks;  // whose bytes stay for as long as they do in the store
+  std::vector<float> keys, values;             // [rows][head_dim]; empty: they are in `blocks`, or where there are none in a tail
+  std::vector<attn::BlockRows> blocks;         // whose bytes stay for as long as they do in the store
+  std::vector<std::vector<std::byte>> loaded;  // of those whose bytes a device had
   attn::TailRows tail_keys, tail_values;
   std::vector<uint32_t> positions;
   std::vector<float> stats;  // [rows][signals]
@@ -25,7 +26,8 @@ struct RowBatch {
   // The first `count` rows stay where they are, for as long as the tail does. `owner`: as attn::TailRows has it. REQUIRES: empty,
   // and a linear tail.
   void refer_to_tail(const StreamEnv& env, const Tail& tail, uint32_t count, const void* owner, uint32_t head);
-  // As floats. REQUIRES: the lock of the block's sequence is held, and no rows are in blocks.
+  // As floats. Throws bad_alloc, also where a device does not give a block's bytes. REQUIRES: the lock of the block's sequence is
+  // held, and no rows are in blocks.
   void add_live_rows(const StreamEnv& env, const BlockRef& ref, uint32_t layer, uint32_t head);
   // The same, but that they stay in the block. REQUIRES: the lock, and that no rows are floats.
   void refer_to_live_rows(const StreamEnv& env, const BlockRef& ref, uint32_t layer, uint32_t head);

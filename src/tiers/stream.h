@@ -108,11 +108,12 @@ void live_stats(const StreamEnv& env, const HeadStream& s, std::vector<float>& o
 [[nodiscard]] bool prepare_truncate(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, uint32_t length);
 void truncate(const StreamEnv& env, HeadStream& s, const LayerPlan& plan, uint32_t length);
 
-// Decodes the row at `position` into key and value (either may be null). False: not there, or its block is spilled and cannot be
-// read.
+// Decodes the row at `position` into key and value (either may be null). False: not there, or its block is in the cold file or on a
+// device and cannot be read.
 [[nodiscard]] bool read_row(const StreamEnv& env, const HeadStream& s, uint32_t position, float* key, float* value);
 
-// A block as attention and whoever codes its rows anew read it. REQUIRES: it is resident.
+// A block as attention and whoever codes its rows anew read it. REQUIRES: it is resident, or away: then the view is too, and of no
+// use but to the backend that has the bytes.
 attn::BlockView view_of(const StreamEnv& env, const BlockRef& ref, uint32_t layer, uint32_t head);
 
 // Views over everything live, for attention, valid under the sequence's lock (store/block_store.h says why no block is pinned one
@@ -134,6 +135,9 @@ struct StreamViews {
   uint32_t settled_rows = 0;
   uint64_t before = 0;  // the version that was collected before this one, whose first `same` views are the same; 0: not known
   uint32_t same = 0;
+  uint64_t sent_away = 0;  // the version whose blocks were looked through for those that can be a device's alone (away.h)
+  bool away = false;       // a view has no bytes: a device has them alone
+  bool lost = false;       // of a view's block nobody has the bytes any more
 
   // The views are no longer what was collected.
   void forget() { version = tail_version = before = 0, settled = settled_rows = same = 0; }

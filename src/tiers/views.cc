@@ -8,8 +8,11 @@ namespace tierkv::tiers {
 
 attn::BlockView view_of(const StreamEnv& env, const BlockRef& ref, uint32_t layer, uint32_t head) {
   const CodecEntry& codec = *ref.block.codec();
-  const store::BlockBytes bytes = env.store->bytes(ref.block);
   const quant::BlockContext ctx{layer, head, ref.first_position, ref.positions};
+  const store::PayloadSizes sizes = payload_sizes(codec);
+  const std::byte* const nowhere = nullptr;
+  const store::BlockBytes bytes =
+      ref.block.away() ? store::BlockBytes{{nowhere, sizes.keys}, {nowhere, sizes.values}} : env.store->bytes(ref.block);
   return {codec.key.get(), codec.value.get(), bytes.keys, bytes.values, ctx, ref.rows, ref.block.checksum()};
 }
 
@@ -74,7 +77,7 @@ bool read_row(const StreamEnv& env, const HeadStream& s, uint32_t position, floa
       if (ref.position(row) != position) continue;
       if (!key && !value) return true;
       std::vector<std::byte> loaded;
-      if (ref.block.spilled() && !env.store->load(ref.block, loaded).ok()) return false;
+      if (ref.block.elsewhere() && !env.store->load(ref.block, loaded).ok()) return false;
       const store::BlockBytes bytes = loaded.empty() ? env.store->bytes(ref.block) : split(loaded, *ref.block.codec());
       const attn::DecodeWork sides[] = {
           {ref.block.codec()->key.get(), bytes.keys, ctx, row, 1, key},
@@ -112,11 +115,12 @@ uint32_t keep_views(uint32_t count, StreamViews& out) {
 }
 
 void collect_blocks(const StreamEnv& env, const HeadStream& s, const Version::Step& step, StreamViews& out) {
-  // Without spilled blocks a view is a block.
-  const bool known = step.before != 0 && out.version == step.before && out.spilled.empty() && out.settled >= step.same;
+  // Without spilled blocks a view is a block. Those that a device has alone may be lost by now.
+  const bool known = step.before != 0 && out.version == step.before && out.spilled.empty() && !out.away && out.settled >= step.same;
   const uint32_t same = known ? step.same : 0;
   uint32_t rows = keep_views(same, out);
   out.forget();
+  out.away = out.lost = false;
   // Most calls have few rows in the tail: two views of it. Growing step by step would copy the list again and again.
   out.views.reserve(s.blocks.size() + 2);
   out.stats.reserve(s.blocks.size() + 2);
@@ -131,6 +135,7 @@ void collect_blocks(const StreamEnv& env, const HeadStream& s, const Version::St
       continue;
     }
     out.views.push_back(view_of(env, ref, s.layer, s.head));
+    out.away |= ref.block.away(), out.lost |= env.store->lost(ref.block);
     out.stats.push_back(ref.stats);
     out.tiers.push_back(ref.block.tier());
     rows += ref.rows;

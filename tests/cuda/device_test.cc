@@ -163,7 +163,7 @@ TEST(CudaDevice, ACacheAnswersAsOnTheProcessor) {
     EXPECT_EQ(usage.on_processor, 0u);
     EXPECT_GE(usage.block_bytes + usage.scratch_bytes, 1u);
     for (int c = 0; c < 2; ++c) ASSERT_TRUE(caches[c]->remove(seqs[c][1]).ok());
-    detach(**there);
+    EXPECT_TRUE(detach(**there).ok());
     compare(0, 500);
   }
 }
