@@ -10,17 +10,17 @@ const void* address_of(const KernelRow& row) {
 }
 
 // Beside what is under way already: it ends after that.
-cudaError_t launch_kernel(const KernelRow& row, uint32_t ctas, bool beside, const Launch& launch, const CtaFirsts& firsts,
-                          cudaStream_t stream) {
+cudaError_t launch_kernel(const void* kernel, uint32_t threads, uint32_t shared_bytes, uint32_t ctas, bool beside,
+                          const Launch& launch, const CtaFirsts& firsts, cudaStream_t stream) {
   cudaLaunchAttribute side_by_side{};
   side_by_side.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   side_by_side.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = ctas, config.blockDim = row.threads;
-  config.dynamicSmemBytes = row.shared_bytes, config.stream = stream;
+  config.gridDim = ctas, config.blockDim = threads;
+  config.dynamicSmemBytes = shared_bytes, config.stream = stream;
   config.attrs = &side_by_side, config.numAttrs = beside ? 1 : 0;
   void* parameters[] = {const_cast<Launch*>(&launch), const_cast<CtaFirsts*>(&firsts)};  // the second is the fast ones' alone
-  return cudaLaunchKernelExC(&config, address_of(row), parameters);
+  return cudaLaunchKernelExC(&config, kernel, parameters);
 }
 
 }  // namespace
@@ -40,7 +40,8 @@ int launch_attend(const Launch& launch, const CtaFirsts& firsts, Path fast, cuda
   cudaError_t first_error = cudaSuccess;
   for_each_kernel(launch, fast, [&](const KernelRow* row, uint32_t ctas) {
     if (first_error != cudaSuccess) return;
-    first_error = row ? launch_kernel(*row, ctas, beside, launch, firsts, stream) : cudaErrorInvalidValue;
+    first_error = row ? launch_kernel(address_of(*row), row->threads, row->shared_bytes, ctas, beside, launch, firsts, stream)
+                      : cudaErrorInvalidValue;
     beside = true;
   });
   return first_error;
@@ -70,11 +71,10 @@ void some_kernels(uint32_t group, uint32_t head_dim, bool tensor_paths, AttendKe
   }
 }
 
-int capture_attend(const AttendKernel& kernel, cudaStream_t stream) {
+int capture_attend(const AttendKernel& kernel, bool beside, cudaStream_t stream) {
   Launch launch;
   CtaFirsts firsts;
-  void* parameters[] = {&launch, &firsts};
-  return cudaLaunchKernel(kernel.kernel, dim3(1), dim3(kernel.threads), parameters, kernel.shared_bytes, stream);
+  return launch_kernel(kernel.kernel, kernel.threads, kernel.shared_bytes, 1, beside, launch, firsts, stream);
 }
 
 int set_attend(cudaGraphExec_t exec, cudaGraphNode_t node, const AttendKernel& kernel, const Launch& launch,

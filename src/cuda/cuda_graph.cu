@@ -97,13 +97,14 @@ Status CudaGraph::add_moves(size_t most) {
 Status CudaGraph::add_attend(uint32_t group, uint32_t head_dim) {
   AttendKernel kernels[kAttendKernels];
   some_kernels(group, head_dim, tensor_paths_, kernels);
-  Ends before, after;
-  TIERKV_RETURN_IF_ERROR(ends_of(stream_, before));
+  Ends after;
   Attend attend;
+  // Each begins beside the one before it, as launches do. What comes behind waits for every one: where the last is switched off it
+  // says nothing of those before it.
   for (uint32_t i = 0; i < kAttendKernels; ++i) {
     if (!kernels[i].kernel) continue;
-    TIERKV_RETURN_IF_ERROR(go_on_from(stream_, before));
-    TIERKV_RETURN_IF_ERROR(status_of(static_cast<cudaError_t>(capture_attend(kernels[i], stream_)), "capturing"));
+    const int captured = capture_attend(kernels[i], !after.nodes.empty(), stream_);
+    TIERKV_RETURN_IF_ERROR(status_of(static_cast<cudaError_t>(captured), "capturing"));
     TIERKV_RETURN_IF_ERROR(take_node(attend.nodes[i]));
     after.nodes.push_back(attend.nodes[i].node);
   }

@@ -32,9 +32,10 @@ inline constexpr uint32_t kAttendKernels = 3;
 int kernels_of(const Launch& launch, Path fast, AttendKernel (&out)[kAttendKernels]);
 // Those that launches of a shape may have, of each kind one; null: none.
 void some_kernels(uint32_t group, uint32_t head_dim, bool tensor_paths, AttendKernel (&out)[kAttendKernels]);
-// One thread block, which must not run, of a stream that is captured; and what it does in an executable graph of that. The same
-// for row moves, which do nothing if they do run, and for the count at a graph's end. All: 0, or a cudaError_t.
-int capture_attend(const AttendKernel& kernel, cudaStream_t stream);
+// One thread block, which must not run, of a stream that is captured, `beside` the kernel before it; and what it does in an
+// executable graph of that. The same for row moves, which do nothing if they do run, and for the count at a graph's end. All: 0, or
+// a cudaError_t.
+int capture_attend(const AttendKernel& kernel, bool beside, cudaStream_t stream);
 int set_attend(cudaGraphExec_t exec, cudaGraphNode_t node, const AttendKernel& kernel, const Launch& launch,
                const CtaFirsts& firsts);
 inline constexpr uint32_t kMovesANode = 48;
