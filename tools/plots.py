@@ -197,6 +197,29 @@ def model(data, out):
     save(figure, out / "model-decode.svg")
 
 
+# What is timed on a device, and the shapes that the project is judged by.
+DEVICE = ("kivi2", "kivi4", "klt", "balanced")
+DEVICE_SHAPES = {
+    (8, 8, 131072): "8 x 128K", (8, 8, 32768): "8 x 32K", (1, 8, 131072): "1 x 128K", (1, 32, 131072): "1 x 128K\n32/32"
+}  # fmt: skip
+
+
+def device(data, out):
+    """Attention on a CUDA device beside SDPA (bench/cuda/bench.py)."""
+    table = {}
+    for row in json.loads((data / "cuda.json").read_text()):
+        shape = (row.get("batch"), row.get("kv_heads"), row.get("length"))
+        if row.get("dim") == 128 and shape in DEVICE_SHAPES:
+            table[row["cache"], shape] = row["ratio"]
+    figure, axes = start("Attention on an H200 beside SDPA", "sequences x tokens, 32/8 heads of 128", "times as fast as SDPA, fp16")
+    series = {name: [table[name, shape] for shape in DEVICE_SHAPES] for name in DEVICE}
+    colours = {name: colour("klt1.875" if name == "klt" else name) for name in DEVICE}
+    bars(axes, list(DEVICE_SHAPES.values()), series, colours)
+    axes.axhline(1, color=INK, linestyle=(0, (6, 4)), linewidth=1, label="as fast")
+    key(figure, axes, 3)
+    save(figure, out / "cuda-ratio.svg")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=ROOT / "docs/build/data")
@@ -214,6 +237,7 @@ def main():
     ratios(performance, options.out)
     bandwidth(performance, options.out)
     model(options.data, options.out)
+    device(options.data, options.out)
     for path in sorted(options.out.glob("*.svg")):
         print(path)
 

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: make test-p
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: make test-python sets it up")
 
 from conftest import ROOT  # noqa: E402
-from tiny_models import COMMON, KINDS, make, prompt  # noqa: E402
+from tiny_models import COMMON, DEVICE, KINDS, make, prompt  # noqa: E402
 
 import tierkv  # noqa: E402
 from tierkv.hf import TieredCache, shape_of_model  # noqa: E402
@@ -316,6 +316,7 @@ def structured(seed: int = 0):
     return model
 
 
+@pytest.mark.skipif(DEVICE != "cpu", reason="a device uses tables and does not learn them")
 def test_a_model_is_learned_in_passing_and_known_the_next_time(tmp_path):
     model, path = structured(), tmp_path / "model.tkc"
     cache = TieredCache("balanced", model, learn=path)
