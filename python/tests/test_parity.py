@@ -120,7 +120,9 @@ def test_the_device_has_its_twin():
     assert {"device", "byte_limit", "keep_on_host"} <= set(options) <= set(inspect.signature(tierkv.cuda.attach).parameters)
     methods = re.findall(r"virtual [\w:]+ (\w+)\(", body_of(text, "class", "Device"))
     assert {"usage", "check"} <= set(methods) <= set(vars(tierkv.cuda.Device))
-    for name in re.findall(r"^\w[\w:<> ]* (\w+)\(", text, re.MULTILINE):
+    functions = set(re.findall(r"^\w[\w:<> ]* (\w+)\(", text, re.MULTILINE))
+    # A graph is captured around calls that C++ makes: a model's calls in Python are torch's to capture.
+    for name in functions - {"record"}:
         assert callable(getattr(tierkv.cuda, name))
 
 
