@@ -249,10 +249,7 @@ Status tierkv_bench::add_set(uint32_t ctas, bool tensor_cores) {
   launch.given = reinterpret_cast<uint32_t*>(counters.data());
   launch.arrived = launch.given + 2;
   launch.head_dim = dim, launch.group = group, launch.scale = params.scale;
-  launch.ctas = static_cast<uint32_t>(plan.cta_begin.size() - 1), launch.general_ctas = plan.general_ctas;
-  launch.staged_ctas = plan.staged_ctas, launch.first_staged = plan.first_staged;
-  launch.staged_last = plan.staged_last;
-  launch.chunk_rows = plan.chunk_rows;
+  take_blocks(plan, launch);
   set.path = plan.fast, set.firsts = plan.firsts;
   bytes = static_cast<double>(plan.bytes);
   return {};

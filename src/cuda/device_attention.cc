@@ -350,9 +350,7 @@ Launch DeviceAttention::launch_of(const Plan& plan, const AttendWork& first) {
   Launch launch;
   launch.head_dim = first.params.head_dim, launch.group = group_of(first);
   launch.scale = first.params.scale, launch.softcap = first.params.softcap;
-  launch.ctas = static_cast<uint32_t>(plan.cta_begin.size() - 1), launch.general_ctas = plan.general_ctas;
-  launch.staged_ctas = plan.staged_ctas, launch.first_staged = plan.first_staged, launch.staged_last = plan.staged_last;
-  launch.chunk_rows = plan.chunk_rows;
+  take_blocks(plan, launch);
   return launch;
 }
 

@@ -5,9 +5,8 @@
 // the device's list, is asked for on the stream on which the graph is launched next, and so comes behind the launch before it.
 // That is why a layer is not appended to once it was attended to: a step has one area a head.
 //
-// Rows:    come to host memory by the launch. They have arrived when Progress says so; where the launch never comes, or comes
-// twice,
-//          they are lost, and whoever waits for them is told.
+// Rows:    come to host memory by the launch. They have arrived when Progress says so. Where the launch never comes, or comes
+//          twice, they are lost, and whoever waits for them is told.
 // Results: flags of rows that failed stay in one place, and are looked at when a launch is done.
 #pragma once
 

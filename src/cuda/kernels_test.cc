@@ -46,9 +46,6 @@ Path check(const SceneShape& shape, uint32_t seed, uint32_t ctas, double toleran
     launch.out = out.data(), launch.lse = lse.data(), launch.failed = failed.data(), launch.arrived = arrived.data();
     launch.given = given.data();
     launch.partial_out = values.data(), launch.partial_top = tops.data(), launch.partial_sum = sums.data();
-    launch.chunk_rows = planned.plan.chunk_rows, launch.first_staged = planned.plan.first_staged;
-    launch.general_ctas = planned.plan.general_ctas, launch.staged_ctas = planned.plan.staged_ctas;
-    launch.staged_last = planned.plan.staged_last;
     run(machine, launch, planned.plan, order);
     testing::expect_answers(scene, out, lse, tolerance, 3e-3);
     for (const uint32_t task : failed) EXPECT_EQ(task, 0u);

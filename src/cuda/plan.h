@@ -79,4 +79,11 @@ struct Plan {
 
 Plan make_plan(const PlanInput& input);
 
+// What a launch has of its plan beside the lists: how many thread blocks of each kind, and in which order.
+inline void take_blocks(const Plan& plan, Launch& launch) {
+  launch.ctas = static_cast<uint32_t>(plan.cta_begin.size() - 1), launch.chunk_rows = plan.chunk_rows;
+  launch.general_ctas = plan.general_ctas, launch.staged_ctas = plan.staged_ctas;
+  launch.first_staged = plan.first_staged, launch.staged_last = plan.staged_last;
+}
+
 }  // namespace tierkv::cuda

@@ -21,7 +21,7 @@ inline Launch launch_of(const PlanInput& input, const Plan& plan, const float* q
   launch.queries = queries, launch.sink_logits = sinks;
   launch.head_dim = input.params.head_dim, launch.group = input.group;
   launch.scale = input.params.scale, launch.softcap = input.params.softcap;
-  launch.ctas = static_cast<uint32_t>(plan.cta_begin.size() - 1);
+  take_blocks(plan, launch);
   return launch;
 }
 

@@ -16,7 +16,7 @@ bool may_go(const BlockRef& ref, bool warm) {
 }  // namespace
 
 void send_away(const StreamEnv& env, const HeadStream& s, bool warm, StreamViews& views) noexcept {
-  if (views.version == 0 || views.version != s.blocks.version()) return;
+  if (views.version == 0 || views.version != s.blocks.drawn_version()) return;
   size_t v = 0;
   for (const BlockRef& ref : s.blocks) {
     if (ref.block.spilled()) continue;
