@@ -19,6 +19,7 @@ struct KltWholeShape {
   static constexpr uint32_t kWeights = kTileRows * 4 * 2, kGrid = 2 * kTileRows * 4;  // of 4 heads; scales and offsets as floats
   static constexpr uint32_t kLines = kWeights + kGrid;
   static constexpr uint32_t kUnits = 32;  // of the heads' factors, and their inverses
+  static constexpr uint32_t kAhead = 32;  // of a warp, where klt.cuh keeps kOnePass: positions of its next pair of blocks
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -36,7 +37,8 @@ TIERKV_DEVICE void load_units(const Launch& launch, const SegmentDesc& segment, 
 #pragma unroll
   for (int d = 1; d < 32; d *= 2) sum += __shfl_xor_sync(~0u, sum, d);
   const float most = fmaxf(sqrtf(sum) * fabsf(launch.scale) * kLog2E * largest_row, 1e-30f);
-  if (lane == 0) units[head] = most / kWholeMost, units[4 + head] = kWholeMost / most;
+  // Scores are twice the sum, and rows carry 2^6.
+  if (lane == 0) units[head] = most / kWholeMost / 128.0f, units[4 + head] = kWholeMost / most;
 }
 
 // Where lane (head, t) of a product's operand is: [pair of steps][high and low of head and t][step]. Banks of the second block are
@@ -139,7 +141,7 @@ TIERKV_DEVICE uint32_t weight_slot(uint32_t tile, uint32_t odd, uint32_t head) {
 template <uint32_t D>
 TIERKV_DEVICE float2 join_weights(WholeState<D>& state, const float (&s)[4][4], float2 scale, float2 base, float most,
                                   uint32_t grid, uint32_t weights) {
-  const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const uint32_t lane = lane_now(), g = lane / 4, t = lane % 4;
   float x0 = s[0][0], x1 = s[0][1];
 #pragma unroll
   for (int i = 0; i < 4; ++i) x0 = fmaxf(x0, fmaxf(s[i][0], s[i][2])), x1 = fmaxf(x1, fmaxf(s[i][1], s[i][3]));
@@ -178,7 +180,7 @@ TIERKV_DEVICE float2 join_weights(WholeState<D>& state, const float (&s)[4][4], 
 }
 
 TIERKV_DEVICE void join_operands(uint32_t weights, uint32_t (&b)[4][2]) {
-  const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, which = g < 4 ? 0x7351u : 0x6240u;
+  const uint32_t lane = lane_now(), g = lane / 4, t = lane % 4, which = g < 4 ? 0x7351u : 0x6240u;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const uint4 even = load4(weights + weight_slot(t + 4 * h, 0, g % 4)),
@@ -188,37 +190,59 @@ TIERKV_DEVICE void join_operands(uint32_t weights, uint32_t (&b)[4][2]) {
   }
 }
 
+// What a warp asks far memory for ahead of its next pair of blocks, so that it neither waits nor keeps registers for it. Positions
+// go to `ahead`, and behind them the one that kOtherDigits is of. When they are there, and factors are not needed any more, the
+// turn of the first one's middle digit goes to the factors' place.
+TIERKV_DEVICE void ask_positions(const ViewDesc* views, uint32_t at, uint32_t last, uint32_t ahead) {
+  const uint32_t lane = lane_now();
+  if (lane < 3) fetch4(ahead + lane * 4, &views[lane == 2 ? 0 : min(at + lane, last)].first_position);
+}
+template <uint32_t D>
+TIERKV_DEVICE void ask_turn(const float* tables, uint32_t position, uint32_t to) {
+  constexpr uint32_t kPairs = D / 2;
+  const uint32_t value = position >> 7 & (quant::kTurnBase - 1);
+  const float* const row = tables + (quant::kTurnBase + value) * 2 * kPairs + part_of_row<D>() * 2;
+  fetch8(to + lane_now() * 16, row), fetch8(to + lane_now() * 16 + 8, row + kPairs);
+}
+// Turns of a pair of blocks whose positions are at `ahead`.
+template <uint32_t D>
+TIERKV_DEVICE void take_turns(const float* tables, const KltWarp& own, uint32_t ahead) {
+  const uint2 here = load2(ahead);
+  const bool fetched = ((here.x ^ load1(ahead + 8)) & ~kMiddleDigit) == 0;
+  const float4 x = fetched ? both_turns(load_turn(own.factors), load_turn(own.kept + kOtherDigits)) : whole_turn<D>(tables, here.x);
+  const float4 y = here.y == here.x + kTileRows ? both_turns(x, load_turn(own.kept + kOneBlock)) : whole_turn<D>(tables, here.y);
+  store_turns<D>(own.turns, x, y);
+}
+
 template <uint32_t D>
 TIERKV_DEVICE void attend_klt_whole_views(const Launch& launch, const SegmentDesc& segment, const FastPiece& piece,
                                           WarpCopies& copies, const KltWarp& own, uint32_t warps, uint32_t basis, uint32_t query,
-                                          uint32_t table, const float* units, WholeState<D>& state) {
+                                          uint32_t table, uint32_t units, WholeState<D>& state) {
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const FastCodec& codec = piece.codec;
   const MetaTerms terms = piece.value_terms();
-  const float* const turns = codec.turns;
   const uint32_t key_bytes = codec.key_bytes, value_bytes = codec.value_bytes, tile_bytes = key_bytes / 8;
   const uint32_t steps = codec.steps, grouped = codec.grouped, pairs = (steps + 1) / 2;
-  const uint32_t head = 2 * t % 4;
-  const float2 unit{units[head] / 128.0f, units[head + 1] / 128.0f};  // twice the sum, and rows carry 2^6
-  const float2 down{units[4 + head], units[5 + head]};
+  const uint32_t ahead = own.kept + kOnePass + warp * KltWholeShape::kAhead, heads = units + t % 2 * 8;
   const ViewDesc* views = launch.views + segment.first_view;
-  NextTurn turn{views[0].first_position, 2 * warps, UINT32_MAX};
-  // Positions are read a pass ahead, so that nothing waits for them.
-  const auto positions = [&](uint32_t at) {
-    const uint32_t last = segment.views - 1;
-    return uint2{views[min(at, last)].first_position, views[min(at + 1, last)].first_position};
-  };
-  uint2 ahead = positions(warp * 2);
   for (uint32_t first = warp * 2; first < segment.views; first += 2 * warps) {
     const uint32_t both = min(2u, segment.views - first);
-    const uint2 here = ahead;
-    ahead = positions(first + 2 * warps);
+    const bool last_pair = first + 2 * warps >= segment.views;
     __syncwarp();
-    if (first != warp * 2) load_turns<D>(turns, here.x, here.y, own, turn);  // the first ones are there
-    __syncwarp();
+    if (first != warp * 2) {  // the first ones are there
+      wait_for_fetched();
+      take_turns<D>(codec.turns, own, ahead);
+      __syncwarp();
+    }
+    if (!last_pair) ask_positions(views, first + 2 * warps, segment.views - 1, ahead);
     uint32_t q[D / 16][2];
     turn_query<D>(query, own.turns, true, q);
-    const float2 bases = load_byte_factors<D>(basis, table, steps, q, down, own.factors);
+    const float2 bases = load_byte_factors<D>(basis, table, steps, q, load2f(heads + 16), own.factors);
+    // A last step without a partner: the partner's factors are zeros.
+    if (steps % 2 != 0) {
+#pragma unroll
+      for (uint32_t block = 0; block < 2; ++block) store1(factor_at(own.factors, pairs, block, steps, lane / 16, lane), 0);
+    }
     __syncwarp();
 #pragma unroll 1
     for (uint32_t odd = 0; odd < both; ++odd, copies.phase ^= 1) {
@@ -239,11 +263,16 @@ TIERKV_DEVICE void attend_klt_whole_views(const Launch& launch, const SegmentDes
                     middle);
         join_scores(x, middle, s);
       }
+      if (odd + 1 == both && !last_pair) {
+        wait_for_fetched();
+        __syncwarp();
+        ask_turn<D>(codec.turns, load1(ahead), own.factors);
+      }
       __syncwarp();
       if (more && lane == 0) copy_in(own.keys, next_keys, key_bytes, copies.keys);
       barrier_wait(copies.values, copies.phase);
       const float most = whole_grid(terms, own.values + 32 * D, own.grid);
-      const float2 by = join_weights(state, s, unit, base, most, own.grid, own.weights);
+      const float2 by = join_weights(state, s, load2f(heads), base, most, own.grid, own.weights);
       __syncwarp();
       uint32_t b[4][2];
       join_operands(own.weights, b);
@@ -272,7 +301,6 @@ TIERKV_DEVICE void attend_klt_whole(const Launch& launch, const SegmentDesc& seg
   const uint32_t key_slot = codec.key_bytes, value_slot = codec.value_bytes, own_bytes = pairs * 512 + key_slot + value_slot;
   const uint32_t all = kKltBytes - static_cast<uint32_t>(slots - memory);
   const uint32_t warps = min(all / (S::kLines + own_bytes) / 4 * 4, kThreads / 32);
-  const bool turns_fit = warps * (S::kLines + own_bytes + kKltTurn) <= all;
   KltWarp own;
   own.weights = shared_address(slots + warp * S::kLines);
   own.grid = own.weights + S::kWeights;
@@ -282,7 +310,7 @@ TIERKV_DEVICE void attend_klt_whole(const Launch& launch, const SegmentDesc& seg
   own.terms = 0;
   own.keys = own.factors + pairs * 512;
   own.values = own.keys + key_slot;
-  own.now = turns_fit ? shared_address(slots + warps * (S::kLines + own_bytes) + warp * kKltTurn) : 0;
+  own.now = 0;
 
   load_klt_tables<D, true>(launch, segment, codec, once, 2 * warps, query, table, kept, basis);
   const auto* const largest =
@@ -293,10 +321,6 @@ TIERKV_DEVICE void attend_klt_whole(const Launch& launch, const SegmentDesc& seg
   if (any) {
     const uint32_t second = view[warp * 2 + 1 < segment.views ? 1 : 0].first_position;
     store_turns<D>(own.turns, whole_turn<D>(codec.turns, view->first_position), whole_turn<D>(codec.turns, second));
-  }
-  // A last step without a partner: the partner's factors are zeros.
-  if (warp < warps && steps % 2 != 0) {
-    for (uint32_t block = 0; block < 2; ++block) store1(factor_at(own.factors, pairs, block, steps, lane / 16, lane), 0);
   }
   __syncthreads();
   // All multiprocessors ask for their first blocks at once, and it takes microseconds until they are there: what they are met with
@@ -309,7 +333,7 @@ TIERKV_DEVICE void attend_klt_whole(const Launch& launch, const SegmentDesc& seg
   WholeState<D> state;
   if (warp < warps) {
     attend_klt_whole_views<D>(launch, segment, piece, copies, own, warps, shared_address(basis), shared_address(query),
-                              shared_address(table), units, state);
+                              shared_address(table), shared_address(units), state);
   }
   // Both lanes of a head had tokens of their own.
   state.total0 += __shfl_xor_sync(~0u, state.total0, 2), state.total1 += __shfl_xor_sync(~0u, state.total1, 2);

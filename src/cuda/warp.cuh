@@ -100,6 +100,11 @@ TIERKV_DEVICE float power2(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+TIERKV_DEVICE float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 TIERKV_DEVICE uint32_t pack_halves(float low, float high) {
   uint32_t r;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
@@ -116,6 +121,15 @@ TIERKV_DEVICE uint32_t times_plus(uint32_t a, uint32_t b, uint32_t c) {
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
   return r;
 }
+
+// A few bytes into shared memory, without a register in between; and a wait until all that this thread asked for are there.
+TIERKV_DEVICE void fetch4(uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+TIERKV_DEVICE void fetch8(uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
+}
+TIERKV_DEVICE void wait_for_fetched() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // An 8x8 matrix of halves, transposed within the registers of a warp.
 TIERKV_DEVICE uint32_t transposed(uint32_t x) {
