@@ -15,12 +15,14 @@ struct PackedShape {
   static constexpr int kWords = D / (4 * kPerWord), kSteps = D / 16;  // chunks that a lane takes; products of 16 channels
   static constexpr uint32_t kKeyCodes = 16 * D * K, kValueCodes = 16 * D * V, kKeyTile = kKeyCodes / 8;
   static constexpr uint32_t kKeySlot = kKeyCodes + 512, kValueSlot = kValueCodes + 512;
-  static constexpr uint32_t kWarps = packed_warps(K, V, D);
+  // Warps at work. Memory is what kivi waits for, and fewer that end together do; tokens' scales of 4 bits want more of them.
+  static constexpr uint32_t kKiviWarps = packed_warps(K, V, D), kRotWarps = K + V >= 8 && D > 64 ? 11 : kKiviWarps;
+  static constexpr uint32_t kMostWarps = kRotWarps > kKiviWarps ? kRotWarps : kKiviWarps;
   // Of a warp: copies of keys and values, weights, the values' grid, the tokens' scales.
   static constexpr uint32_t kWarp = kKeySlot + kValueSlot + kWeightBytes + kGridBytes + 512;
   static constexpr uint32_t kQuery =
       2 * kSteps * 64 * 4 + 128 + 8 * (D + 4) * 4;  // operands of the query, plain and raised; sums of its heads; rows
-  static constexpr uint32_t kBytes = kWarps * kWarp + kQuery;
+  static constexpr uint32_t kBytes = kMostWarps * kWarp + kQuery;
 };
 
 // Two neighbouring halves each at `at`, `at + 4`, ...: the pairs (0, 2) and (1, 3) of every four, as operands have them.
@@ -100,11 +102,11 @@ TIERKV_DEVICE float2 load_block_query(uint32_t meta, uint32_t mean_at, bool has_
 
 // The first blocks of a segment. All multiprocessors ask for theirs at once, and it takes microseconds until they are there: what
 // is needed before them has to be asked for before. Half of the warps begin later, so that the others have theirs sooner.
-template <int K, int V, uint32_t D>
+template <int K, int V, uint32_t D, bool kByChannel>
 TIERKV_DEVICE void begin_packed(const Launch& launch, const FastPiece& piece, const WarpCopies& copies, uint8_t* memory) {
   using S = PackedShape<K, V, D>;
   const uint32_t warp = threadIdx.x / 32, keys = shared_address(memory + warp * S::kWarp);
-  if (warp >= S::kWarps || warp >= piece.segment.views || threadIdx.x % 32 != 0) return;
+  if (warp >= (kByChannel ? S::kKiviWarps : S::kRotWarps) || warp >= piece.segment.views || threadIdx.x % 32 != 0) return;
   const ViewDesc& view = launch.views[piece.segment.first_view + warp];
   const uint8_t *const from = view.keys, *const others = view.values;
   copy_in(keys, from, piece.codec.key_bytes, copies.keys);
@@ -116,6 +118,7 @@ TIERKV_DEVICE void attend_packed(const Launch& launch, const FastPiece& piece, W
   using S = PackedShape<K, V, D>;
   using F = ValueFormat<V, D>;
   constexpr float kScore = static_cast<float>(1u << (24 - S::kTop));
+  constexpr uint32_t kWarps = kByChannel ? S::kKiviWarps : S::kRotWarps;
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const SegmentDesc& segment = piece.segment;
   const uint32_t keys = shared_address(memory + warp * S::kWarp), values = keys + S::kKeySlot;
@@ -127,8 +130,8 @@ TIERKV_DEVICE void attend_packed(const Launch& launch, const FastPiece& piece, W
     const float* const from = launch.queries + static_cast<size_t>(segment.first_row + warp) * D + part_of_row<D>() * 4 + e;
     query[e] = warp < launch.group ? __ldg(from) * (launch.scale * kLog2E) : 0.0f;
   }
-  if (warp < S::kWarps / 2) begin_packed<K, V, D>(launch, piece, copies, memory);
-  auto* plain = reinterpret_cast<uint32_t*>(memory + S::kWarps * S::kWarp);
+  if (warp < kWarps / 2) begin_packed<K, V, D, kByChannel>(launch, piece, copies, memory);
+  auto* plain = reinterpret_cast<uint32_t*>(memory + S::kMostWarps * S::kWarp);
   uint32_t* raised = plain + S::kSteps * 64;
   auto* query_sums = reinterpret_cast<float*>(raised + S::kSteps * 64);
   WarpState<D> state;
@@ -138,15 +141,15 @@ TIERKV_DEVICE void attend_packed(const Launch& launch, const FastPiece& piece, W
   const uint32_t mean_at = keys + (kByChannel ? S::kKeyCodes + 2 * D : codec.mean_at);
   load_packed_query<K, V, D>(query, codec.key_hadamard, plain, raised, query_sums, query_sums + 32);
   __syncthreads();
-  if (warp >= S::kWarps / 2) begin_packed<K, V, D>(launch, piece, copies, memory);
+  if (warp >= kWarps / 2) begin_packed<K, V, D, kByChannel>(launch, piece, copies, memory);
   const float begin0 = kByChannel ? 0.0f : -codec.key_zero * query_sums[2 * t] / kScore;
   const float begin1 = kByChannel ? 0.0f : -codec.key_zero * query_sums[2 * t + 1] / kScore;
 
-  for (uint32_t v = warp; warp < S::kWarps && v < segment.views; v += S::kWarps, copies.phase ^= 1) {
-    const bool more = v + S::kWarps < segment.views;
+  for (uint32_t v = warp; warp < kWarps && v < segment.views; v += kWarps, copies.phase ^= 1) {
+    const bool more = v + kWarps < segment.views;
     // Read now, needed when the slots are free: the addresses must not be waited for then.
-    const uint8_t* const next_keys = views[more ? v + S::kWarps : v].keys;
-    const uint8_t* const next_values = views[more ? v + S::kWarps : v].values;
+    const uint8_t* const next_keys = views[more ? v + kWarps : v].keys;
+    const uint8_t* const next_values = views[more ? v + kWarps : v].values;
     uint32_t b[S::kSteps][2];
     barrier_wait(copies.keys, copies.phase);
     const float2 base = load_block_query<K, V, D, kByChannel>(keys + S::kKeyCodes, mean_at, has_mean, raised_at, plain_at, b);
@@ -188,7 +191,7 @@ TIERKV_DEVICE void attend_packed(const Launch& launch, const FastPiece& piece, W
       if (half == 1 && more && lane == 0) copy_in(values, next_values, codec.value_bytes, copies.values);
     }
   }
-  end_segment(launch, segment, state, S::kWarps, static_cast<float>(F::kTop), false, codec.value_hadamard, memory);
+  end_segment(launch, segment, state, kWarps, static_cast<float>(F::kTop), false, codec.value_hadamard, memory);
 }
 
 #endif
