@@ -9,6 +9,7 @@
 #include "cuda/klt_whole.cuh"
 #include "cuda/merge.cuh"
 #include "cuda/packed.cuh"
+#include "cuda/plain.cuh"
 #include "cuda/staged.cuh"
 #include "cuda/tiles.cuh"
 #include "cuda/warm.cuh"
@@ -35,27 +36,33 @@ __global__ void __launch_bounds__(TileShared<T>::kWarps * 32, 1) tiles_kernel(co
 }
 
 template <int T>
-inline constexpr bool kHasWarm = T == 4 || T == 8;
+inline constexpr bool kHasBeside = T == 4 || T == 8;
 template <int T>
-inline constexpr uint32_t kStagedBytes = kHasWarm<T> && sizeof(StagedShared<T>) < WarmShape<T * 16>::kBytes
+inline constexpr uint32_t kStagedBytes = kHasBeside<T> && sizeof(StagedShared<T>) < WarmShape<T * 16>::kBytes
                                              ? WarmShape<T * 16>::kBytes
                                              : sizeof(StagedShared<T>);
-static_assert(kWarmWarps == kStagedWarps);
+static_assert(kBesideThreads == kStagedThreads);
 
-template <int T>
+// kOnlyBeside: no segment is staged.
+template <int T, bool kOnlyBeside>
 TIERKV_DEVICE void staged_segment(const Launch& launch, const SegmentDesc segment) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  if constexpr (kHasWarm<T>) {
-    if (segment.path == Path::warm) {
-      attend_warm<T * 16>(launch, segment, dynamic_shared());
-      finish_segment(launch, segment);  // an end of its own: one for both takes registers that neither has
-      fence_writes();
-      return;
-    }
+  if constexpr (kHasBeside<T>) {
+    if (segment.path == Path::warm) attend_warm<T * 16>(launch, segment, dynamic_shared());
   }
 #endif
+  if (segment.path != Path::warm) {
 #pragma unroll 1
-  for (uint32_t first = 0; first < launch.group; first += 8) attend_staged<T>(launch, segment, first);
+    for (uint32_t first = 0; first < launch.group; first += 8) {
+      if constexpr (kHasBeside<T>) {
+        if (kOnlyBeside || segment.path == Path::plain) {
+          attend_plain<T * 16>(launch, segment, first, dynamic_shared());
+          continue;
+        }
+      }
+      if constexpr (!kOnlyBeside) attend_staged<T>(launch, segment, first);
+    }
+  }
   finish_segment(launch, segment);
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   fence_writes();  // the next one's copies may come to where this one wrote
@@ -64,9 +71,10 @@ TIERKV_DEVICE void staged_segment(const Launch& launch, const SegmentDesc segmen
 
 // Thread blocks take segment after segment: the first of them run where the fast kernel leaves a multiprocessor free, beside it,
 // and do as much as they can until others have room.
-template <int T>
-__global__ void __launch_bounds__(kStagedThreads, T > 8 ? kStagedWideRoom : kStagedRoom)
-    staged_kernel(const __grid_constant__ Launch launch) {
+template <int T, bool kOnlyBeside = false>
+__global__ void __launch_bounds__(kStagedThreads, kOnlyBeside ? kBesideRoom
+                                                  : T > 8     ? kStagedWideRoom
+                                                              : kStagedRoom) staged_kernel(const __grid_constant__ Launch launch) {
   let_next_begin();
   __shared__ uint32_t given;
   if (threadIdx.x == 0) given = atomicAdd(launch.given, 1u);
@@ -74,7 +82,7 @@ __global__ void __launch_bounds__(kStagedThreads, T > 8 ? kStagedWideRoom : kSta
   for (uint32_t i = given; i < launch.staged_ctas; i = given) {
     uint32_t next = 0;
     if (threadIdx.x == 0) next = atomicAdd(launch.given, 1u);  // asked for now, there when it is wanted
-    staged_segment<T>(launch, launch.segments[launch.first_staged + i]);
+    staged_segment<T, kOnlyBeside>(launch, launch.segments[launch.first_staged + i]);
     if (threadIdx.x == 0) given = next;
     __syncthreads();
   }
@@ -157,6 +165,8 @@ struct KernelRow {
 inline const KernelRow kPaths[] = {
     {Path::general, 16, 128, &tiles_kernel<8>, kThreads, sizeof(TileShared<8>), false},
     {Path::general, 16, 256, &tiles_kernel<16>, kThreads / 2, sizeof(TileShared<16>), false},
+    {Path::warm, 16, 64, &staged_kernel<4, true>, kStagedThreads, WarmShape<64>::kBytes, false},
+    {Path::warm, 16, 128, &staged_kernel<8, true>, kStagedThreads, WarmShape<128>::kBytes, false},
     {Path::staged, 16, 64, &staged_kernel<4>, kStagedThreads, kStagedBytes<4>, false},
     {Path::staged, 16, 128, &staged_kernel<8>, kStagedThreads, kStagedBytes<8>, false},
     {Path::staged, 16, 256, &staged_kernel<16>, kStagedThreads, kStagedBytes<16>, false},
@@ -187,7 +197,7 @@ inline const KernelRow* row_for(const Launch& launch, Path path) {
 template <class Use>
 void for_each_kernel(const Launch& launch, Path fast, const Use& use) {
   std::pair<Path, uint32_t> parts[] = {{Path::general, launch.general_ctas},
-                                       {Path::staged, std::min(launch.staged_ctas, kMostStaged)},
+                                       {launch.only_beside ? Path::warm : Path::staged, std::min(launch.staged_ctas, kMostStaged)},
                                        {fast, launch.ctas - launch.general_ctas - launch.staged_ctas}};
   if (launch.staged_last) std::swap(parts[1], parts[2]);
   for (const auto& [path, ctas] : parts) {

@@ -19,16 +19,17 @@ inline constexpr uint32_t kNoMask = 0xFFFFFFFFu;
 inline constexpr uint32_t kMaskWords = 8;   // of a view's 256 rows
 inline constexpr uint32_t kTileRows = 128;  // rows of a block that the tensor-core paths take; a head has 64 or 128 channels there
 
-// How a segment is attended to. Warm and staged ones share a kernel. One launch has at most one of the fast ones (plan.h), which
-// follow staged.
-enum class Path : uint8_t { general = 0, warm, staged, packed22, packed44, packed42, klt, klt_better, whole22, klt_whole };
-inline constexpr uint32_t kPathCount = 10;
+// How a segment is attended to. Warm, plain and staged ones share a launch. One has at most one of the fast ones (plan.h),
+// which follow staged.
+enum class Path : uint8_t { general = 0, warm, plain, staged, packed22, packed44, packed42, klt, klt_better, whole22, klt_whole };
+inline constexpr uint32_t kPathCount = 11;
 inline const char* path_name(Path path) {
-  constexpr const char* kNames[kPathCount] = {"general",  "warm", "staged",     "packed22", "packed44",
-                                              "packed42", "klt",  "klt_better", "whole22",  "klt_whole"};
+  constexpr const char* kNames[kPathCount] = {"general",  "warm", "plain",      "staged",  "packed22", "packed44",
+                                              "packed42", "klt",  "klt_better", "whole22", "klt_whole"};
   return kNames[static_cast<uint32_t>(path)];
 }
-inline bool beside_fast(Path path) { return path == Path::warm || path == Path::staged; }
+inline bool by_tiles(Path path) { return path == Path::plain || path == Path::staged; }  // of 16 rows, however many
+inline bool beside_fast(Path path) { return path == Path::warm || by_tiles(path); }
 
 // Warps of a thread block that have room for a block each on a packed path.
 inline constexpr uint32_t packed_warps(uint32_t key_bits, uint32_t value_bits, uint32_t head_dim) {
@@ -45,8 +46,9 @@ inline constexpr uint32_t kMostFastBetter = 4;
 // time.
 inline constexpr uint32_t kStagedRoom = 4, kStagedWideRoom = 2, kStagedRows = 64;
 
-// Tokens of a block that the warm path takes, and blocks of a thread block.
-inline constexpr uint32_t kWarmTokens = 64, kWarmWarps = 4;
+// Tokens of a block that the warm path takes; tiles of 16 rows that the plain one takes at a time; thread blocks of theirs that a
+// multiprocessor has room for, where none is staged.
+inline constexpr uint32_t kWarmTokens = 64, kPlainTiles = 4, kBesideRoom = 6;
 
 struct CodecDesc {
   quant::SideLayout key, value;               // pointers of the memory that the reader reads
@@ -142,7 +144,8 @@ struct Launch {
   // after the other, and the rest begins when fast ones end.
   uint32_t general_ctas = 0, staged_ctas = 0;
   bool staged_last = false;
-  uint8_t unused[3] = {};
+  bool only_beside = false;  // staged ones are all warm or plain: a kernel that has more room takes them
+  uint8_t unused[2] = {};
 };
 static_assert(sizeof(Launch) == 168);
 

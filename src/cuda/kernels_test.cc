@@ -143,10 +143,10 @@ TEST(Kernels, WarmBlocks) {
       }
     }
   }
-  // More blocks than warps.
+  // More blocks than places.
   SceneShape many = archive("even4", 4, {64 * 70 + 25, 64 * 9 + 3});
   many.block = 64;
-  EXPECT_LT(count(many, Path::warm), 18u);
+  EXPECT_LT(count(many, Path::warm), 30u);
   check(many, 3, 1);
   // What it does not take is staged.
   SceneShape large = archive("even4", 9, {300});
@@ -155,6 +155,27 @@ TEST(Kernels, WarmBlocks) {
   SceneShape capped = archive("even4", 4, {300});
   capped.block = 64, capped.params.softcap = 30.0f;
   EXPECT_EQ(count(capped, Path::warm), 0u);
+}
+
+// Rows of halves are read as they are, whatever of them a query sees; other rows of 16 bits, and other heads, are staged.
+TEST(Kernels, PlainRows) {
+  for (const uint32_t dim : {64u, 128u}) {
+    for (const uint32_t group : {1u, 4u, 8u, 11u}) {
+      SCOPED_TRACE(std::to_string(dim) + " " + std::to_string(group));
+      SceneShape shape = archive("kivi2", group, {400, 900, 3, 1});
+      shape.head_dim = dim, shape.hot = 300;
+      EXPECT_NE(count(shape, Path::plain), 0u);
+      if (group <= 8) {  // the archive is staged without a fast path
+        EXPECT_EQ(count(shape, Path::staged), 0u);
+      }
+      check(shape, group, 5, 1e-3);
+      shape.params.softcap = 20.0f;
+      check(shape, group, 5, 1e-3);
+    }
+  }
+  SceneShape wide = archive("kivi2", 4, {400});
+  wide.head_dim = 256;
+  EXPECT_EQ(count(wide, Path::plain), 0u);
 }
 
 TEST(Kernels, EveryCodecInOddPlaces) {

@@ -75,6 +75,13 @@ bool takes_warm(const CodecDesc& codec, uint32_t group) {
          key.groups == 1 && key.meta == MetaKind::log8_scale && key.tokens == kWarmTokens;
 }
 
+bool takes_plain(const CodecDesc& codec) {
+  const auto halves = [](const SideLayout& side) {
+    return side.kind == LayoutKind::rows16 && !side.bf16 && (side.head_dim == 64 || side.head_dim == 128);
+  };
+  return halves(codec.key) && halves(codec.value) && codec.key_better + codec.value_better == 0;
+}
+
 Path ready_path(const CodecDesc& codec, uint32_t group) {
   const Path path = fast_path(codec, group);
   return is_klt(path) && !codec.key_fragments ? Path::general : path;

@@ -23,6 +23,9 @@ Path ready_path(const CodecDesc& codec, uint32_t group);
 // Whether whole blocks of a codec can take the warm path.
 bool takes_warm(const CodecDesc& codec, uint32_t group);
 
+// Whether views of a codec are halves that the plain path reads as they are.
+bool takes_plain(const CodecDesc& codec);
+
 // Whether views of a codec can be staged, and the frame of their values.
 std::optional<Frame> staged_frame(const CodecDesc& codec);
 

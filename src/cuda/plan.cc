@@ -17,10 +17,13 @@ using quant::SideLayout;
 constexpr uint32_t kFewSettled = 32;
 
 // Multiprocessors that the fast kernel leaves to staged pieces, where there are many. An H200 has 132: blocks of sequences of equal
-// lengths divide into 128 better than into any other number near it. And costs, as in share_out.h: of a piece on each of the places
-// of a multiprocessor, and of what a fast thread block does before its first block and behind its last.
+// lengths divide into 128 better than into any other number near it.
 constexpr uint32_t kSpare = 4, kManyCtas = 32;
-constexpr uint64_t kStagedRound = 800000, kFastBegin = 500000;
+// Costs, as in share_out.h: of a staged piece; of 64 warm or plain rows where all places of a multiprocessor are at work, and where
+// few are; of what a piece does around them; of what a fast thread block does before its first block and behind its last.
+constexpr uint64_t kStagedCost = 800000, kBesideCost = 153000, kBesideAlone = 126000, kBesidePiece = 240000, kFastBegin = 500000;
+// Warm blocks of a piece where all multiprocessors take part: one alone does not outweigh what is around it.
+constexpr uint64_t kWarmPiece = 2;
 
 class Planner {
  public:
@@ -95,10 +98,11 @@ class Planner {
     plan_.chunk_rows = tiles <= warps / 4 ? 16 : tiles <= 2 * warps ? 32 : 64;
     cut_views_ = staged <= kStagedOnce * staged_room();
   }
-  // Thread blocks of the staged path that a device has room for at once.
-  uint64_t staged_room() const {
-    return uint64_t{std::max(1u, input_.ctas)} * (input_.params.head_dim > 128 ? kStagedWideRoom : kStagedRoom);
+  // Thread blocks of the staged path that a multiprocessor, and a device, has room for at once.
+  uint32_t room_each() const {
+    return plan_.only_beside ? kBesideRoom : input_.params.head_dim > 128 ? kStagedWideRoom : kStagedRoom;
   }
+  uint64_t staged_room() const { return uint64_t{std::max(1u, input_.ctas)} * room_each(); }
   // Of a settled run without the launch's fast path, as of its codec.
   std::optional<Frame> frame_of(const SettledRun& run) const {
     return run.path == Path::general ? std::nullopt : staged_frame(input_.codecs[run.codec]);
@@ -174,7 +178,7 @@ class Planner {
     return plain(a.key, b.key) && plain(a.value, b.value);
   }
 
-  // Whole blocks that the warm path takes, codec by codec; then the others.
+  // Whole blocks that the warm path takes, codec by codec; then rows of halves; then the others.
   void add_staged(uint32_t index, const std::vector<ViewDesc>& views) {
     uint32_t codec = UINT32_MAX;
     for (const ViewDesc& view : views) {
@@ -182,11 +186,17 @@ class Planner {
       if (std::exchange(codec, view.codec) != view.codec) begin_run(index, Path::warm);
       add_to_run(view, 0, chunks_of(view, kStagedTile));
     }
+    begin_run(index, Path::plain);
+    for (const ViewDesc& view : views) {
+      if (!is_warm(view) && is_plain(view)) add_staged(view);
+    }
     begin_run(index, Path::staged);
     for (const ViewDesc& view : views) {
-      if (!is_warm(view)) add_staged(view);
+      if (!is_warm(view) && !is_plain(view)) add_staged(view);
     }
   }
+  // Rows of halves, whatever the heads' number.
+  bool is_plain(const ViewDesc& view) const { return takes_plain(input_.codecs[view.codec]) && aligned(view); }
   bool is_warm(const SettledRun& run) const { return run.path == Path::warm && warm_[run.codec]; }
   bool is_warm(const ViewDesc& view) const {
     return warm_[view.codec] && view.begin == 0 && view.end == kWarmTokens && view.mask == kNoMask && aligned(view);
@@ -250,12 +260,15 @@ class Planner {
 
   // General thread blocks, then staged ones, a piece each, then fast ones.
   void add_segments() {
+    plan_.only_beside = (input_.params.head_dim == 64 || input_.params.head_dim == 128) &&
+                        std::none_of(runs_.begin(), runs_.end(), [](const Run& run) { return run.path == Path::staged; });
     plan_.staged_last = staged_last();
     const uint32_t most = std::clamp(input_.ctas - (plan_.staged_last ? kSpare : 0), 2u, kMostFirsts);
     Sharing fresh;
     const uint32_t dim = input_.params.head_dim;
     const Sharing& sharing = share_out(runs_, {most, plan_.chunk_rows, plan_.fast, input_.group, dim, input_.sharings}, fresh);
-    const std::vector<Piece> staged = staged_pieces(runs_, plan_.views.data(), staged_room(), plan_.staged_last);
+    const uint64_t room = uint64_t{plan_.staged_last ? kSpare : std::max(1u, input_.ctas)} * room_each();
+    const std::vector<Piece> staged = staged_pieces(runs_, plan_.views.data(), room, warm_piece());
     count_partials(sharing.pieces, staged);
     end_cta();
     for (uint32_t b = 0; b < sharing.general; ++b) add_cta(sharing.pieces, sharing.bins[b]);
@@ -276,14 +289,24 @@ class Planner {
   // shared out among all, and go first.
   bool staged_last() const {
     if (plan_.fast == Path::general || input_.ctas < kManyCtas) return false;
-    uint64_t fast = 0, tiles = 0, warm = 0;
+    uint64_t beside = 0;
     for (const Run& run : runs_) {
-      if (run.path == plan_.fast) fast += run.cost;
-      if (run.path == Path::staged) tiles += (run.cost + kStagedPiece - 1) / kStagedPiece;
-      if (run.path == Path::warm) warm += (run.views + 2 * kWarmWarps - 1) / (2 * kWarmWarps);
+      if (run.path == Path::staged) beside += (run.cost + kStagedPiece - 1) / kStagedPiece * kStagedCost;
+      if (run.path == Path::plain) beside += (run.cost + kPlainTiles - 1) / kPlainTiles * kBesideCost;
+      if (run.path == Path::warm) beside += run.views * kBesideCost;
     }
-    const uint64_t rounds = (tiles + warm + kSpare * kStagedRoom - 1) / (kSpare * kStagedRoom);
-    return rounds != 0 && rounds * kStagedRound <= kFastBegin + fast / (input_.ctas - kSpare);
+    return beside != 0 && beside <= fast_time() * kSpare * room_each();
+  }
+  // Of what a fast thread block does, where some multiprocessors are left free.
+  uint64_t fast_time() const {
+    uint64_t fast = 0;
+    for (const Run& run : runs_) fast += run.path == plan_.fast ? run.cost : 0;
+    return kFastBegin + fast / (input_.ctas - kSpare);
+  }
+  // Fewer states are merged sooner: beside a fast kernel, a piece may take as long as that does.
+  uint64_t warm_piece() const {
+    const uint64_t time = plan_.staged_last ? fast_time() : 0;
+    return time < kBesidePiece + kBesideAlone * kWarmPiece ? kWarmPiece : (time - kBesidePiece) / kBesideAlone;
   }
 
   void count_partials(const std::vector<Piece>& pieces, const std::vector<Piece>& staged) {
@@ -314,7 +337,7 @@ class Planner {
     for (uint32_t t = 0; t < plan_.tasks.size(); ++t) {
       if (plan_.tasks[t].partials != 0) continue;
       plan_.tasks[t].partials = 1;
-      add_segment(t, 0, 0, 0, Path::staged), end_cta();
+      add_segment(t, 0, 0, 0, plan_.only_beside ? Path::plain : Path::staged), end_cta();
     }
   }
 

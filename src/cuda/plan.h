@@ -6,8 +6,8 @@
 //           small piece each of the staged one, the others pieces of the fast one: kernels side by side. Where a few
 //           multiprocessors can do the staged pieces meanwhile, the fast ones leave them free.
 // Path:     of the fast paths that a launch's views could take, the one that covers most bytes is the launch's. Other views are
-//           staged where they can be, and read in the general way where not: klt's blocks with dead rows, better rows, several
-//           scales a row.
+//           warm blocks or plain rows or staged where they can be, and read in the general way where not: klt's blocks with dead
+//           rows, better rows, several scales a row.
 // Settled:  views that lie in the reader's list already, from an earlier call (standing.h), are planned run by run, however many
 //           they are; few of them that have no fast path are listed again, beside the others of their task.
 // Errors:   none: what a device cannot read is refused before (readable()). Throws std::bad_alloc.
@@ -73,6 +73,7 @@ struct Plan {
   uint32_t first_staged = 0;  // segment of the first staged thread block: these have one each
   uint32_t chunk_rows = 64;   // that a warp of the general path takes at a time: 16, 32 or 64
   bool staged_last = false;   // Launch's
+  bool only_beside = false;   // Launch's
   Path fast = Path::general;
   uint64_t bytes = 0;  // of keys and values that a launch reads
 };
@@ -84,6 +85,7 @@ inline void take_blocks(const Plan& plan, Launch& launch) {
   launch.ctas = static_cast<uint32_t>(plan.cta_begin.size() - 1), launch.chunk_rows = plan.chunk_rows;
   launch.general_ctas = plan.general_ctas, launch.staged_ctas = plan.staged_ctas;
   launch.first_staged = plan.first_staged, launch.staged_last = plan.staged_last;
+  launch.only_beside = plan.only_beside;
 }
 
 }  // namespace tierkv::cuda

@@ -112,7 +112,7 @@ TEST(CudaPlan, AThreadBlockHasOneKindOfWorkInTheOrderOfPaths) {
     }
     for (uint32_t c = 0; c + 1 < plan.cta_begin.size(); ++c) {
       for (uint32_t i = plan.cta_begin[c]; i < plan.cta_begin[c + 1]; ++i)
-        EXPECT_EQ(plan.segments[i].path, c < plan.general_ctas ? Path::general : c < before ? Path::staged : plan.fast);
+        EXPECT_EQ(plan.segments[i].path, c < plan.general_ctas ? Path::general : c < before ? Path::plain : plan.fast);
     }
   }
 }
@@ -134,7 +134,7 @@ TEST(CudaPlan, StagedRowsAreSharedOut) {
     EXPECT_LE(plan.staged_ctas, std::max(8u, 5 * ctas));  // a run has one at least
     std::vector<uint64_t> rows(scene.tasks()), want(scene.tasks());
     for (const SegmentDesc& segment : plan.segments) {
-      EXPECT_EQ(segment.path, Path::staged);
+      EXPECT_TRUE(segment.path == Path::staged || segment.path == Path::plain);
       uint32_t own = 0;
       for (uint32_t v = segment.first_view; v < segment.first_view + segment.views; ++v) {
         const ViewDesc& view = plan.views[v];
@@ -184,14 +184,14 @@ TEST(CudaPlan, ARememberedSharingIsTheSame) {
 TEST(CudaPlan, WhatIsBesideALongArchiveIsLeftToAFewMultiprocessors) {
   SceneShape shape;
   shape.codecs = {"kivi2"};
-  shape.lengths = {300};
-  shape.hot = 44, shape.group = 4;
+  shape.lengths.assign(100, 300);
+  shape.hot = 44, shape.group = 4, shape.kv_heads = 1;
   const Scene scene(shape, 3);
   ASSERT_TRUE(scene.status().ok());
   Planned planned;
   plan_of(scene, 132, true, planned);
   const uint32_t codec = planned.placed[0][0].codec;
-  for (const uint32_t blocks : {100u, 16384u}) {
+  for (const uint32_t blocks : {10u, 16384u}) {
     SCOPED_TRACE(blocks);
     const std::vector<ViewDesc> descs(blocks);
     SettledRun run;
@@ -204,6 +204,7 @@ TEST(CudaPlan, WhatIsBesideALongArchiveIsLeftToAFewMultiprocessors) {
     EXPECT_EQ(plan.fast, Path::whole22);
     EXPECT_GT(plan.staged_ctas, 0u);
     EXPECT_EQ(plan.staged_last, blocks == 16384);
+    EXPECT_TRUE(plan.only_beside);
     const auto fast = plan.cta_begin.size() - 1 - plan.general_ctas - plan.staged_ctas;
     EXPECT_LE(fast, plan.staged_last ? 128u : 132u);
   }

@@ -167,7 +167,7 @@ std::vector<WorkPiece> pieces_of_tiles(std::span<const WorkRun> runs, const View
   std::vector<WorkPiece> pieces;
   for (uint32_t r = 0; r < runs.size(); ++r) {
     const WorkRun& run = runs[r];
-    if (run.path != Path::staged) continue;
+    if (!by_tiles(run.path)) continue;
     const uint64_t count = (run.cost + most - 1) / most, fair = std::max((run.cost + count - 1) / count, kStagedPiece);
     for (uint32_t v = 0; v < run.views; ++v) {
       const uint64_t tiles = chunks_of(descs_of(run, views)[v], kStagedTile);
@@ -179,11 +179,11 @@ std::vector<WorkPiece> pieces_of_tiles(std::span<const WorkRun> runs, const View
   return pieces;
 }
 
-// Warm runs in pieces of a view for each warp, or of as many as all have room at once with.
-void add_warm_pieces(std::span<const WorkRun> runs, uint64_t room, bool beside, std::vector<WorkPiece>& pieces) {
+// Warm runs in pieces of `least` views, or of as many as all have room at once with.
+void add_warm_pieces(std::span<const WorkRun> runs, uint64_t room, uint64_t least, std::vector<WorkPiece>& pieces) {
   uint64_t all = 0;
   for (const WorkRun& run : runs) all += run.path == Path::warm ? run.views : 0;
-  const uint64_t most = kWarmWarps * std::max<uint64_t>(all / (kWarmWarps * room) + 1, beside ? 2 : 1);
+  const uint64_t most = std::max(least, (all + room - 1) / room);
   for (uint32_t r = 0; r < runs.size(); ++r) {
     if (runs[r].path != Path::warm) continue;
     const uint64_t views = runs[r].views, count = (views + most - 1) / most;
@@ -201,13 +201,13 @@ const Sharing& share_out(std::span<const WorkRun> runs, const ShareInput& input,
 }
 
 // They are not packed: a device gives its room to the next piece.
-std::vector<WorkPiece> staged_pieces(std::span<const WorkRun> runs, const ViewDesc* views, uint64_t room, bool beside) {
+std::vector<WorkPiece> staged_pieces(std::span<const WorkRun> runs, const ViewDesc* views, uint64_t room, uint64_t least_warm) {
   uint64_t tiles = 0;
-  for (const WorkRun& run : runs) tiles += run.path == Path::staged ? run.cost : 0;
+  for (const WorkRun& run : runs) tiles += by_tiles(run.path) ? run.cost : 0;
   uint64_t most = std::max(kStagedPiece, tiles / room);
   std::vector<WorkPiece> pieces = pieces_of_tiles(runs, views, most);
   while (pieces.size() > room && most < tiles) pieces = pieces_of_tiles(runs, views, most += 1 + most / 16);
-  add_warm_pieces(runs, room, beside, pieces);
+  add_warm_pieces(runs, room, least_warm, pieces);
   return pieces;
 }
 

@@ -76,9 +76,9 @@ struct ShareInput {
 // The sharing of these runs: a remembered one, or a new one, which lies in `fresh` when it is not remembered.
 const Sharing& share_out(std::span<const WorkRun> runs, const ShareInput& input, Sharing& fresh);
 
-// Pieces of the staged and the warm runs, as small as `room` thread blocks take at once. `views`: the plan's own list. `beside`: a
-// few thread blocks take them all, one after the other, so that a warp may have two warm blocks and there are fewer pieces.
-std::vector<WorkPiece> staged_pieces(std::span<const WorkRun> runs, const ViewDesc* views, uint64_t room, bool beside);
+// Pieces of the staged, the plain and the warm runs, as small as `room` thread blocks take at once, but of `least_warm` warm
+// blocks. `views`: the plan's own list.
+std::vector<WorkPiece> staged_pieces(std::span<const WorkRun> runs, const ViewDesc* views, uint64_t room, uint64_t least_warm);
 
 // A run's views for the host. A settled run may seem to begin among the plan's own views: until the list's front has grown for
 // them.
