@@ -133,18 +133,25 @@ def measure(lib, shape, caches, repeats):
 
 
 def measure_grid(lib):
-    """Row by row into the file, which may have some already."""
+    """Shape by shape into the file, which may have some already. False: some could not be measured."""
     grid, caches = chosen(whole_grid(), CACHES)
     caches = [name for name in caches if name in ("kivi2", "kivi4", "balanced")]
     file = option("--json")
     rows = json.loads(Path(file).read_text(encoding="utf-8")) if file and Path(file).exists() else []
-    known = {shape_of(row) for row in rows}
+    known, whole = {shape_of(row) for row in rows}, True
     for shape in grid:
-        if shape not in known:
-            begin = time.monotonic()
+        if shape in known:
+            continue
+        begin = time.monotonic()
+        try:
             rows += measure(lib, shape, caches, 11)
-            print(f"  {time.monotonic() - begin:.1f} s", flush=True)
-            write(rows)
+        except RuntimeError as error:  # memory, say
+            print(f"{shape}: {error}", flush=True)
+            whole = False
+            continue
+        print(f"  {time.monotonic() - begin:.1f} s", flush=True)
+        write(rows)
+    return whole
 
 
 def measure_ragged(lib):
@@ -163,8 +170,7 @@ def main():
     lib = load(sys.argv[1])
     print(torch.cuda.get_device_name(), torch.__version__, flush=True)
     if "--grid" in sys.argv:
-        measure_grid(lib)
-        return
+        sys.exit(0 if measure_grid(lib) else 1)
     grid = [(8, 32, 8, 128, 131072), (8, 32, 8, 128, 32768), (1, 32, 8, 128, 131072), (1, 32, 32, 128, 131072)]
     if "--brief" not in sys.argv:
         grid += [(1, 32, 8, 128, 8192), (1, 32, 8, 128, 32768), (8, 32, 8, 128, 8192), (32, 32, 8, 128, 8192),
