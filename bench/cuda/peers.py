@@ -96,7 +96,7 @@ def sdpa(rows):
 
 
 def pages(rows, tensor):
-    """[page, KV head, token, channel] on [sequence, KV head, token, channel]: a page begins PAGE tokens behind the one before it."""
+    """[page, KV head, token, channel] on [sequence, KV head, token, channel]: one begins PAGE tokens behind the other."""
     count = ((rows.batch - 1) * rows.kv_heads + 1) * rows.length // PAGE
     return tensor.as_strided((count, rows.kv_heads, PAGE, rows.dim),
                              (PAGE * rows.dim, rows.length * rows.dim, rows.dim, 1))
