@@ -231,7 +231,8 @@ def device_grid(data, out):
     for name in ("kivi2", "kivi4", "balanced"):
         for batch, style in ((1, ":"), (8, "--"), (32, "-")):
             points = sorted((row["length"], row["ratio"]) for row in table if (row["cache"], row["batch"]) == (name, batch))
-            axes.plot(*zip(*points), style, color=colour(name), marker="o", label=f"{name}, {batch} sequence{'s' * (batch > 1)}")
+            if points:
+                axes.plot(*zip(*points), style, color=colour(name), marker="o", label=f"{name} B{batch}")
     axes.axhline(1, color=INK, linestyle=(0, (6, 4)), linewidth=1, label="as fast")
     axes.set_ylim(bottom=0)
     log_ticks(axes.xaxis, sorted({row["length"] for row in table}))
