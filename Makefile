@@ -123,8 +123,8 @@ cuda: deps  ## the kernels for CUDA devices, compiled with nvcc (fetched from Py
 test-cuda: cuda  ## the device tests, and a short run of them under compute-sanitizer where there is one; needs a GPU
 	build-cuda/bin/cuda_device_test
 	if command -v compute-sanitizer > /dev/null; then \
-	  for tool in memcheck racecheck; do \
-	    TIERKV_CUDA_BRIEF=1 compute-sanitizer --tool $$tool --error-exitcode 1 build-cuda/bin/cuda_device_test; done; fi
+	  TIERKV_CUDA_BRIEF=1 compute-sanitizer --tool memcheck --error-exitcode 1 build-cuda/bin/cuda_device_test && \
+	  TIERKV_CUDA_BRIEF=2 compute-sanitizer --tool racecheck --error-exitcode 1 build-cuda/bin/cuda_device_test; fi
 
 bench-cuda: cuda  ## attention on the device beside torch's SDPA; needs a GPU and a python3 with torch
 	python3 bench/cuda/bench.py build-cuda/libtierkv_bench_cuda.so --json build-cuda/bench.json

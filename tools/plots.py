@@ -220,6 +220,26 @@ def device(data, out):
     save(figure, out / "cuda-ratio.svg")
 
 
+def device_grid(data, out):
+    """How the ratio grows with tokens and sequences (bench/cuda/bench.py --grid); nothing where it was not measured."""
+    if not (data / "cuda_grid.json").exists():
+        return
+    table = [row for row in json.loads((data / "cuda_grid.json").read_text())
+             if (row["query_heads"], row["kv_heads"], row["dim"]) == (32, 8, 128)]
+    figure, axes = start("Attention on an H200 beside SDPA, 32/8 d128", "tokens of a sequence", "times as fast as SDPA, fp16", 5.6)
+    axes.set_xscale("log")
+    for name in ("kivi2", "kivi4", "balanced"):
+        for batch, style in ((1, ":"), (8, "--"), (32, "-")):
+            points = sorted((row["length"], row["ratio"]) for row in table if (row["cache"], row["batch"]) == (name, batch))
+            if points:
+                axes.plot(*zip(*points), style, color=colour(name), marker="o", label=f"{name} B{batch}")
+    axes.axhline(1, color=INK, linestyle=(0, (6, 4)), linewidth=1, label="as fast")
+    axes.set_ylim(bottom=0)
+    log_ticks(axes.xaxis, sorted({row["length"] for row in table}))
+    key(figure, axes, 3)
+    save(figure, out / "cuda-grid.svg")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=ROOT / "docs/build/data")
@@ -238,6 +258,7 @@ def main():
     bandwidth(performance, options.out)
     model(options.data, options.out)
     device(options.data, options.out)
+    device_grid(options.data, options.out)
     for path in sorted(options.out.glob("*.svg")):
         print(path)
 

@@ -2,8 +2,11 @@
 """Proves that the pictures of docs are drawn from the numbers that the pages print: no plot contradicts the table beside it."""
 
 import csv
+import json
 import unittest
 from pathlib import Path
+
+import cuda_report
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -40,6 +43,12 @@ class PlotsData(unittest.TestCase):
             tokens = int(row["tokens"])
             name = f"{tokens // 1024}K" if tokens % 1024 == 0 else str(tokens)
             self.assertIn(f"| {name} | {row['setting']} | {float(row['decode_tokens_per_second']):.1f} |", text)
+
+    def test_the_grid_on_a_device_is_what_the_tables_say(self):
+        data = ROOT / "docs/build/data/cuda_grid.json"
+        if not data.exists():
+            self.skipTest("not measured yet")
+        self.assertIn(cuda_report.grid(json.loads(data.read_text(encoding="utf-8"))), page("docs/use/performance.md"))
 
     def test_every_picture_of_the_data_is_there(self):
         for name in ("pareto", "divergence", "decode-32x8x128", "decode-ratio", "prefill512-ratio", "model-decode"):

@@ -4,9 +4,11 @@
 
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "base/status_macros.h"
@@ -15,6 +17,7 @@
 #include "cuda/device_form.h"
 #include "cuda/kernels.h"
 #include "cuda/runtime.h"
+#include "exact.h"
 #include "quant/table_testing.h"
 
 using namespace tierkv;
@@ -27,18 +30,26 @@ constexpr uint32_t kDifferent = 32;  // blocks of a kind; the others are copies
 
 size_t rounded(size_t bytes) { return (bytes + 127) / 128 * 128; }
 
-// Blocks of one codec and length: different ones, in host memory and in a strip of slots as the device has them.
-struct Kind {
+// Different blocks of one codec and length, in host memory. Made once a program: what a grid of shapes would take longest for.
+struct Coded {
   std::unique_ptr<quant::Codec> key, value;
-  uint32_t tokens = 0, codec = 0;
-  size_t value_offset = 0, slot = 0;
-  std::vector<std::byte> key_bytes, value_bytes, strip;
+  std::vector<std::byte> key_bytes, value_bytes;
+
+  static Result<const Coded*> of(const std::string& name, uint32_t tokens, uint32_t dim) {
+    static std::map<std::tuple<std::string, uint32_t, uint32_t>, std::unique_ptr<Coded>> known;
+    std::unique_ptr<Coded>& coded = known[{name, tokens, dim}];
+    if (!coded) {
+      auto made = std::make_unique<Coded>();
+      TIERKV_RETURN_IF_ERROR(made->make(name, tokens, dim));
+      coded = std::move(made);
+    }
+    return coded.get();
+  }
 
   std::span<const std::byte> keys(uint32_t i) const { return {key_bytes.data() + i * key->bytes(), key->bytes()}; }
   std::span<const std::byte> values(uint32_t i) const { return {value_bytes.data() + i * value->bytes(), value->bytes()}; }
 
   Status make(const std::string& name, uint32_t n, uint32_t dim) {
-    tokens = n;
     TIERKV_ASSIGN_OR_RETURN(const quant::CodecPair pair, quant::parse_codec_pair(name));
     TIERKV_ASSIGN_OR_RETURN(key, quant::testing::make_any_codec(pair.key, quant::Side::key, {n, dim}));
     TIERKV_ASSIGN_OR_RETURN(value, quant::testing::make_any_codec(pair.value, quant::Side::value, {n, dim}));
@@ -52,23 +63,29 @@ struct Kind {
     }
     return {};
   }
+};
+
+// Such blocks in a strip of slots as the device has them.
+struct Kind {
+  const Coded* coded = nullptr;
+  uint32_t tokens = 0, codec = 0;
+  size_t value_offset = 0, slot = 0;
+  std::vector<std::byte> strip;
+
+  const quant::Codec& key() const { return *coded->key; }
+  const quant::Codec& value() const { return *coded->value; }
 
   void fill_strip(const CodecDesc& desc) {
     std::vector<std::byte> room[2];
     for (uint32_t i = 0; i < kDifferent; ++i) {
-      const auto k = device_form(*key, desc.key, keys(i), room[0]), v = device_form(*value, desc.value, values(i), room[1]);
+      const auto k = device_form(key(), desc.key, coded->keys(i), room[0]),
+                 v = device_form(value(), desc.value, coded->values(i), room[1]);
       value_offset = rounded(k.size()), slot = value_offset + rounded(v.size());
       strip.resize((i + 1) * slot);
       std::copy(k.begin(), k.end(), strip.begin() + static_cast<ptrdiff_t>(i * slot));
       std::copy(v.begin(), v.end(), strip.begin() + static_cast<ptrdiff_t>(i * slot + value_offset));
     }
   }
-};
-
-// A run of blocks of one kind in every task.
-struct Run {
-  const Kind* kind;
-  uint32_t blocks;
 };
 
 }  // namespace
@@ -101,13 +118,14 @@ struct tierkv_bench {
 };
 
 Kind* tierkv_bench::add_kind(const std::string& name, uint32_t tokens, Status& status) {
-  kinds.push_back(std::make_unique<Kind>());
-  status = kinds.back()->make(name, tokens, dim);
-  if (!status.ok()) return nullptr;
-  const auto found = codecs->find(*kinds.back()->key, *kinds.back()->value);
+  const auto coded = Coded::of(name, tokens, dim);
+  status = coded.status();
+  if (!coded.ok()) return nullptr;
+  const auto found = codecs->find(*(*coded)->key, *(*coded)->value);
   status = found.status();
   if (!found.ok()) return nullptr;
-  kinds.back()->codec = *found;
+  kinds.push_back(std::make_unique<Kind>());
+  kinds.back()->coded = *coded, kinds.back()->tokens = tokens, kinds.back()->codec = *found;
   kinds.back()->fill_strip(codecs->on_host()[*found]);
   return kinds.back().get();
 }
@@ -133,8 +151,8 @@ Status tierkv_bench::make(const tierkv_bench_shape& shape) {
       const auto add = [&](const Kind& kind, uint32_t count) {
         for (uint32_t b = 0; b < count; ++b, at += kind.tokens) {
           attn::BlockView view;
-          view.key_codec = kind.key.get(), view.value_codec = kind.value.get();
-          view.keys = kind.keys(b % kDifferent), view.values = kind.values(b % kDifferent);
+          view.key_codec = &kind.key(), view.value_codec = &kind.value();
+          view.keys = kind.coded->keys(b % kDifferent), view.values = kind.coded->values(b % kDifferent);
           view.ctx.first_position = at;
           view.rows = kind.tokens;
           list.push_back(view);
@@ -170,7 +188,7 @@ Status tierkv_bench::place(Set& set, std::vector<std::vector<Placed>>& placed) {
   size_t total = 0;
   for (const auto& list : views) {
     for (const attn::BlockView& view : list) {
-      for (const auto& kind : kinds) total += kind->key.get() == view.key_codec ? kind->slot : 0;
+      for (const auto& kind : kinds) total += &kind->key() == view.key_codec ? kind->slot : 0;
     }
   }
   TIERKV_RETURN_IF_ERROR(set.blocks.reserve(total));
@@ -186,10 +204,10 @@ Status tierkv_bench::place(Set& set, std::vector<std::vector<Placed>>& placed) {
     auto& out = placed.emplace_back();
     for (size_t v = 0; v < views[t].size();) {
       size_t k = 0;
-      while (kinds[k]->key.get() != views[t][v].key_codec) ++k;
+      while (&kinds[k]->key() != views[t][v].key_codec) ++k;
       const Kind& kind = *kinds[k];
       size_t n = 1;  // blocks that follow one another in the strip too
-      while (v + n < views[t].size() && views[t][v + n].key_codec == kind.key.get() && which[t][v + n] == which[t][v] + n) ++n;
+      while (v + n < views[t].size() && views[t][v + n].key_codec == &kind.key() && which[t][v + n] == which[t][v] + n) ++n;
       TIERKV_RETURN_IF_ERROR(
           status_of(cudaMemcpyAsync(at, strips[k]->data() + which[t][v] * kind.slot, n * kind.slot, cudaMemcpyDeviceToDevice),
                     "copying blocks"));
@@ -262,35 +280,13 @@ double tierkv_bench::check(uint32_t set) {
   cudaMemcpy(out.data(), results.data(), out.size() * sizeof(float), cudaMemcpyDeviceToHost);
   double worst = 0.0;
   for (const size_t t : {size_t{0}, views.size() / 2, views.size() - 1}) {
-    std::vector<float> keys, values;
-    for (const attn::BlockView& view : views[t]) {
-      const size_t before = keys.size(), n = static_cast<size_t>(view.rows) * dim;
-      keys.resize(before + n), values.resize(before + n);
-      view.key_codec->decode(view.keys, view.ctx, 0, view.rows, keys.data() + before);
-      view.value_codec->decode(view.values, view.ctx, 0, view.rows, values.data() + before);
-    }
-    const size_t n = keys.size() / dim;
+    const size_t first = t * group * dim;
+    const std::vector<double> expected = exact_attention(views[t], queries.data() + first, group, dim);
     double off = 0.0, size = 0.0;
-    for (uint32_t g = 0; g < group; ++g) {
-      const float* q = queries.data() + (t * group + g) * dim;
-      std::vector<double> scores(n), sums(dim);
-      double top = -INFINITY, total = 0.0;
-      for (size_t i = 0; i < n; ++i) {
-        double s = 0.0;
-        for (uint32_t c = 0; c < dim; ++c) s += static_cast<double>(q[c]) * keys[i * dim + c];
-        scores[i] = s / std::sqrt(static_cast<double>(dim));
-        top = std::max(top, scores[i]);
-      }
-      for (size_t i = 0; i < n; ++i) {
-        const double w = std::exp(scores[i] - top);
-        total += w;
-        for (uint32_t c = 0; c < dim; ++c) sums[c] += w * values[i * dim + c];
-      }
-      for (uint32_t c = 0; c < dim; ++c) {
-        const double want = sums[c] / total, got = out[(t * group + g) * dim + c];
-        if (!std::isfinite(got)) return INFINITY;
-        off += (got - want) * (got - want), size += want * want;
-      }
+    for (size_t i = 0; i < expected.size(); ++i) {
+      const double want = expected[i], got = out[first + i];
+      if (!std::isfinite(got)) return INFINITY;
+      off += (got - want) * (got - want), size += want * want;
     }
     worst = std::max(worst, std::sqrt(off / size));
   }

@@ -6,11 +6,14 @@ import sys
 import torch
 
 
-def median_ms(calls, repeats, warm_up=1, sleep=0):
-    """Median milliseconds of one call by CUDA events; calls take turns. sleep: cycles in front, which keep the host out of it."""
+def median_ms(calls, repeats, warm_up=1, sleep=0, between=None):
+    """Median milliseconds of one call by CUDA events; calls take turns. sleep: cycles in front, which keep the host out of it.
+    between: called once after the warm-up, to have other bytes in the caches."""
     for _ in range(warm_up):
         for call in calls:
             call()
+    if between:
+        between()
     torch.cuda.synchronize()
     times = []
     for i in range(repeats):

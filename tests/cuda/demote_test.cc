@@ -1,9 +1,10 @@
 // Blocks that a device decodes and codes anew against what the codecs themselves make of them, byte for byte. Run by `make
-// test-cuda`; needs a device.
+// test-cuda`; needs a device. TIERKV_CUDA_BRIEF: less of it (brief_testing.h).
 #include <gtest/gtest.h>
 
 #include "attn/cpu_backend.h"
 #include "cuda/backend.h"
+#include "cuda/brief_testing.h"
 #include "cuda/codec_tables.h"
 #include "cuda/demote_testing.h"
 #include "cuda/encode_batch.h"
@@ -23,7 +24,7 @@ TEST_P(CudaDemoteShapes, MakesTheBytesOfTheProcessor) {
   ASSERT_TRUE((*device)->enter().ok());
   std::vector<std::string> from = testing::kDecodable;
   from.push_back("klt4");
-  Demotions all(from, kArchives, GetParam());
+  Demotions all(testing::every(from, 5, GetParam().head_dim / 32), testing::every(kArchives, 3), GetParam());
   EncodeBatch batch(**device);
   batch.encode(all.works, attn::in_turn());  // as codes
   all.check();
@@ -35,8 +36,9 @@ TEST_P(CudaDemoteShapes, MakesTheSameOfBlocksThatItHas) {
   ASSERT_TRUE(device.ok()) << device.status().message();
   Machine& machine = **device;
   ASSERT_TRUE(machine.enter().ok());
-  Demotions all({"even4", "rot4", "kivi4", "kivi4-g32", "mid4", "int8", "kivi4+center+s8", "turbo4", "fp16"}, kArchives,
-                GetParam());
+  const std::vector<std::string> from = {"even4",           "rot4",   "kivi4", "kivi4-g32", "mid4", "int8",
+                                         "kivi4+center+s8", "turbo4", "fp16"};
+  Demotions all(testing::every(from, 4, GetParam().head_dim / 32), testing::every(kArchives, 3, 1), GetParam());
   Bounce bounce(machine);
   Changes changes(machine);
   CodecTables tables(machine);

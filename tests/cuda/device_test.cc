@@ -1,5 +1,5 @@
 // Attention on a device against double precision over the decoded rows, and a cache on a device against the same cache on the
-// processor. Run by `make test-cuda`; needs a device. TIERKV_CUDA_BRIEF=1: a tenth of it, for compute-sanitizer.
+// processor. Run by `make test-cuda`; needs a device. TIERKV_CUDA_BRIEF: less of it (brief_testing.h).
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -101,7 +101,7 @@ TEST(CudaDevice, RandomShapesAndRaggedBatches) {
   const auto device = backend();
   ASSERT_TRUE(device);
   worst = 0.0;
-  for (uint32_t seed = 1; seed <= (testing::brief() ? 12u : 500u); ++seed) {
+  for (uint32_t seed = 1; seed <= testing::count(500, 12, 8); ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937 rng(seed);
     check(*device, testing::any_scene(rng), seed, kTolerance);
@@ -119,7 +119,7 @@ CacheConfig small_config(const std::string& spec) {
 
 // The same calls on two caches, one on the device: the same answers.
 TEST(CudaDevice, ACacheAnswersAsOnTheProcessor) {
-  for (const char* spec : {"balanced", "kivi2", "kivi4", "deep", "int8", "fp16", "adr004"}) {
+  for (const char* spec : testing::some({"balanced", "kivi2", "kivi4", "deep", "int8", "fp16", "adr004"}, 2)) {
     SCOPED_TRACE(spec);
     const CacheConfig config = small_config(spec);
     auto here = AdaptiveKVCache::create(config), there = AdaptiveKVCache::create(config);
@@ -151,7 +151,7 @@ TEST(CudaDevice, ACacheAnswersAsOnTheProcessor) {
     for (int c = 0; c < 2; ++c) append(c, seqs[c][0], 900, 1);
     compare(0, 100);
     for (int c = 0; c < 2; ++c) seqs[c][1] = *caches[c]->fork(seqs[c][0]);
-    for (uint32_t step = 0; step < (testing::brief() ? 3 : 40); ++step) {
+    for (uint32_t step = 0; step < testing::count(40, 3, 1); ++step) {
       for (int c = 0; c < 2; ++c) append(c, seqs[c][0], 1 + step % 7, 1000 + 2 * step);
       for (int c = 0; c < 2; ++c) append(c, seqs[c][1], 3, 5000 + 2 * step);
       compare(0, 200 + step), compare(1, 300 + step);
@@ -171,13 +171,14 @@ TEST(CudaDevice, ACacheAnswersAsOnTheProcessor) {
 // What stands on the device from call to call, after everything that changes it (tests/device_steps_test.cc does the same on a
 // twin).
 TEST(CudaDevice, ManyStepsOfManySequences) {
-  for (const char* spec : {"hot=32,warm=0,archive=kivi2,sinks=4", "hot=32,warm=128,warm_codec=kivi4,archive=rot2,sinks=4",
-                           "balanced", "kivi4", "fp16"}) {
+  for (const char* spec : testing::some({"hot=32,warm=0,archive=kivi2,sinks=4",
+                                         "hot=32,warm=128,warm_codec=kivi4,archive=rot2,sinks=4", "balanced", "kivi4", "fp16"},
+                                        2)) {
     SCOPED_TRACE(spec);
     const auto device = backend();
     ASSERT_TRUE(device);
     testing::Steps steps(spec, device, 3);
-    many_steps(steps, testing::brief() ? 12 : 150, 2e-2);  // the processor's own kernels round too
+    many_steps(steps, testing::count(150, 12, 5), 2e-2);  // the processor's own kernels round too
     if (::testing::Test::HasFatalFailure()) return;
     EXPECT_EQ(device->usage().on_processor, 0u);
     std::printf("%-50s %.2e\n", spec, steps.worst());
@@ -203,15 +204,15 @@ TEST(CudaDevice, BlocksThatNothingStandsOnMakeRoom) {
 // Rows, queries and results on the device, in the order of a stream (tests/device_rows_test.cc does the same on a twin).
 TEST(CudaDevice, RowsAndResultsInTheDevicesMemory) {
   for (const bool own : {true, false}) {
-    for (const char* spec :
-         {"hot=32,warm=0,archive=kivi2,sinks=4", "balanced", "fp16", "hot=16,warm=64,archive=rot4,hot_type=bf16"}) {
+    for (const char* spec : testing::some(
+             {"hot=16,warm=64,archive=rot4,hot_type=bf16", "balanced", "fp16", "hot=32,warm=0,archive=kivi2,sinks=4"}, 2)) {
       SCOPED_TRACE(spec);
       const auto device = backend();
       ASSERT_TRUE(device);
       testing::CudaMemory memory(own);
       testing::Steps steps(spec, device, 3, &memory);
       steps.options.observe = !own;  // what rows receive is asked for, or not
-      many_steps(steps, testing::brief() ? 12 : 100, 2e-2);
+      many_steps(steps, testing::count(100, 12, 5), 2e-2);
       if (::testing::Test::HasFatalFailure()) return;
       EXPECT_EQ(device->usage().on_processor, 0u);
       steps.compare(2e-2, 20);  // a prompt, which is waited for
@@ -233,7 +234,7 @@ TEST(CudaDevice, RowsOfSmallHeadsInTheDevicesMemory) {
       testing::CudaMemory memory(false);
       testing::Steps steps(spec, device, dim, &memory, dim);
       steps.options.observe = false;
-      many_steps(steps, testing::brief() ? 12 : 100, 2e-2);
+      many_steps(steps, testing::count(100, 12, 5), 2e-2);
       if (::testing::Test::HasFatalFailure()) return;
       EXPECT_EQ(device->usage().on_processor, 0u);
     }

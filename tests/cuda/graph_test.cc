@@ -4,10 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstdlib>
 #include <random>
 
 #include "cuda/backend.h"
+#include "cuda/brief_testing.h"
 #include "tierkv/cache.h"
 #include "tierkv/cuda.h"
 
@@ -16,8 +16,6 @@ namespace {
 
 constexpr uint32_t kLayers = 2, kHeads = 8, kKvHeads = 2, kDim = 128;
 constexpr double kTolerance = 2e-2;  // the processor's own kernels round
-
-bool brief() { return std::getenv("TIERKV_CUDA_BRIEF") != nullptr; }
 
 // Floats of the device, or of the processor where the device reads them.
 struct Floats {
@@ -173,9 +171,11 @@ class Graphed {
 };
 
 TEST(CudaGraph, ManyStepsWithoutAWait) {
-  const uint32_t steps = brief() ? 12 : 200;
-  for (const char* spec : {"hot=64,warm=448,warm_codec=even4,archive=rot2,sinks=4", "hot=32,warm=0,archive=kivi2,sinks=4", "fp16",
-                           "hot=16,warm=64,warm_block=16,archive_block=32,archive=kivi4-g16,hot_type=bf16"}) {
+  const uint32_t steps = testing::count(200, 12, 4);
+  for (const char* spec : testing::some({"hot=64,warm=448,warm_codec=even4,archive=rot2,sinks=4",
+                                         "hot=16,warm=64,warm_block=16,archive_block=32,archive=kivi4-g16,hot_type=bf16",
+                                         "hot=32,warm=0,archive=kivi2,sinks=4", "fp16"},
+                                        2)) {
     SCOPED_TRACE(spec);
     Graphed model(spec, {1500, 70, 613}, steps);
     model.capture();
@@ -188,7 +188,7 @@ TEST(CudaGraph, ManyStepsWithoutAWait) {
 }
 
 TEST(CudaGraph, SequencesChangeBetweenLaunches) {
-  const uint32_t steps = brief() ? 10 : 80;
+  const uint32_t steps = testing::count(80, 10, 4);
   Graphed model("hot=32,warm=64,archive=kivi2,sinks=4", {700, 150}, steps);
   model.capture();
   std::mt19937 rng(3);
@@ -220,7 +220,7 @@ TEST(CudaGraph, MistakesAreFound) {
   Graphed model("hot=32,warm=64,archive=kivi2,sinks=4", {300, 150}, 8), other("fp16", {40}, 8);
   model.capture(), other.capture();
   for (int i = 0; i < 3; ++i) model.take_step();
-  if (!brief()) {  // compute-sanitizer would call it an error of ours
+  if (!testing::brief()) {  // compute-sanitizer would call it an error of ours
     EXPECT_EQ(model.step->advance(other.exec, model.stream()).code(), StatusCode::invalid_argument);
   }
   model.take_step();

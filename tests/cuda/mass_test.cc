@@ -1,5 +1,5 @@
 // What rows receive, added up by a device, against double precision over the decoded rows and against the processor. Run by
-// `make test-cuda`; needs a device. TIERKV_CUDA_BRIEF=1: a tenth of it, for compute-sanitizer.
+// `make test-cuda`; needs a device. TIERKV_CUDA_BRIEF: less of it (brief_testing.h).
 #include <gtest/gtest.h>
 
 #include <random>
@@ -58,7 +58,7 @@ TEST(CudaMass, EveryCodecAndShape) {
 TEST(CudaMass, RandomShapes) {
   const auto on = device();
   ASSERT_TRUE(on);
-  for (uint32_t seed = 1; seed <= (testing::brief() ? 12u : 200u); ++seed) {
+  for (uint32_t seed = 1; seed <= testing::count(200, 12, 8); ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937 rng(seed);
     SceneShape shape = testing::any_scene(rng);
@@ -70,8 +70,9 @@ TEST(CudaMass, RandomShapes) {
 
 // A report of two caches that got the same calls, one on the device: from host memory, and from the device's own.
 TEST(CudaMass, AReportIsThatOfTheProcessor) {
-  constexpr uint32_t kTokens = 3000, kHeads = 8, kKvHeads = 2, kDim = 128;
-  for (const char* spec : {"kivi2", "kivi4", "int8", "fp16"}) {
+  constexpr uint32_t kHeads = 8, kKvHeads = 2, kDim = 128;
+  const uint32_t tokens = testing::count(3000, 3000, 600);
+  for (const char* spec : testing::some({"kivi2", "kivi4", "int8", "fp16"}, 1)) {
     SCOPED_TRACE(spec);
     CacheConfig config;
     config.num_layers = 1, config.num_heads = kHeads, config.num_kv_heads = kKvHeads, config.head_dim = kDim;
@@ -79,14 +80,14 @@ TEST(CudaMass, AReportIsThatOfTheProcessor) {
     const auto on = device();
     ASSERT_TRUE(on);
     testing::CudaMemory memory;
-    const auto rows = testing::noise(size_t{kTokens} * kKvHeads * kDim, 1), queries = testing::noise(size_t{3} * kHeads * kDim, 2);
+    const auto rows = testing::noise(size_t{tokens} * kKvHeads * kDim, 1), queries = testing::noise(size_t{3} * kHeads * kDim, 2);
     MassReport reports[3];
     for (int c = 0; c < 3; ++c) {
       auto cache = AdaptiveKVCache::create(config);
       ASSERT_TRUE(cache.ok());
       if (c != 0) (*cache)->attend_with(on);
       const SeqId seq = *(*cache)->add_sequence();
-      const RowsView view = RowsView::f32(rows.data(), kTokens, kKvHeads, kDim);
+      const RowsView view = RowsView::f32(rows.data(), tokens, kKvHeads, kDim);
       ASSERT_TRUE((*cache)->append(seq, 0, view, view).ok());
       RowsView asking = RowsView::f32(queries.data(), 3, kHeads, kDim);
       std::vector<float> here(queries.size());
@@ -108,7 +109,7 @@ TEST(CudaMass, AReportIsThatOfTheProcessor) {
       for (size_t i = 0; i < reports[0].tokens.size(); ++i)
         ASSERT_NEAR(reports[c].tokens[i], reports[0].tokens[i], 3e-2 * reports[0].tokens[i] + 1e-6) << i;
     }
-    EXPECT_EQ(on->counts().weighed_rows, uint64_t{2} * 3 * kKvHeads * kTokens - 2 * kKvHeads * (2 + 1));
+    EXPECT_EQ(on->counts().weighed_rows, uint64_t{2} * 3 * kKvHeads * tokens - 2 * kKvHeads * (2 + 1));
     EXPECT_EQ(on->usage().on_processor, 0u);
   }
 }

@@ -2,19 +2,21 @@
 #include <gtest/gtest.h>
 
 #include "cuda/backend.h"
+#include "cuda/brief_testing.h"
 #include "steps_testing.h"
 
 namespace tierkv::cuda {
 namespace {
 
 TEST(CudaMedium, BlocksThatLeaveHostMemoryComeBackBitForBit) {
-  for (const char* spec : {"hot=32,warm=0,archive=kivi2,sinks=4", "hot=32,warm=64,archive=rot4/mid2,sinks=4",
-                           "hot=16,warm=all,warm_codec=fp16,warm_block=128,archive_block=128,sinks=0"}) {
+  for (const char* spec : testing::some({"hot=32,warm=0,archive=kivi2,sinks=4", "hot=32,warm=64,archive=rot4/mid2,sinks=4",
+                                         "hot=16,warm=all,warm_codec=fp16,warm_block=128,archive_block=128,sinks=0"},
+                                        2)) {
     SCOPED_TRACE(spec);
     auto made = make_backend({0, 0, false});
     ASSERT_TRUE(made.ok()) << made.status().message();
     testing::Steps steps(spec, *made, 3);
-    many_steps(steps, 20, 2e-2);
+    many_steps(steps, testing::count(20, 20, 5), 2e-2);
     if (::testing::Test::HasFatalFailure()) return;
     const Usage usage = (*made)->usage();
     EXPECT_GT(usage.only_blocks, 0u);

@@ -1,5 +1,5 @@
 // Attention of many queries on a device against double precision over the decoded rows. Run by `make test-cuda`; needs a device.
-// TIERKV_CUDA_BRIEF=1: a tenth of it, for compute-sanitizer.
+// TIERKV_CUDA_BRIEF: less of it (brief_testing.h).
 #include <gtest/gtest.h>
 
 #include "cuda/backend.h"
@@ -31,7 +31,7 @@ TEST(CudaPrompt, EveryCodecAndShape) {
     worst = 0.0;
     for (const uint32_t dim : {64u, 128u, 256u}) {
       for (const uint32_t group : {1u, 4u, 7u, 16u}) {
-        if (testing::brief() && ++cases % 17) continue;
+        if (testing::brief() && ++cases % (testing::brief() == 2 ? 41 : 17)) continue;
         SCOPED_TRACE(name + " head_dim " + std::to_string(dim) + " group " + std::to_string(group));
         PromptShape shape;
         shape.scene.head_dim = dim, shape.scene.group = group, shape.scene.kv_heads = group > 4 ? 1 : 2;
@@ -52,7 +52,7 @@ TEST(CudaPrompt, RandomShapesAndRaggedBatches) {
   ASSERT_TRUE(device);
   const std::vector<std::string> names = testing::readable_codecs();
   worst = 0.0;
-  for (uint32_t seed = 1; seed <= (testing::brief() ? 6u : 150u); ++seed) {
+  for (uint32_t seed = 1; seed <= testing::count(150, 6, 4); ++seed) {
     SCOPED_TRACE(seed);
     check(*device, testing::random_prompt(seed, names, testing::brief()), seed, 13);
     if (::testing::Test::HasFatalFailure()) return;
