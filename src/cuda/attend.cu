@@ -47,6 +47,11 @@ int launch_attend(const Launch& launch, const CtaFirsts& firsts, Path fast, cuda
   return first_error;
 }
 
+namespace {
+// Of a graph's kernels of attention.
+uint32_t kernel_of(Path path) { return path == Path::general ? 0 : beside_fast(path) ? 1 : 2; }
+}  // namespace
+
 int kernels_of(const Launch& launch, Path fast, AttendKernel (&out)[kAttendKernels]) {
   cudaError_t error = cudaSuccess;
   for (AttendKernel& kernel : out) kernel = {};
@@ -55,9 +60,7 @@ int kernels_of(const Launch& launch, Path fast, AttendKernel (&out)[kAttendKerne
       error = cudaErrorInvalidValue;
       return;
     }
-    out[row->path == Path::general  ? 0
-        : row->path == Path::staged ? 1
-                                    : 2] = {address_of(*row), row->threads, row->shared_bytes, ctas};
+    out[kernel_of(row->path)] = {address_of(*row), row->threads, row->shared_bytes, ctas};
   });
   return error;
 }
@@ -66,7 +69,7 @@ void some_kernels(uint32_t group, uint32_t head_dim, bool tensor_paths, AttendKe
   for (AttendKernel& kernel : out) kernel = {};
   for (const KernelRow& row : kPaths) {
     if (group > row.most_group || head_dim > row.most_dim || (row.tensor_paths && !tensor_paths)) continue;
-    AttendKernel& kernel = out[row.path == Path::general ? 0 : row.path == Path::staged ? 1 : 2];
+    AttendKernel& kernel = out[kernel_of(row.path)];
     if (!kernel.kernel) kernel = {address_of(row), row.threads, row.shared_bytes, 1};
   }
 }

@@ -151,7 +151,7 @@ TEST(CudaDevice, ACacheAnswersAsOnTheProcessor) {
     for (int c = 0; c < 2; ++c) append(c, seqs[c][0], 900, 1);
     compare(0, 100);
     for (int c = 0; c < 2; ++c) seqs[c][1] = *caches[c]->fork(seqs[c][0]);
-    for (uint32_t step = 0; step < testing::count(40, 3, 1); ++step) {
+    for (uint32_t step = 0; step < testing::count(40, 3, 3); ++step) {
       for (int c = 0; c < 2; ++c) append(c, seqs[c][0], 1 + step % 7, 1000 + 2 * step);
       for (int c = 0; c < 2; ++c) append(c, seqs[c][1], 3, 5000 + 2 * step);
       compare(0, 200 + step), compare(1, 300 + step);
