@@ -13,8 +13,8 @@ scratch); of others, what their tensors take. `--tables FILE` is a calibration f
 
 AKV (PyPI `akv-cache` 1.4.0) serves one sequence: it drops the dimension of a batch of one before it quantizes and adds it again
 afterwards, and of a larger batch makes tensors of five dimensions. And its warm tier is float16, which joined with bfloat16 makes
-float32, which attention refuses beside bfloat16 queries: so `--dtype float16`. It keeps the warm tier dequantized, and beside it all
-rows in order once more: what its tensors take is more than FP16.
+float32, which attention refuses beside bfloat16 queries: so `--dtype float16`. It keeps the warm tier dequantized, and all rows in
+order beside that: what its tensors take is more than FP16.
 """
 
 from __future__ import annotations

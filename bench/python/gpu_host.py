@@ -1,10 +1,10 @@
-"""Where the caller's time goes in a step of `generate` on a CUDA device: calls of the cache, what is around them in Python, the rest.
+"""Where the caller's time goes in a step of `generate` on a CUDA device: calls of the cache, Python around them, the rest.
 
     python gpu_host.py --ctx 32768 --batch 1 --layers 4
 
 A context as gpu.py makes it, then `generate` with clocks around the functions of tierkv that every layer calls, then the calls of
-the cache one by one on a device that has nothing else to do. Microseconds: medians, of the wall's clock and of the thread's own; where
-the two differ the thread waits. `--profile N` is cProfile's list of so many functions, whose own cost makes all of it slower.
+the cache one by one on a device that has nothing else to do. Microseconds: medians, of the wall's clock and of the thread's own;
+where the two differ the thread waits. `--profile N` is cProfile's list of so many functions, whose own cost makes all slower.
 """
 
 from __future__ import annotations

@@ -53,8 +53,8 @@ class Plan:
     picks: list[torch.Tensor] | None
     """Of each row, the tokens that are no padding, where they are not the last ones."""
     room: torch.Tensor | None = None
-    """Of a pass with one token for each row: what results look like. Making others after it takes half of the time that telling torch
-    a shape and a type does."""
+    """Of a pass with one token for each row: what results look like. Making others after it takes half of the time that telling
+    torch a shape and a type does."""
 
 
 def calibration_path(fingerprint: int) -> pathlib.Path:

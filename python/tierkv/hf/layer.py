@@ -125,7 +125,9 @@ class TieredLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
                 return self._attend(owner, plan, query, key, value, scaling, more)
             # A token for each row of the batch, and nothing special: what decoding does in most models, so it is short.
             wanted, out = query.dtype, torch.empty_like(plan.room)
-            stream, observe = (-1, True) if owner.device is None else (current_stream(owner.device.number), self._observes(owner, 1))
+            stream, observe = -1, True
+            if owner.device is not None:
+                stream, observe = current_stream(owner.device.number), self._observes(owner, 1)
             owner.step(self.index, owner.sequence_ids, [], query, key, value, out, scaling or 0.0, 0.0, 0, stream, observe)
             return out if wanted is torch.float32 else out.to(wanted)
         except BaseException as error:
