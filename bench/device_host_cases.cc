@@ -1,6 +1,6 @@
 // What the processor does for one decoding call on a device, beside the device's own time: a whole attention() over eight
-// sequences, with everything that the device's backend does but the device, whose memory is the processor's and whose launch does
-// nothing.
+// sequences, or one, with everything that the device's backend does but the device, whose memory is the processor's and whose
+// launch does nothing.
 //
 // 8 KV heads of 128 channels with 32 query heads, one layer, sequences that are forks of one and 16 tokens apart, so that their old
 // blocks are shared and new ones come at different times. "anew": nothing is settled from one call to the next. "mass": every call
@@ -21,7 +21,7 @@
 namespace tierkv::bench {
 namespace {
 
-constexpr uint32_t kHeads = 32, kKvHeads = 8, kDim = 128, kSequences = 8, kMultiprocessors = 132;
+constexpr uint32_t kHeads = 32, kKvHeads = 8, kDim = 128, kMultiprocessors = 132;
 
 // The thread's own time: nothing here waits or runs on others, and what else the machine does is not our affair.
 double now_us() {
@@ -96,13 +96,14 @@ Status steps(AdaptiveKVCache& cache, std::vector<AttentionItem>& items, const st
   return {};
 }
 
-Status run(const std::string& name, const std::string& spec, uint32_t tokens, const Settings& settings, const Emit& emit) {
+Status run(const std::string& name, const std::string& spec, uint32_t sequences, uint32_t tokens, const Settings& settings,
+           const Emit& emit) {
   TIERKV_ASSIGN_OR_RETURN(const FilledCache filled, fill_cache(spec, settings.quick ? 2048 : tokens));
   AdaptiveKVCache& cache = *filled.cache;
-  std::vector<float> out(static_cast<size_t>(kSequences) * kHeads * kDim);
-  const std::vector<float> rows = make_rows(Shape::gaussian, 16 * kSequences * kKvHeads, kDim, 6);
+  std::vector<float> out(static_cast<size_t>(sequences) * kHeads * kDim);
+  const std::vector<float> rows = make_rows(Shape::gaussian, 16 * sequences * kKvHeads, kDim, 6);
   std::vector<AttentionItem> items;
-  for (uint32_t s = 0; s < kSequences; ++s) {
+  for (uint32_t s = 0; s < sequences; ++s) {
     TIERKV_ASSIGN_OR_RETURN(const SeqId seq, cache.fork(filled.seq));
     const RowsView more = RowsView::f32(rows.data(), 16 * s, kKvHeads, kDim);
     if (s != 0) TIERKV_RETURN_IF_ERROR(cache.append(seq, 0, more, more));
@@ -136,9 +137,12 @@ void add_device_host_cases(std::vector<Case>& cases) {
   };
   for (const auto& [cache, spec] : kCaches) {
     for (const uint32_t tokens : {32768u, 131072u}) {
-      const std::string name = std::string("cuda/") + cache + "/host_of_a_step/8x" + std::to_string(tokens / 1024) + "K";
-      const std::string text = spec;
-      cases.push_back({name, [=](const Settings& settings, const Emit& emit) { return run(name, text, tokens, settings, emit); }});
+      for (const uint32_t sequences : {8u, 1u}) {
+        const std::string size = std::to_string(sequences) + "x" + std::to_string(tokens / 1024) + "K";
+        const std::string name = std::string("cuda/") + cache + "/host_of_a_step/" + size, text = spec;
+        cases.push_back(
+            {name, [=](const Settings& settings, const Emit& emit) { return run(name, text, sequences, tokens, settings, emit); }});
+      }
     }
   }
 }
