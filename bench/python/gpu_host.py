@@ -3,8 +3,10 @@
     python gpu_host.py --ctx 32768 --batch 1 --layers 4
 
 A context as gpu.py makes it, then `generate` with clocks around the functions of tierkv that every layer calls, then the calls of
-the cache one by one on a device that has nothing else to do. Microseconds: medians, of the wall's clock and of the thread's own;
-where the two differ the thread waits. `--profile N` is cProfile's list of so many functions, whose own cost makes all slower.
+the cache one by one: on a device that has nothing else to do; after other work of the processor, which leaves nothing of ours in
+its caches, as a model does; and behind each other, with the time that the device takes for one. Microseconds: medians, of the
+wall's clock and of the thread's own; where the two differ the thread waits. `--profile N` is cProfile's list of so many functions,
+whose own cost makes all slower.
 """
 
 from __future__ import annotations
@@ -62,14 +64,15 @@ def clocked(model: Any, cache: TieredCache, batch: int, tokens: int, context: in
 
 
 @torch.no_grad()
-def one_by_one(cache: TieredCache, batch: int, repeats: int) -> None:
-    """The calls of the cache alone, each on an idle device, and as many as fit behind each other."""
+def one_by_one(cache: TieredCache, batch: int, repeats: int, dtype: torch.dtype) -> None:
+    """The calls of the cache alone: each on an idle device, hot and cold; and behind each other."""
     shape, core, device = cache.shape, cache.tiered._core, f"cuda:{cache.shape.device}"
     stream = torch.cuda.current_stream().cuda_stream
 
     def rows(heads: int) -> torch.Tensor:
-        return torch.randn((batch, 1, heads, shape.head_dim), device=device, dtype=torch.bfloat16).transpose(1, 2)
+        return torch.randn((batch, 1, heads, shape.head_dim), device=device, dtype=dtype).transpose(1, 2)
 
+    other = torch.zeros(8 << 20, dtype=torch.uint8, device="cpu")
     query, key, value = rows(shape.num_heads), rows(shape.num_kv_heads), rows(shape.num_kv_heads)
     out = torch.empty((batch, 1, shape.num_heads, shape.head_dim), device=device)
     ids, queries = cache.sequence_ids, [query[row].transpose(0, 1) for row in range(batch)]
@@ -79,20 +82,28 @@ def one_by_one(cache: TieredCache, batch: int, repeats: int) -> None:
         "step, append alone": lambda: core.step(0, ids, [], None, key, value, None, 0.0, 0.0, 0, stream, False),
         "attention alone": lambda: core.attention_many(0, ids, queries, outs, firsts, masses, True, 0.0, 0.0, None, False, stream),
         "torch.empty of results": lambda: torch.empty((batch, 1, shape.num_heads, shape.head_dim), device=device),
-        "results to bfloat16": lambda: out.to(torch.bfloat16),
+        "results to the model's type": lambda: out.to(dtype),
         "the current stream": lambda: torch.cuda.current_stream(device).cuda_stream,
         "learning()": cache.tiered.learning,
     }
     for name, call in calls.items():
-        idle, busy = Both(call), Both(call)
+        idle, cold, busy = Both(call), Both(call), Both(call)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         for _ in range(repeats):
             torch.cuda.synchronize()
             idle()
+        for _ in range(repeats):
+            torch.cuda.synchronize()
+            other.add_(1)
+            cold()
         torch.cuda.synchronize()
+        begin.record()
         for _ in range(repeats):
             busy()
+        end.record()
         torch.cuda.synchronize()
-        say(f"  {name:28} {idle.text(4)}; behind each other {busy.text(4)}")
+        there = 1e3 * begin.elapsed_time(end) / repeats
+        say(f"  {name:28} {idle.text(4)}; cold {cold.text(4)}; behind each other {busy.text(4)}, on the device {there:.1f}")
 
 
 def profiled(model: Any, cache: TieredCache, batch: int, context: int, lines: int) -> None:
@@ -112,13 +123,17 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=60)
     parser.add_argument("--cache", default="balanced,calibrate=off")
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16"], help="of the model")
+    parser.add_argument("--tables", help="a calibration file")
     parser.add_argument("--profile", type=int, default=0, help="functions of cProfile's list")
     options = parser.parse_args()
-    model = make_model(options.layers, "cuda", torch.bfloat16)
+    dtype = getattr(torch, options.dtype)
+    model = make_model(options.layers, "cuda", dtype)
     torch.backends.cuda.enable_cudnn_sdp(False)
-    cache = TieredCache(options.cache, model, learn=False)
+    cache = TieredCache(options.cache, model, learn=False, calibration=options.tables)
     fill_ours(cache, options.batch, options.ctx)
-    say(f"{torch.cuda.get_device_name()}, {options.layers} layers, {options.batch} x {options.ctx}, {options.cache}")
+    say(f"{torch.cuda.get_device_name()}, {options.layers} layers, {options.batch} x {options.ctx}, "
+        f"{options.dtype}, {cache.describe()}")  # fmt: skip
 
     def again() -> None:
         cache.crop(options.ctx - cache.get_seq_length())
@@ -128,7 +143,7 @@ def main() -> None:
     again()
     clocked(model, cache, options.batch, options.tokens, options.ctx)
     again()
-    one_by_one(cache, options.batch, 40)
+    one_by_one(cache, options.batch, 40, dtype)
     if options.profile:
         cache.roll_back(options.ctx)
         profiled(model, cache, options.batch, options.ctx, options.profile)

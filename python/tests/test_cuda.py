@@ -280,7 +280,7 @@ def test_a_model_is_learned_on_the_device(tmp_path):
         model(ids, past_key_values=again)
         cache.crop(ids.shape[1] - cache.get_seq_length())
         ours, theirs = (model(prompt(1).cuda(), past_key_values=one).logits for one in (cache, again))
-    assert float(torch.cosine_similarity(ours.flatten(), theirs.flatten(), dim=0)) > 0.97
+    assert float(torch.cosine_similarity(ours.flatten(), theirs.flatten(), dim=0)) > 0.99
 
 
 @on_device
