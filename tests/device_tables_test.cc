@@ -1,6 +1,9 @@
-// Tokens that waited for tables on a device's twin, whose caller has rows in the device's memory: they are archived as the sequence
-// grows, as they are on the processor.
+// Tables on a device's twin whose caller has rows in the device's memory: tokens that waited for them are archived as the sequence
+// grows, as they are on the processor; and every layer has its own.
 #include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
 
 #include "calib/synthetic_statistics.h"
 #include "cuda/device_attention.h"
@@ -75,6 +78,49 @@ TEST(DeviceWaiting, CatchesUpAsTheSequenceGrows) {
   EXPECT_GE(device->counts().rows_taken, 8u * kLayers) << "rows that stayed on the device";
   EXPECT_GT(there.tokens(Tier::archive), uint64_t{kLayers} * kKvHeads * (kPrompt - 32 - 128 - 128 - 4 - 64));
   EXPECT_EQ(there.cache->archive_codec(0), "klt1.875");
+}
+
+// With tables every head of every layer has a codec of its own. Their list on the device grows as layers come, under launches that
+// are still to be done; and what a call sends is its own.
+TEST(DeviceTables, EveryLayerHasItsOwn) {
+  constexpr uint32_t kMany = 10, kTokens = 400;
+  calib::SyntheticShape shape;
+  shape.layers = kMany;
+  const CalibrationPtr tables = solve::klt_calibration(calib::SyntheticModel(shape).statistics()).value();
+  const auto device = std::make_shared<cuda::DeviceAttention>(
+      std::make_unique<cuda::testing::TwinMachine>(cuda::MachineFacts{7, true}, 0, /*lazy=*/true), 0);
+  CacheConfig config;
+  config.num_layers = kMany, config.num_heads = kHeads, config.num_kv_heads = kKvHeads, config.head_dim = kDim;
+  ASSERT_TRUE(apply_spec("hot=32,warm=0,archive=auto,sinks=4", config).ok());
+  std::vector<float> rows(size_t{kTokens} * kKvHeads * kDim), queries(size_t{kHeads} * kDim);
+  std::mt19937 random(4);
+  std::normal_distribution<float> normal;
+  for (float& x : rows) x = normal(random);
+  for (float& x : queries) x = normal(random);
+  std::vector<std::vector<float>> results[2];
+  uint64_t parcel = 0;
+  for (const bool there : {false, true}) {
+    const auto cache = AdaptiveKVCache::create(config, tables).value();
+    if (there) cache->attend_with(device);
+    const SeqId seq = cache->add_sequence().value();
+    results[there].assign(kMany, std::vector<float>(queries.size(), NAN));
+    for (uint32_t l = 0; l < kMany; ++l) {
+      const RowsView view = RowsView::f32(rows.data(), kTokens, kKvHeads, kDim);
+      ASSERT_TRUE(cache->append(seq, l, view, view).ok());
+    }
+    for (uint32_t l = 0; l < kMany; ++l) {
+      RowsView view = RowsView::f32(queries.data(), 1, kHeads, kDim);
+      if (there) view.place = MemoryPlace::device;
+      ASSERT_TRUE(cache->attention(seq, l, view, results[there][l].data()).ok());
+      if (there && l == 0) parcel = device->counts().parcel_bytes;
+    }
+    ASSERT_TRUE(!there || device->check().ok());
+  }
+  EXPECT_EQ(device->usage().on_processor, 0u);
+  EXPECT_EQ(device->counts().parcel_bytes, parcel) << "of the last layer as of the first";
+  for (uint32_t l = 0; l < kMany; ++l) {
+    for (size_t i = 0; i < queries.size(); ++i) ASSERT_NEAR(results[1][l][i], results[0][l][i], 2e-2) << l << ", " << i;
+  }
 }
 
 }  // namespace
