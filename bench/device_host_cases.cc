@@ -15,8 +15,10 @@
 #include "bench/caches.h"
 #include "bench/data.h"
 #include "bench/harness.h"
+#include "calib/synthetic_statistics.h"
 #include "cuda/device_attention.h"
 #include "cuda/twin_machine_testing.h"
+#include "solve/testing.h"
 
 namespace tierkv::bench {
 namespace {
@@ -128,9 +130,48 @@ Status run(const std::string& name, const std::string& spec, uint32_t sequences,
   return {};
 }
 
+// A model with tables, every head of every layer its own: steps go through all layers, one sequence of 2,048 tokens, 8 heads of 64
+// channels.
+Status run_layers(const std::string& name, uint32_t layers, const Settings& settings, const Emit& emit) {
+  constexpr uint32_t kOwn = 8, kChannels = 64, kTokens = 2048;
+  calib::SyntheticShape shape;
+  shape.layers = settings.quick ? 2 : layers, shape.heads = shape.kv_heads = kOwn, shape.head_dim = kChannels;
+  TIERKV_ASSIGN_OR_RETURN(const CalibrationPtr tables, solve::klt_calibration(calib::SyntheticModel(shape).statistics()));
+  CacheConfig config;
+  config.num_layers = shape.layers, config.num_heads = config.num_kv_heads = kOwn, config.head_dim = kChannels;
+  TIERKV_RETURN_IF_ERROR(apply_spec("hot=64,warm=448,archive=auto,sinks=4", config));
+  TIERKV_ASSIGN_OR_RETURN(const std::unique_ptr<AdaptiveKVCache> cache, AdaptiveKVCache::create(config, tables));
+  const auto backend = std::make_shared<Timed>(true);
+  TIERKV_ASSIGN_OR_RETURN(const SeqId seq, cache->add_sequence());
+  const std::vector<float> rows = make_rows(Shape::gaussian, kTokens * kOwn, kChannels, 5);
+  const RowsView view = RowsView::f32(rows.data(), kTokens, kOwn, kChannels),
+                 query = RowsView::f32(rows.data(), 1, kOwn, kChannels);
+  for (uint32_t l = 0; l < shape.layers; ++l) TIERKV_RETURN_IF_ERROR(cache->append(seq, l, view, view));
+  cache->attend_with(backend);
+  std::vector<float> out(size_t{kOwn} * kChannels);
+  std::vector<double> call, sent;
+  for (int step = -2; step < (settings.quick ? 3 : 200); ++step) {
+    for (uint32_t l = 0; l < shape.layers; ++l) {
+      const double begin = now_us();
+      TIERKV_RETURN_IF_ERROR(cache->attention(seq, l, query, out.data()));
+      if (step >= 0) call.push_back(now_us() - begin), sent.push_back(static_cast<double>(backend->sent));
+    }
+  }
+  cache->attend_with(nullptr);
+  if (backend->inner().usage().on_processor != 0) return error(StatusCode::internal, "the processor took a call");
+  Row line(name);
+  line.number("call_us", median(call)).number("mean_us", mean(call)).number("sent_bytes", median(sent));
+  emit(line);
+  return {};
+}
+
 }  // namespace
 
 void add_device_host_cases(std::vector<Case>& cases) {
+  for (const uint32_t layers : {4u, 32u}) {
+    const std::string name = "cuda/klt/host_of_a_step/layers_" + std::to_string(layers);
+    cases.push_back({name, [=](const Settings& settings, const Emit& emit) { return run_layers(name, layers, settings, emit); }});
+  }
   const std::pair<const char*, const char*> kCaches[] = {
       {"kivi2", "hot=128,warm=0,archive=kivi2,sinks=4"},
       {"tiers", "hot=64,warm=448,warm_codec=even4,archive=kivi2,sinks=4"},  // as `balanced` has them, without tables
