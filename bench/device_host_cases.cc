@@ -1,6 +1,6 @@
 // What the processor does for one decoding call on a device, beside the device's own time: a whole attention() over eight
-// sequences, with everything that the device's backend does but the device, whose memory is the processor's and whose launch does
-// nothing.
+// sequences, or one, with everything that the device's backend does but the device, whose memory is the processor's and whose
+// launch does nothing.
 //
 // 8 KV heads of 128 channels with 32 query heads, one layer, sequences that are forks of one and 16 tokens apart, so that their old
 // blocks are shared and new ones come at different times. "anew": nothing is settled from one call to the next. "mass": every call
@@ -15,13 +15,15 @@
 #include "bench/caches.h"
 #include "bench/data.h"
 #include "bench/harness.h"
+#include "calib/synthetic_statistics.h"
 #include "cuda/device_attention.h"
 #include "cuda/twin_machine_testing.h"
+#include "solve/testing.h"
 
 namespace tierkv::bench {
 namespace {
 
-constexpr uint32_t kHeads = 32, kKvHeads = 8, kDim = 128, kSequences = 8, kMultiprocessors = 132;
+constexpr uint32_t kHeads = 32, kKvHeads = 8, kDim = 128, kMultiprocessors = 132;
 
 // The thread's own time: nothing here waits or runs on others, and what else the machine does is not our affair.
 double now_us() {
@@ -96,13 +98,14 @@ Status steps(AdaptiveKVCache& cache, std::vector<AttentionItem>& items, const st
   return {};
 }
 
-Status run(const std::string& name, const std::string& spec, uint32_t tokens, const Settings& settings, const Emit& emit) {
+Status run(const std::string& name, const std::string& spec, uint32_t sequences, uint32_t tokens, const Settings& settings,
+           const Emit& emit) {
   TIERKV_ASSIGN_OR_RETURN(const FilledCache filled, fill_cache(spec, settings.quick ? 2048 : tokens));
   AdaptiveKVCache& cache = *filled.cache;
-  std::vector<float> out(static_cast<size_t>(kSequences) * kHeads * kDim);
-  const std::vector<float> rows = make_rows(Shape::gaussian, 16 * kSequences * kKvHeads, kDim, 6);
+  std::vector<float> out(static_cast<size_t>(sequences) * kHeads * kDim);
+  const std::vector<float> rows = make_rows(Shape::gaussian, 16 * sequences * kKvHeads, kDim, 6);
   std::vector<AttentionItem> items;
-  for (uint32_t s = 0; s < kSequences; ++s) {
+  for (uint32_t s = 0; s < sequences; ++s) {
     TIERKV_ASSIGN_OR_RETURN(const SeqId seq, cache.fork(filled.seq));
     const RowsView more = RowsView::f32(rows.data(), 16 * s, kKvHeads, kDim);
     if (s != 0) TIERKV_RETURN_IF_ERROR(cache.append(seq, 0, more, more));
@@ -127,18 +130,60 @@ Status run(const std::string& name, const std::string& spec, uint32_t tokens, co
   return {};
 }
 
+// A model with tables, every head of every layer its own: steps go through all layers, one sequence of 2,048 tokens, 8 heads of 64
+// channels.
+Status run_layers(const std::string& name, uint32_t layers, const Settings& settings, const Emit& emit) {
+  constexpr uint32_t kOwn = 8, kChannels = 64, kTokens = 2048;
+  calib::SyntheticShape shape;
+  shape.layers = settings.quick ? 2 : layers, shape.heads = shape.kv_heads = kOwn, shape.head_dim = kChannels;
+  TIERKV_ASSIGN_OR_RETURN(const CalibrationPtr tables, solve::klt_calibration(calib::SyntheticModel(shape).statistics()));
+  CacheConfig config;
+  config.num_layers = shape.layers, config.num_heads = config.num_kv_heads = kOwn, config.head_dim = kChannels;
+  TIERKV_RETURN_IF_ERROR(apply_spec("hot=64,warm=448,archive=auto,sinks=4", config));
+  TIERKV_ASSIGN_OR_RETURN(const std::unique_ptr<AdaptiveKVCache> cache, AdaptiveKVCache::create(config, tables));
+  const auto backend = std::make_shared<Timed>(true);
+  TIERKV_ASSIGN_OR_RETURN(const SeqId seq, cache->add_sequence());
+  const std::vector<float> rows = make_rows(Shape::gaussian, kTokens * kOwn, kChannels, 5);
+  const RowsView view = RowsView::f32(rows.data(), kTokens, kOwn, kChannels),
+                 query = RowsView::f32(rows.data(), 1, kOwn, kChannels);
+  for (uint32_t l = 0; l < shape.layers; ++l) TIERKV_RETURN_IF_ERROR(cache->append(seq, l, view, view));
+  cache->attend_with(backend);
+  std::vector<float> out(size_t{kOwn} * kChannels);
+  std::vector<double> call, sent;
+  for (int step = -2; step < (settings.quick ? 3 : 200); ++step) {
+    for (uint32_t l = 0; l < shape.layers; ++l) {
+      const double begin = now_us();
+      TIERKV_RETURN_IF_ERROR(cache->attention(seq, l, query, out.data()));
+      if (step >= 0) call.push_back(now_us() - begin), sent.push_back(static_cast<double>(backend->sent));
+    }
+  }
+  cache->attend_with(nullptr);
+  if (backend->inner().usage().on_processor != 0) return error(StatusCode::internal, "the processor took a call");
+  Row line(name);
+  line.number("call_us", median(call)).number("mean_us", mean(call)).number("sent_bytes", median(sent));
+  emit(line);
+  return {};
+}
+
 }  // namespace
 
 void add_device_host_cases(std::vector<Case>& cases) {
+  for (const uint32_t layers : {4u, 32u}) {
+    const std::string name = "cuda/klt/host_of_a_step/layers_" + std::to_string(layers);
+    cases.push_back({name, [=](const Settings& settings, const Emit& emit) { return run_layers(name, layers, settings, emit); }});
+  }
   const std::pair<const char*, const char*> kCaches[] = {
       {"kivi2", "hot=128,warm=0,archive=kivi2,sinks=4"},
       {"tiers", "hot=64,warm=448,warm_codec=even4,archive=kivi2,sinks=4"},  // as `balanced` has them, without tables
   };
   for (const auto& [cache, spec] : kCaches) {
     for (const uint32_t tokens : {32768u, 131072u}) {
-      const std::string name = std::string("cuda/") + cache + "/host_of_a_step/8x" + std::to_string(tokens / 1024) + "K";
-      const std::string text = spec;
-      cases.push_back({name, [=](const Settings& settings, const Emit& emit) { return run(name, text, tokens, settings, emit); }});
+      for (const uint32_t sequences : {8u, 1u}) {
+        const std::string size = std::to_string(sequences) + "x" + std::to_string(tokens / 1024) + "K";
+        const std::string name = std::string("cuda/") + cache + "/host_of_a_step/" + size, text = spec;
+        cases.push_back(
+            {name, [=](const Settings& settings, const Emit& emit) { return run(name, text, sequences, tokens, settings, emit); }});
+      }
     }
   }
 }

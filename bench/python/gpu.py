@@ -3,12 +3,18 @@
     python gpu.py --ctx 32768 --batch 1,8                        a Llama in the shape of 8B, random weights, made on the device
     python gpu.py --ctx 131072 --batch 8 --layers 16             where the other cache would not fit in 32 layers
     python gpu.py --ctx 32768 --batch 1 --caches 'DynamicCache,balanced,[balanced,calibrate=off]'
+    python gpu.py --ctx 32768 --batch 1 --dtype float16 --caches 'DynamicCache flash,balanced,AKV balanced'
 
 Weights are random, so texts mean nothing and speed and bytes do. The context is rows of noise that go straight into each cache: of
 ours through append(), each sequence its own blocks; of others as tensors. Then `generate` makes --tokens tokens behind it. Time is
 of all of them but the first few; everything that happens on the way is in it, coding of blocks on the processor too: 128 tokens are
 one turn of every tier of `balanced`. Bytes of ours are the most that the cache had on the device (copies of blocks, hot rows,
 scratch); of others, what their tensors take. `--tables FILE` is a calibration for ours: any that fits the shape will do for speed.
+
+AKV (PyPI `akv-cache` 1.4.0) serves one sequence: it drops the dimension of a batch of one before it quantizes and adds it again
+afterwards, and of a larger batch makes tensors of five dimensions. And its warm tier is float16, which joined with bfloat16 makes
+float32, which attention refuses beside bfloat16 queries: so `--dtype float16`. It keeps the warm tier dequantized, and all rows in
+order beside that: what its tensors take is more than FP16.
 """
 
 from __future__ import annotations
@@ -32,14 +38,14 @@ from tierkv.hf import TieredCache
 WARM_UP = 6
 
 
-def make_model(layers: int, device: str) -> Any:
+def make_model(layers: int, device: str, dtype: torch.dtype) -> Any:
     """Llama in the shape of 8B, or a small part of it."""
     config = LlamaConfig(
         vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=layers, num_attention_heads=32,
         num_key_value_heads=8, max_position_embeddings=262144, bos_token_id=1, eos_token_id=None, pad_token_id=0,
     )  # fmt: skip
     torch.manual_seed(0)
-    torch.set_default_dtype(torch.bfloat16)
+    torch.set_default_dtype(dtype)
     with torch.device(device):
         model = LlamaForCausalLM(config).eval()
     torch.set_default_dtype(torch.float32)
@@ -80,7 +86,7 @@ def fill_other(cache: Any, model: Any, batch: int, tokens: int) -> None:
     config = model.config
     size = (batch, config.num_key_value_heads, tokens, config.hidden_size // config.num_attention_heads)
     for layer in range(config.num_hidden_layers):
-        rows = torch.randn(size, dtype=torch.bfloat16, device=model.device)
+        rows = torch.randn(size, dtype=model.dtype, device=model.device)
         cache.update(rows, rows.clone(), layer)
 
 
@@ -125,6 +131,10 @@ def measure(name: str, model: Any, context: int, batches: list[int], options: ar
     """A cache filled once, for the largest batch; then smaller ones, of its first rows."""
     config = model.config
     start, batches = time.perf_counter(), sorted(batches, reverse=True)
+    if name.startswith("AKV"):
+        if model.dtype == torch.bfloat16:
+            raise ValueError("AKV joins float16 with the model's rows; give --dtype float16")
+        batches = [1]
     cache = make(name, model, options.tables)
     ours = isinstance(cache, TieredCache)
     torch.cuda.reset_peak_memory_stats()
@@ -179,13 +189,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128, help="tokens to generate and to time")
     help_caches = "DynamicCache (torch's choice of kernel), DynamicCache flash, AKV PRESET, or a setting of ours"
     parser.add_argument("--caches", default="DynamicCache flash,balanced", help=help_caches)
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16"], help="of the model")
     parser.add_argument("--tables", help="a calibration file for ours")
     parser.add_argument("--seconds", type=float, default=1e9, help="do not start another one after this many")
     parser.add_argument("--json", type=pathlib.Path, help="where the findings go, a line each")
     options = parser.parse_args()
     start = time.perf_counter()
-    model = make_model(options.layers, "cuda")
-    say(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, tierkv {tierkv.__version__}; {options.layers} layers, bf16; "
+    model = make_model(options.layers, "cuda", getattr(torch, options.dtype))
+    say(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, tierkv {tierkv.__version__}; {options.layers} layers, "
+        f"{options.dtype}; "
         f"the model took {time.perf_counter() - start:.1f} s")  # fmt: skip
     batches = [int(text) for text in options.batch.split(",")]
     for context in [int(text) for text in options.ctx.split(",")]:

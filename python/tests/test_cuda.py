@@ -237,6 +237,53 @@ def test_greedy_on_the_device_is_greedy_on_the_processor(spec):
 
 
 @on_device
+def test_a_model_is_learned_on_the_device(tmp_path):
+    """In prompts that nothing came before, in pieces behind others, and in single tokens; then the archive is calibrated."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from test_hf_cache import structured, wait_for_tables
+    from tiny_models import generate, prompt
+
+    from tierkv.hf import TieredCache
+
+    model, path = structured(max_position_embeddings=16384).to("cuda"), tmp_path / "model.tkc"
+    cache = TieredCache("balanced", model, learn=path)
+    assert cache.learning().phase == "gathering" and cache.gathers == 8192
+    assert cache.tiered.archive_codec(0) == "rot4/mid2", "until there are tables"
+    with torch.no_grad():
+        model(prompt(1500, batch=2).cuda(), past_key_values=cache)  # a prompt, and a piece behind it
+        model(prompt(700, batch=2, seed=1).cuda(), past_key_values=cache)
+        for seed in range(20):  # single tokens
+            model(prompt(1, batch=2, seed=seed).cuda(), past_key_values=cache)
+        assert cache.learning().tokens == 2 * 2220 and cache.learning().phase == "gathering"
+        assert cache.learning().waiting and cache.memory_usage().tier[3].tokens == 0
+        model(prompt(1, batch=2).cuda(), past_key_values=cache)
+        assert cache.gathers == 8192 - 2 * 2220
+        cache.reset()
+        got = generate(model, prompt(6000, seed=5).cuda(), 8, cache)
+    assert got.sequences.shape == (1, 6008) and cache.learning().phase != "gathering"
+    wait_for_tables(cache)
+    assert path.exists() and cache.tiered.archive_codec(0).startswith("klt") and cache.tiered.archive_codec(1).startswith("klt")
+    with torch.no_grad():
+        # It goes on, what waited is archived meanwhile, and nobody looks at anything.
+        before = cache.device_usage().launches
+        for seed in range(300):
+            logits = model(prompt(1, seed=seed).cuda(), past_key_values=cache).logits
+        assert bool(torch.isfinite(logits).all()) and not cache._learns and cache.gathers == 0 and cache.observe_every == 0
+    assert cache.device_usage().launches - before >= 600 and cache.memory_usage().tier[3].tokens > 0
+    cache.device.check()
+    again = TieredCache("balanced", model, learn=path)
+    assert again.learning().phase == "off" and again.gathers == 0 and again.tiered.archive_codec(0).startswith("klt")
+    # Attention over what was learned while it came, beside the same text in a cache that knew the tables from the start.
+    ids = got.sequences[:, :-1]
+    with torch.no_grad():
+        model(ids, past_key_values=again)
+        cache.crop(ids.shape[1] - cache.get_seq_length())
+        ours, theirs = (model(prompt(1).cuda(), past_key_values=one).logits for one in (cache, again))
+    assert float(torch.cosine_similarity(ours.flatten(), theirs.flatten(), dim=0)) > 0.99
+
+
+@on_device
 def test_masks_are_taken_on_trust_and_checked_later():
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")

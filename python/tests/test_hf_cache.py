@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import re
 import threading
@@ -305,9 +306,9 @@ def test_fingerprints_tell_models_apart():
     assert numbers[0] == numbers[1] != numbers[2]
 
 
-def structured(seed: int = 0):
+def structured(seed: int = 0, **changes):
     """A model some of whose channels matter more than others, as those of real models do: there is something to learn."""
-    model = make("llama", seed=seed, hidden_size=256, num_hidden_layers=2)
+    model = make("llama", seed=seed, hidden_size=256, num_hidden_layers=2, **changes)
     decay = torch.exp(-(torch.arange(64) % 32) / 5.0)
     with torch.no_grad():
         for layer in model.model.layers:
@@ -316,7 +317,13 @@ def structured(seed: int = 0):
     return model
 
 
-@pytest.mark.skipif(DEVICE != "cpu", reason="a device uses tables and does not learn them")
+def wait_for_tables(cache):
+    patience = time.monotonic() + 200  # the thread that solves has the lowest priority, and others may compute here
+    while cache.learning().phase in ("gathering", "solving") and time.monotonic() < patience:
+        time.sleep(0.1)
+    assert cache.learning().phase == "done", cache.learning().sentence
+
+
 def test_a_model_is_learned_in_passing_and_known_the_next_time(tmp_path):
     model, path = structured(), tmp_path / "model.tkc"
     cache = TieredCache("balanced", model, learn=path)
@@ -324,10 +331,7 @@ def test_a_model_is_learned_in_passing_and_known_the_next_time(tmp_path):
     for seed in range(5):
         read(model, prompt(2048, seed=seed), cache)
         cache.reset()
-    patience = time.monotonic() + 200  # the thread that solves has the lowest priority, and others may compute here
-    while cache.learning().phase in ("gathering", "solving") and time.monotonic() < patience:
-        time.sleep(0.1)
-    assert cache.learning().phase == "done", cache.learning().sentence
+    wait_for_tables(cache)
     assert cache.tiered.archive_codec(0).startswith("klt") and path.exists()
     again = TieredCache("balanced", model, learn=path)
     assert again.learning().phase == "off" and again.tiered.archive_codec(0).startswith("klt")
@@ -345,6 +349,92 @@ def test_a_model_is_learned_in_passing_and_known_the_next_time(tmp_path):
     stranger = TieredCache("balanced", structured(seed=3), learn=path)
     assert stranger.learning().phase == "gathering"
     assert TieredCache("balanced,calibrate=off", model, learn=path).tiered.calibration() is None
+
+
+def test_a_model_is_learned_from_one_long_prompt(tmp_path):
+    """All of it comes to the first layer before the second one sees any."""
+    model, path = structured(max_position_embeddings=16384), tmp_path / "model.tkc"
+    cache = TieredCache("balanced", model, learn=path)
+    read(model, prompt(9000), cache)
+    wait_for_tables(cache)
+    assert path.exists() and cache.tiered.archive_codec(1).startswith("klt")
+
+
+def as_on_a_device(cache):
+    """Does in host memory what a cache does with prompts on a device: torch attends to them, and learning is shown queries."""
+    cache.exact_prompts = cache._learns = True
+    cache.observe_every = cache._observe_every()
+    cache._follow_learning()
+    return cache
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="a device does it anyway")
+def test_a_prompt_that_torch_attends_to_is_learned_from(tmp_path):
+    model, path = structured(max_position_embeddings=16384), tmp_path / "model.tkc"
+    cache = as_on_a_device(TieredCache("balanced,archive=auto-cuda", model, learn=path))
+    assert cache.gathers == 8192 and cache.observe_every == 0
+    calls = []
+    step = cache.step
+
+    def counted(*arguments):
+        calls.append((arguments[4].shape[2], arguments[6] is not None, arguments[11]))
+        step(*arguments)
+
+    cache.step = counted
+    # Left padding, of two lengths; then one that ends it.
+    mask = torch.ones((2, 1500), dtype=torch.long)
+    mask[0, :300] = 0
+    read(model, prompt(1500, batch=2), cache, attention_mask=mask)
+    assert calls[:2] == [(1500, True, True)] * 2, "an attention for each layer, which learning sees"
+    assert [cache.tiered.length(seq) for seq in cache.sequence_ids] == [1200, 1500]
+    assert cache.learning().tokens == 2700
+    twin = copy.deepcopy(cache)
+    assert twin.gathers == 0 and not twin._learns, "of host memory: every call observes"
+    cache.reset()
+    calls.clear()
+    out = read(model, prompt(8000), cache)
+    # As many as it wants, at most 4,096 at a time; the rest is stored.
+    assert calls == [(4096, True, True), (8192 - 2700 - 4096, True, True), (8000 - 8192 + 2700, False, False)] * 2
+    assert cache.learning().tokens >= 8192 and cache.learning().phase != "gathering"
+    plain = read(model, prompt(8000), transformers.DynamicCache(config=model.config))
+    assert float((out - plain).abs().max()) < 1e-3 * float(plain.std()), "the results are torch's"
+    read(model, prompt(1), cache)
+    assert cache.gathers == 0
+    wait_for_tables(cache)
+    read(model, prompt(1), cache)
+    assert not cache._learns and cache.observe_every == 0
+    assert path.exists() and cache.tiered.archive_codec(0).startswith("klt")
+    # What waited for the tables is archived as the sequence grows.
+    read(model, prompt(300), cache)
+    cache.tiered.flush()
+    assert cache.memory_usage().tier[3].tokens > 0.9 * 8300 * 2 * 2  # of two layers of two KV heads
+    # Nothing is shown to anybody afterwards.
+    cache.reset()
+    calls.clear()
+    read(model, prompt(600), cache)
+    assert calls == [(600, False, False)] * 2
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="needs a padding in the middle, which generate() does not make")
+def test_odd_padding_is_learned_from_too(tmp_path):
+    model = structured()
+    cache = as_on_a_device(TieredCache("balanced", model, learn=tmp_path / "model.tkc"))
+    mask = torch.ones((2, 40), dtype=torch.long)
+    mask[0, 5:9] = 0
+    mask[1, 30:] = 0
+    read(model, prompt(40, batch=2), cache, attention_mask=mask)
+    assert cache.learning().tokens == 66
+    assert [cache.tiered.length(seq) for seq in cache.sequence_ids] == [36, 30]
+
+
+def test_the_archives_for_devices():
+    from tierkv.hf.cache import DEVICE_ARCHIVES
+
+    for name, wanted in zip(("auto", "auto1", "auto3"), ("rot4/mid2", "rot4/mid2", "rot4")):
+        config = tierkv.configure(f"balanced,archive={DEVICE_ARCHIVES[name]}", num_layers=1, num_kv_heads=1, head_dim=64)
+        assert config.wants_calibration()
+        with tierkv.Cache(config) as cache:
+            assert cache.archive_codec(0) == wanted
 
 
 def test_tables_of_keys_in_another_order_are_refused():

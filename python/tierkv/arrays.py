@@ -36,10 +36,18 @@ def empty_like_rows(array: Array, shape: tuple[int, ...]) -> Array:
     return np.empty(shape, dtype=np.float32)
 
 
+def current_stream(device: int) -> int:
+    """torch's current stream on a CUDA device."""
+    torch = sys.modules["torch"]
+    # Without an object for it, where torch has that: a step asks once a layer.
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return int(raw(device) if raw is not None else torch.cuda.current_stream(device).cuda_stream)
+
+
 def stream_of(array: Array) -> int:
     """torch's current stream on the device of a tensor; 0, the default one, for all else."""
     if is_torch(array) and array.is_cuda:
-        return int(sys.modules["torch"].cuda.current_stream(array.device).cuda_stream)
+        return current_stream(array.device.index)
     return 0
 
 

@@ -2,6 +2,7 @@
 // gets their positions, and their contents when they land (Coming in tiers/sequence.h).
 #include <algorithm>
 #include <mutex>
+#include <utility>
 
 #include "base/guarded.h"
 #include "cache/append_many.h"
@@ -88,12 +89,20 @@ void push_coming(uint32_t layer, Taking& taking, const attn::TakeWork& work,
   seq.expect({layer, work.position, n, work.rows, arrival});
 }
 
+// Whether warm rows of a head are due for the archive: what waited for tables is, from one moment to the next.
+bool has_backlog(const HeadStream& s, const LayerPlan& plan) noexcept {
+  return plan.warm != 0 && plan.warm != kAll && !plan.waiting &&
+         s.warm().rows >= static_cast<uint64_t>(plan.warm) + plan.archive_codec->tokens;
+}
+
 // Whether something of it is due to settle. That was appended long ago, and lands before.
 bool lands_what_is_due(uint32_t layer, const Taking& taking) noexcept {
   Sequence& seq = *taking.sequence;
   const uint32_t length = seq.layer(layer).length;
   const LayerPlan plan = taking.plans->layer(layer, length);
-  if (plan.hot == kAll || seq.heads(layer)[0].tail.rows() < static_cast<uint64_t>(plan.hot) + plan.first_block()) return false;
+  if (plan.hot == kAll) return false;
+  const HeadStream& first = std::as_const(seq).heads(layer)[0];
+  if (first.tail.rows() < static_cast<uint64_t>(plan.hot) + plan.first_block() && !has_backlog(first, plan)) return false;
   seq.land(layer, length - std::min(length, plan.hot));
   return true;
 }

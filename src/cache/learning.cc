@@ -131,7 +131,8 @@ std::shared_ptr<learn::Learner> Learning::learner() const noexcept {
 
 void Learning::add_rows(SeqId seq, uint32_t layer, uint32_t position, const RowsView& keys, const RowsView& values) noexcept {
   const auto learner = this->learner();
-  if (!learner) return;
+  // The others are to see the same tokens, and a long prompt may have come to this layer as a whole.
+  if (!learner || learner->has_enough(layer)) return;
   learner->add_rows(seq, layer, position, keys, values);
   if (learner->ready()) start_solving();
 }

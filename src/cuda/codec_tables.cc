@@ -1,5 +1,7 @@
 #include "cuda/codec_tables.h"
 
+#include <algorithm>
+
 #include "cuda/fragments.h"
 
 namespace tierkv::cuda {
@@ -47,6 +49,23 @@ Status CodecTables::copy_tables(CodecDesc& desc) {
   key.turns = reinterpret_cast<const float*>(turns);
   key.turned = reinterpret_cast<const uint16_t*>(turned);
   return {};
+}
+
+Result<const CodecDesc*> CodecTables::there() {
+  if (device_.size() > room_) {  // calls that are on their way read the one before
+    const size_t room = std::max<size_t>(16, 2 * device_.size()), bytes = room * sizeof(CodecDesc);
+    memory_.reserve(memory_.size() + 1);
+    TIERKV_ASSIGN_OR_RETURN(uint8_t* const fresh, machine_.allocate(bytes));
+    memory_.push_back(fresh);
+    bytes_ += bytes;
+    list_ = fresh, room_ = room, listed_ = 0;
+  }
+  if (listed_ != device_.size()) {
+    const size_t fresh = (device_.size() - listed_) * sizeof(CodecDesc);
+    TIERKV_RETURN_IF_ERROR(machine_.send(list_ + listed_ * sizeof(CodecDesc), device_.data() + listed_, fresh));
+    listed_ = device_.size();
+  }
+  return reinterpret_cast<const CodecDesc*>(list_);
 }
 
 Result<const uint8_t*> CodecTables::copied(const void* from, size_t bytes) {

@@ -21,7 +21,10 @@ class CodecTables {
   Result<uint32_t> find(const quant::Codec& key, const quant::Codec& value);
 
   const std::vector<CodecDesc>& on_host() const { return host_; }      // pointers of the host: for plans
-  const std::vector<CodecDesc>& on_device() const { return device_; }  // to be copied to the device
+  const std::vector<CodecDesc>& on_device() const { return device_; }  // the same with pointers of the device
+  // The list of all of these in the device's memory. What is new goes there, in the order of the machine's stream; an address that
+  // was given stays good.
+  Result<const CodecDesc*> there();
   uint64_t bytes() const { return bytes_; }
 
  private:
@@ -37,6 +40,8 @@ class CodecTables {
   std::vector<CodecDesc> host_, device_;
   std::map<const void*, const uint8_t*> copies_;
   std::vector<uint8_t*> memory_;
+  uint8_t* list_ = nullptr;
+  size_t listed_ = 0, room_ = 0;  // codecs
   uint64_t bytes_ = 0;
 };
 

@@ -323,7 +323,6 @@ void DeviceAttention::Parcel::write(uint8_t* to) const {
 
 void DeviceAttention::Parcel::point(const uint8_t* at, Launch& launch) const {
   launch.views = reinterpret_cast<const ViewDesc*>(at);
-  launch.codecs = reinterpret_cast<const CodecDesc*>(at + codecs);
   launch.masks = reinterpret_cast<const uint32_t*>(at + masks);
   launch.segments = reinterpret_cast<const SegmentDesc*>(at + segments);
   launch.tasks = reinterpret_cast<const TaskDesc*>(at + tasks);
@@ -340,7 +339,7 @@ DeviceAttention::Parcel DeviceAttention::parcel_of(const Plan& plan, const Atten
     return parcel.parts.back().first;
   };
   add(plan.views);  // the first of the list
-  parcel.codecs = add(tables_.on_device()), parcel.masks = add(plan.masks), parcel.segments = add(plan.segments);
+  parcel.masks = add(plan.masks), parcel.segments = add(plan.segments);
   parcel.tasks = add(plan.tasks), parcel.ctas = add(plan.cta_begin), parcel.rows = add(queries_);
   if (first.sink_logits) parcel.sinks = add(std::span(first.sink_logits, first.queries.heads));
   return parcel;
@@ -366,6 +365,7 @@ Status DeviceAttention::send(const Plan& plan, const AttendWork& first, Launch& 
   TIERKV_RETURN_IF_ERROR(standing_.reserve_front(parcel.bytes));
   if (standing_.base() != base) return {};
   TIERKV_RETURN_IF_ERROR(standing_.send_areas());
+  TIERKV_ASSIGN_OR_RETURN(launch.codecs, tables_.there());
   const size_t sent = parcel.bytes;
   const size_t flags = rows_.there ? parcel.add(plan.tasks.size() * sizeof(uint32_t)) : 0;
   TIERKV_ASSIGN_OR_RETURN(const std::shared_ptr<Slot> slot, slots_.take(parcel.bytes));

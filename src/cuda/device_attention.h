@@ -81,7 +81,7 @@ class DeviceAttention final : public DeviceBackend, private FarBytes {
   // What travels in one copy, to the front of the device's list of views, and where in it.
   struct Parcel {
     size_t bytes = 0;
-    size_t codecs = 0, masks = 0, segments = 0, tasks = 0, ctas = 0, rows = 0, sinks = 0;  // views lie at 0; sinks: 0, none
+    size_t masks = 0, segments = 0, tasks = 0, ctas = 0, rows = 0, sinks = 0;  // views lie at 0; sinks: 0, none
     std::vector<std::pair<size_t, std::span<const std::byte>>> parts;
     size_t add(size_t size) {
       const size_t at = line_rounded(bytes);

@@ -302,6 +302,7 @@ void DeviceStep::give_up() noexcept {
 Result<bool> DeviceAttention::finish_step(DeviceStep& step) const {
   if (step.planned_.empty()) return true;
   TIERKV_RETURN_IF_ERROR(standing_.send_areas());
+  TIERKV_ASSIGN_OR_RETURN(const CodecDesc* const codecs, tables_.there());
   TIERKV_ASSIGN_OR_RETURN(const std::shared_ptr<Slot> slot, slots_.take(step.front_.size()));
   std::memcpy(slot->data(), step.front_.data(), step.front_.size());
   TIERKV_RETURN_IF_ERROR(machine_->send(standing_.data(), slot->data(), step.front_.size()));
@@ -311,6 +312,7 @@ Result<bool> DeviceAttention::finish_step(DeviceStep& step) const {
     const DeviceStep::Call& call = step.calls_[planned.call];
     Launch& launch = planned.launch;
     planned.parcel.point(standing_.data() + planned.at, launch);
+    launch.codecs = codecs;
     launch.queries = reinterpret_cast<const float*>(query_rows_.data());
     launch.failed = reinterpret_cast<uint32_t*>(step.state_->flags.data()) + call.first_flag;
     use_room(planned.plan, planned.rows, planned.out, launch);

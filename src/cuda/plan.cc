@@ -50,18 +50,21 @@ class Planner {
     paths_.resize(input_.codecs.size(), Path::general);
     warm_.resize(input_.codecs.size());
     if (!input_.tensor_cores || input_.params.softcap > 0.0f) return;
-    for (size_t c = 0; c < input_.codecs.size(); ++c) warm_[c] = takes_warm(input_.codecs[c], input_.group);
-    std::vector<uint64_t> bytes(input_.codecs.size());
+    // Of the codecs that are read here: with tables every head of every layer has one of its own.
+    constexpr uint64_t kNotSeen = ~uint64_t{0};
+    std::vector<uint64_t> bytes(input_.codecs.size(), kNotSeen);
+    std::vector<uint32_t> seen;
+    const auto add = [&](uint32_t codec, uint64_t rows) {
+      if (bytes[codec] == kNotSeen) bytes[codec] = 0, seen.push_back(codec);
+      bytes[codec] += rows;
+    };
     for (const PlanTask& task : input_.tasks) {
-      for (size_t v = 0; v < task.views.size(); ++v) {
-        if (task.views[v].rows == kTileRows) bytes[task.placed[v].codec] += kTileRows;
-      }
-      for (const SettledRun& run : task.settled) {
-        if (run.path > Path::staged) bytes[run.codec] += uint64_t{kTileRows} * run.views;
-      }
+      for (size_t v = 0; v < task.views.size(); ++v) add(task.placed[v].codec, task.views[v].rows == kTileRows ? kTileRows : 0);
+      for (const SettledRun& run : task.settled) add(run.codec, run.path > Path::staged ? uint64_t{kTileRows} * run.views : 0);
     }
     std::array<uint64_t, kPathCount> by_path{};
-    for (size_t c = 0; c < input_.codecs.size(); ++c) {
+    for (const uint32_t c : seen) {
+      warm_[c] = takes_warm(input_.codecs[c], input_.group);
       paths_[c] = ready_path(input_.codecs[c], input_.group);
       by_path[static_cast<size_t>(paths_[c])] += bytes[c] * (input_.codecs[c].key.bytes + input_.codecs[c].value.bytes);
     }
@@ -162,14 +165,12 @@ class Planner {
 
   // Rows of 16-bit floats are read alike whatever a block's length: as one codec's, they need nothing made ready in between.
   uint32_t read_as(uint32_t codec) {
-    if (read_as_.empty()) {
-      for (uint32_t c = 0; c < input_.codecs.size(); ++c) {
-        uint32_t first = 0;
-        while (first < c && !alike(input_.codecs[first], input_.codecs[c])) ++first;
-        read_as_.push_back(first);
-      }
-    }
-    return read_as_[codec];
+    if (input_.codecs[codec].key.kind != LayoutKind::rows16) return codec;
+    if (codec == read_last_) return read_as_;
+    uint32_t first = 0;
+    while (first < codec && !alike(input_.codecs[first], input_.codecs[codec])) ++first;
+    read_last_ = codec, read_as_ = first;
+    return first;
   }
   static bool alike(const CodecDesc& a, const CodecDesc& b) {
     const auto plain = [](const SideLayout& x, const SideLayout& y) {
@@ -345,11 +346,11 @@ class Planner {
   Plan plan_;
   std::vector<Path> paths_;  // by codec
   std::vector<Run> runs_;
-  std::vector<uint32_t> next_;              // by task: its next partial
-  std::vector<ViewDesc> fast_, staged_[2];  // of the task at hand; staged ones by the frame of their values
-  std::vector<uint32_t> read_as_;           // by codec: the one whose rows of 16-bit floats are alike
-  std::vector<bool> warm_;                  // by codec: whole blocks may take the warm path
-  bool cut_views_ = false;                  // staged views, into what a thread block takes at once
+  std::vector<uint32_t> next_;                     // by task: its next partial
+  std::vector<ViewDesc> fast_, staged_[2];         // of the task at hand; staged ones by the frame of their values
+  uint32_t read_last_ = UINT32_MAX, read_as_ = 0;  // a codec, and the first one whose rows of 16-bit floats are alike
+  std::vector<bool> warm_;                         // by codec: whole blocks may take the warm path
+  bool cut_views_ = false;                         // staged views, into what a thread block takes at once
 };
 
 }  // namespace

@@ -113,23 +113,29 @@ class Sharer {
 
   const Sharing* remembered() const {
     if (!input_.sharings) return nullptr;
-    for (const Sharing& kept : input_.sharings->kept) {
+    Sharings& all = *input_.sharings;
+    for (size_t i = 1; i <= all.kept.size(); ++i) {
+      const size_t at = (all.last + i) % all.kept.size();
+      const Sharing& kept = all.kept[at];
       if (kept.ctas == input_.ctas && kept.chunk_rows == input_.chunk_rows &&
           std::equal(kept.runs.begin(), kept.runs.end(), runs_.begin(), runs_.end(),
-                     [](const WorkRun& a, const WorkRun& b) { return a.costs_as(b); }))
+                     [](const WorkRun& a, const WorkRun& b) { return a.costs_as(b); })) {
+        all.last = at;
         return &kept;
+      }
     }
     return nullptr;
   }
   const Sharing* remember(Sharing sharing) const {
     Sharings& all = *input_.sharings;
-    if (all.kept.size() < Sharings::kMost) {
+    if (all.kept.size() < all.most) {
       all.kept.push_back(std::move(sharing));
+      all.last = all.kept.size() - 1;
       return &all.kept.back();
     }
-    Sharing& place = all.kept[std::exchange(all.next, (all.next + 1) % Sharings::kMost)];
-    place = std::move(sharing);
-    return &place;
+    all.last = std::exchange(all.next, (all.next + 1) % all.most);
+    all.kept[all.last] = std::move(sharing);
+    return &all.kept[all.last];
   }
 
   // Tries piece sizes around the mean and takes the one whose fullest cta has least: small pieces balance, large ones begin and end

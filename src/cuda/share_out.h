@@ -59,9 +59,11 @@ struct Sharing {
   std::vector<std::vector<uint32_t>> bins;  // of a cta: indices of pieces
 };
 struct Sharings {
-  static constexpr size_t kMost = 8;
+  // With tables blocks of every head have sizes of their own, and every layer of a model is shared out otherwise.
+  size_t most = 128;
   std::vector<Sharing> kept;
   size_t next = 0;  // to be replaced
+  size_t last = 0;  // that was used: layers come in turn, and the next one's lies behind it
 };
 
 // What sharing out knows of a launch beside its runs.

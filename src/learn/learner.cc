@@ -104,9 +104,10 @@ Learner::Learner(LearnModel model, const LearnSettings& settings) : id_(model.id
   shape.distance = settings.distance;
   const uint32_t tokens = capacity(model, settings, shape);
   residuals_.reset(new std::atomic<double>[id_.layers]);
+  seen_.reset(new std::atomic<uint64_t>[id_.layers]);
   layers_.resize(id_.layers);
   for (uint32_t i = 0; i < id_.layers; ++i) {
-    residuals_[i] = 1.0;
+    residuals_[i] = 1.0, seen_[i] = 0;
     if (!is_learnt(model, settings, i)) continue;
     const auto same = std::find_if(turners_.begin(), turners_.end(), [&](const auto& t) { return t->rope() == ropes_[i]; });
     const calib::Turner& turner =
@@ -114,6 +115,7 @@ Learner::Learner(LearnModel model, const LearnSettings& settings) : id_(model.id
     static const std::vector<float> identity;
     const std::vector<float>& gram = model.grams.empty() ? identity : model.grams[i];
     layers_[i] = std::make_unique<LayerLearner>(shape, turner, window_of(model, i), gram, tokens);
+    last_learnt_ = i;
     if (!model.grams.empty()) std::vector<float>().swap(model.grams[i]);
   }
   while (layers_[first_learnt_] == nullptr) ++first_learnt_;
@@ -135,8 +137,8 @@ void Learner::add_rows(uint64_t seq, uint32_t layer, uint32_t position, const Ro
   }
   if (layer == 0 && variety_ < kVariety) count_variety(values);
   if (!layers_[layer]) return;
-  if (layer == first_learnt_) tokens_ += keys.tokens;
   layers_[layer]->add_rows(seq, position, keys, values);
+  seen_[layer] += keys.tokens;
 } catch (const std::exception&) {  // without memory it learns less
 }
 
@@ -185,12 +187,14 @@ void Learner::forget(uint64_t seq) noexcept {
   }
 }
 
-uint64_t Learner::tokens() const noexcept { return tokens_ + earlier_tokens_; }
+uint64_t Learner::tokens() const noexcept { return seen_[last_learnt_] + earlier_tokens_; }
 
-bool Learner::ready() const noexcept {
-  return tokens() >= settings_.tokens &&
-         layers_[first_learnt_]->sampled() >= std::min<uint64_t>(kLeastSample, settings_.sample_tokens);
+bool Learner::has_enough(uint32_t layer) const noexcept {
+  return layer < id_.layers && layers_[layer] && seen_[layer] + earlier_tokens_ >= settings_.tokens &&
+         layers_[layer]->sampled() >= std::min<uint64_t>(kLeastSample, settings_.sample_tokens);
 }
+
+bool Learner::ready() const noexcept { return has_enough(last_learnt_); }
 
 size_t Learner::bytes() const noexcept {
   size_t total = sizeof *this + different_.capacity() * sizeof(uint16_t);
@@ -223,7 +227,7 @@ Status Learner::check_finite() const {
 Result<Sums> Learner::all_sums() const {
   TIERKV_RETURN_IF_ERROR(check_finite());
   Sums sums;
-  sums.tokens = tokens_;
+  sums.tokens = seen_[last_learnt_];
   sums.variety = variety_;
   for (const auto& layer : layers_) sums.layers.push_back(layer ? layer->sums() : LayerSums());
   return sums;

@@ -89,9 +89,12 @@ class Learner {
   // The sequence is gone or was shortened or forked: its samples no longer pair with new queries. Their sums stay.
   void forget(uint64_t seq) noexcept;
 
-  uint64_t tokens() const noexcept;  // seen, earlier runs' included
-  bool ready() const noexcept;       // enough to solve
-  size_t bytes() const noexcept;     // held now
+  // Seen by every layer, earlier runs' included. The last one counts: a host may read a long prompt layer by layer, all of it in
+  // the first one before the others see any.
+  uint64_t tokens() const noexcept;
+  bool ready() const noexcept;                     // enough to solve
+  bool has_enough(uint32_t layer) const noexcept;  // the layer has seen as much as all of them have to
+  size_t bytes() const noexcept;                   // held now
 
   // Solves and checks, on one thread, the caller's; add_*() may go on meanwhile. `cancelled` is asked often. failed_precondition:
   // cancelled, too little was seen, or tables would not help (the message says why, with both figures). invalid_argument: what was
@@ -119,9 +122,10 @@ class Learner {
   LearnSettings settings_;
   std::vector<std::unique_ptr<calib::Turner>> turners_;
   std::vector<std::unique_ptr<LayerLearner>> layers_;  // null: nothing of it is archived
-  uint32_t first_learnt_ = 0;
+  uint32_t first_learnt_ = 0, last_learnt_ = 0;
   std::unique_ptr<std::atomic<double>[]> residuals_;
-  std::atomic<uint64_t> tokens_ = 0, earlier_tokens_ = 0;
+  std::unique_ptr<std::atomic<uint64_t>[]> seen_;  // tokens, of each layer
+  std::atomic<uint64_t> earlier_tokens_ = 0;
 
   mutable std::mutex mutex_;         // of what follows
   std::vector<uint16_t> different_;  // values of the first layer's first head, one of each token that was new

@@ -187,6 +187,28 @@ TEST(Learner, ForgottenSequencesMeetNoQuery) {
   EXPECT_EQ(after.layers[0].heads[0].keys, before.layers[0].heads[0].keys + 64);
 }
 
+// A host that reads a prompt layer by layer has all of it in the first one before the others see any.
+TEST(Learner, EveryLayerSeesEnough) {
+  auto synthetic = small_model(2);
+  const Text text(synthetic, 0, 1100, 0.6f);
+  LearnSettings settings = small_settings();
+  settings.tokens = 1000;
+  const auto learner = make_learner(learn_model(synthetic, 2), settings);
+  text.feed(*learner, 0, 0);
+  EXPECT_FALSE(learner->ready()) << "the last layer has seen nothing";
+  EXPECT_EQ(learner->tokens(), 0u);
+  EXPECT_FALSE(learner->solve("half of it").ok());
+  EXPECT_TRUE(learner->has_enough(0));
+  EXPECT_FALSE(learner->has_enough(1));
+  EXPECT_FALSE(learner->has_enough(2));
+  text.feed(*learner, 0, 1);
+  EXPECT_TRUE(learner->ready());
+  EXPECT_EQ(learner->tokens(), text.n);
+  const auto solved = learner->solve("all of it");
+  ASSERT_TRUE(solved.ok()) << solved.status().message();
+  EXPECT_EQ((*solved)->origin.tokens, text.n);
+}
+
 TEST(Learner, LayersWithoutAnArchiveCostNothing) {
   auto synthetic = small_model(2);
   const Text text(synthetic, 0, 300);

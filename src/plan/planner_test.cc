@@ -77,6 +77,9 @@ TEST(Planner, AutoFollowsTheCalibration) {
   } cases[] = {{"auto", "klt1.875", "even4/mid2"},
                {"auto1", "klt1.5", "even3/mid2"},
                {"auto3", "klt2.5", "even4/mid3"},
+               {"auto-cuda", "klt1.875", "rot4/mid2"},
+               {"auto1-cuda", "klt1.5", "rot4/mid2"},
+               {"auto3-cuda", "klt2.5", "rot4"},
                {"rot4", "rot4", "rot4"}};
   for (const auto& c : cases) {
     const std::string kv = std::string("hot=32,warm=64,archive=") + c.archive;
@@ -125,7 +128,7 @@ TEST(Planner, TablesAndOtherBitsEndTheChoice) {
 }
 
 TEST(Planner, OtherArchivesHaveNothingToChoose) {
-  for (const char* archive : {"even4/mid2", "auto1", "auto3", "adaptive", "fp16"}) {
+  for (const char* archive : {"even4/mid2", "auto1", "auto3", "auto-cuda", "adaptive", "fp16"}) {
     const Planned planned(std::string("hot=32,warm=64,archive=") + archive);
     EXPECT_TRUE(planned.planner->layer(0, 1000).choices.empty()) << archive;
   }

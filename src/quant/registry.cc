@@ -252,9 +252,17 @@ std::string to_string(const CodecSpec& spec) {
 }
 
 std::string_view resolve_auto(std::string_view name, bool calibrated) {
-  if (name == "auto") return calibrated ? "klt1.875" : "even4/mid2";
-  if (name == "auto1") return calibrated ? "klt1.5" : "even3/mid2";
-  if (name == "auto3") return calibrated ? "klt2.5" : "even4/mid3";
+  struct Row {
+    std::string_view name, with_tables, without;
+  };
+  // Those for a device are what its fast kernels read (cuda/paths.h), of about the same size.
+  static constexpr Row rows[] = {
+      {"auto", "klt1.875", "even4/mid2"},     {"auto1", "klt1.5", "even3/mid2"},     {"auto3", "klt2.5", "even4/mid3"},
+      {"auto-cuda", "klt1.875", "rot4/mid2"}, {"auto1-cuda", "klt1.5", "rot4/mid2"}, {"auto3-cuda", "klt2.5", "rot4"},
+  };
+  for (const Row& row : rows) {
+    if (name == row.name) return calibrated ? row.with_tables : row.without;
+  }
   return name;
 }
 

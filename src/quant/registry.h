@@ -47,8 +47,8 @@ struct CodecPair {
 Result<CodecPair> parse_codec_pair(std::string_view text);
 std::string to_string(const CodecPair& pair);
 
-// What the names "auto", "auto1" and "auto3" stand for; any other name as it is. parse_codec_pair() takes them for the uncalibrated
-// ones.
+// What the names "auto", "auto1" and "auto3" stand for, and "auto-cuda", "auto1-cuda" and "auto3-cuda", which have fast kernels on
+// a CUDA device without tables too; any other name as it is. parse_codec_pair() takes them for the uncalibrated ones.
 std::string_view resolve_auto(std::string_view name, bool calibrated);
 
 // What "auto" chooses from without a calibration, smallest first, by the rows of each layer (plan::Planner::choose()).

@@ -31,8 +31,8 @@ MASKS_ON_TRUST = 64
 OBSERVED = 8
 """On a device every how many tokens an archive that keeps rows better sees what they receive: seeing waits for the device."""
 
-DEVICE_ARCHIVES = {"auto": "rot4/mid2", "auto1": "rot4/mid2", "auto3": "rot4"}
-"""What `auto` is on a device without tables: the archives of the same size that its fast kernels read."""
+DEVICE_ARCHIVES = {"auto": "auto-cuda", "auto1": "auto1-cuda", "auto3": "auto3-cuda"}
+"""What `auto` is on a device: the same with tables, and without them archives of the same size that its fast kernels read."""
 
 WINDOW_SLACK = 128
 """Tokens that a windowed layer keeps past its window, so that assisted decoding can take back what it guessed."""
@@ -53,8 +53,8 @@ class Plan:
     picks: list[torch.Tensor] | None
     """Of each row, the tokens that are no padding, where they are not the last ones."""
     room: torch.Tensor | None = None
-    """Of a pass with one token for each row, in host memory: what results look like. Making others after it takes half of the time
-    that telling torch a shape and a type does."""
+    """Of a pass with one token for each row: what results look like. Making others after it takes half of the time that telling
+    torch a shape and a type does."""
 
 
 def calibration_path(fingerprint: int) -> pathlib.Path:
@@ -125,8 +125,8 @@ class TieredCache(HostCache):  # type: ignore[misc, unused-ignore]
     `calibrate=off` in the spec: nothing is looked for and nothing learned. `calibration` is a :class:`tierkv.Calibration` or a
     path; one that was made for keys in another order (of a GGUF file, say) is refused.
 
-    A model on a CUDA device gets a cache that attends there (:mod:`tierkv.cuda`), in a build with CUDA. Tables are used there and
-    not learned: let a copy of the model on a processor learn them, once.
+    A model on a CUDA device gets a cache that attends there (:mod:`tierkv.cuda`), in a build with CUDA. While it learns there, rows
+    and some queries come to host memory, so that steps wait for the device; afterwards nothing does.
 
     Rows of a batch are sequences of their own, and padding is not stored. `copy.deepcopy` gives a cache that shares the tokens
     until one of the two changes them: read a prompt once, go on from it many times.
@@ -152,14 +152,13 @@ class TieredCache(HostCache):  # type: ignore[misc, unused-ignore]
         path = None if learn is True or learn is False else pathlib.Path(learn)
         self.device: cuda.Device | None = None
         if self.shape.device >= 0:
-            calibration = self._tables_there(model, path) if looks else calibration
-            if calibration is None and config.tiers.archive_codec in DEVICE_ARCHIVES:
-                config.tiers.archive_codec = DEVICE_ARCHIVES[config.tiers.archive_codec]
+            config.tiers.archive_codec = DEVICE_ARCHIVES.get(config.tiers.archive_codec, config.tiers.archive_codec)
+        calibration = self._tables_there(model, path) if looks else calibration
         self.tiered = Cache(config, calibration=calibration)
         if self.shape.device >= 0:
             self.device = cuda.attach(self.tiered, self.shape.device)
-        elif looks:
-            self._find_or_learn(model, path)
+        if looks and calibration is None:
+            self._learn(model, path)
         if model.config._attn_implementation != NAME:
             model.set_attn_implementation(NAME)
         self._set_up()
@@ -172,21 +171,31 @@ class TieredCache(HostCache):  # type: ignore[misc, unused-ignore]
         self._plan: Plan | None = None
         self._fine: torch.Size | None = None  # of the last rows that were looked at: a row for each sequence
         self._trusted = 0  # passes whose masks were not looked at
-        self.observe_every = self._observe_every() if self.device is not None else 1
+        self.exact_prompts = self.device is not None  # torch attends to prompts that nothing came before
+        self.observe_every = self._observe_every() if self.exact_prompts else 1
+        self.gathers = 0  # tokens whose queries learning is still to be shown; where every call observes: 0
+        self._learns = self.exact_prompts
+        self._follow_learning()
 
     def _observe_every(self) -> int:
-        """On a device: every how many tokens somebody has to know what rows receive. 0: nobody."""
+        """Every how many tokens somebody has to know what rows receive, where that waits for a device. 0: nobody."""
         config = self.tiered.config()
         if config.eviction.policy not in ("", "none"):
             return 1
         codecs = [self.tiered.archive_codec(layer) for layer in range(self.shape.num_layers)]
         return OBSERVED if any("+top" in codec for codec in codecs) else 0
 
-    def _find_or_learn(self, model: Any, path: pathlib.Path | None) -> None:
-        tables = self._tables_there(model, path)
-        if tables is not None:
-            self.tiered.set_calibration(tables)
+    def _follow_learning(self) -> None:
+        """How far learning is, asked at the start of a pass until it is over: then nobody asks again."""
+        if not self._learns:
             return
+        report = self.tiered.learning()
+        self.gathers = max(report.wanted - report.tokens, 1) if report.phase == "gathering" else 0
+        if report.phase not in ("gathering", "solving"):
+            self._learns = False
+            self.observe_every = self._observe_every()  # tables may have changed the archive
+
+    def _learn(self, model: Any, path: pathlib.Path | None) -> None:
         ropes = ropes_of(model, self.shape)
         if ropes is not None:
             number = fingerprint_of(model, self.shape)
@@ -213,6 +222,8 @@ class TieredCache(HostCache):  # type: ignore[misc, unused-ignore]
                 "the last forward pass did not come to its end; call cache.roll_back(), then go on. If another thread is at it, "
                 "give this one a cache of its own: copy.deepcopy(cache)"
             )
+        if layer.index == 0 and self._learns:
+            self._follow_learning()
         batch = keys.shape[0]
         if not self.sequence_ids:
             self.sequence_ids = [self.tiered.add_sequence() for _ in range(batch)]
@@ -236,10 +247,11 @@ class TieredCache(HostCache):  # type: ignore[misc, unused-ignore]
             return plan
         self._check_mask(mask)
         fresh = self._make_plan(mask, past, tokens, batch)
-        if tokens == 1 and self.device is None and not fresh.starts:
+        if tokens == 1 and not fresh.starts:
             fresh.room = plan.room if plan is not None else None
             if fresh.room is None or fresh.room.shape[0] != batch:
-                fresh.room = torch.empty((batch, 1, self.shape.num_heads, self.shape.head_dim), dtype=torch.float32, device="cpu")
+                place = "cpu" if self.device is None else f"cuda:{self.device.number}"
+                fresh.room = torch.empty((batch, 1, self.shape.num_heads, self.shape.head_dim), dtype=torch.float32, device=place)
         self._plan = fresh
         return fresh
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from transformers.cache_utils import CacheLayerMixin
 
-from ..arrays import stream_of
+from ..arrays import current_stream
 from ..errors import FailedPrecondition, InvalidArgument, Unsupported
-from .prompt import is_plain, prompt_attention
+from .prompt import behind, is_plain, pieces_of, prompt_attention, shown_of
 
 if TYPE_CHECKING:
     from .cache import Plan, TieredCache
@@ -125,7 +125,10 @@ class TieredLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
                 return self._attend(owner, plan, query, key, value, scaling, more)
             # A token for each row of the batch, and nothing special: what decoding does in most models, so it is short.
             wanted, out = query.dtype, torch.empty_like(plan.room)
-            owner.step(self.index, owner.sequence_ids, [], query, key, value, out, scaling or 0.0, 0.0, 0, -1, True)
+            stream, observe = -1, True
+            if owner.device is not None:
+                stream, observe = current_stream(owner.device.number), self._observes(owner, 1)
+            owner.step(self.index, owner.sequence_ids, [], query, key, value, out, scaling or 0.0, 0.0, 0, stream, observe)
             return out if wanted is torch.float32 else out.to(wanted)
         except BaseException as error:
             owner.fail(self.seen - tokens, error)
@@ -142,8 +145,8 @@ class TieredLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         more: dict[str, Any],
     ) -> torch.Tensor:
         wanted, (batch, heads, tokens, dim) = query.dtype, query.shape
-        if plan.past == 0 and tokens > 1 and owner.device is not None and owner.observe_every == 0 and is_plain(more):
-            self._store(owner, key, value, plan.starts, plan.picks)
+        if plan.past == 0 and tokens > 1 and owner.exact_prompts and owner.observe_every == 0 and is_plain(more):
+            self._store(owner, query, key, value, plan.starts, plan.picks, scaling or 0.0)
             return prompt_attention(query, key, value, plan.starts, plan.picks, scaling, self.window)
         if not (wanted == key.dtype == value.dtype):
             query, key, value = query.float(), key.float(), value.float()
@@ -180,26 +183,46 @@ class TieredLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
     ) -> None:
         stream, observe = -1, True
         if owner.device is not None:
-            stream, every = stream_of(query), owner.observe_every
-            observe = every > 0 and (query.shape[2] > 1 or self.seen % every == 0)
+            stream, observe = current_stream(owner.device.number), self._observes(owner, query.shape[2])
         sinks = 0 if logits is None else logits.data_ptr()
         owner.step(self.index, ids, starts, query, key, value, out, scale, softcap, sinks, stream, observe)
 
+    def _observes(self, owner: TieredCache, tokens: int) -> bool:
+        """Whether somebody looks at what a call on a device does, which waits for it."""
+        every = owner.observe_every
+        return owner.gathers > 0 or (every > 0 and (tokens > 1 or self.seen % every == 0))
+
     def _store(
-        self, owner: TieredCache, key: torch.Tensor, value: torch.Tensor, starts: list[int], picks: list[torch.Tensor] | None
+        self,
+        owner: TieredCache,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        starts: list[int],
+        picks: list[torch.Tensor] | None,
+        scale: float,
     ) -> None:
-        """Appends rows on a device that nobody attends from."""
-        if value.dtype != key.dtype:
-            key, value = key.float(), value.float()
-        parts = [(owner.sequence_ids, starts, key, value)]
+        """Appends rows that torch attends to. While a model is learned, their first queries go through the cache too, which shows
+        them to learning; what comes of it is dropped."""
+        if not (query.dtype == key.dtype == value.dtype):
+            query, key, value = query.float(), key.float(), value.float()
+        parts = [(owner.sequence_ids, starts, query, key, value)]
         if picks is not None:
-            indices = [places.to(key.device) for places in picks]
-            parts = [
-                ([seq], [], key[row : row + 1].index_select(2, places), value[row : row + 1].index_select(2, places))
-                for row, (seq, places) in enumerate(zip(owner.sequence_ids, indices))
-            ]
-        for ids, first, keys, values in parts:
-            owner.step(self.index, ids, first, None, keys, values, None, 0.0, 0.0, 0, stream_of(keys), False)
+            parts = []
+            for row, (seq, places) in enumerate(zip(owner.sequence_ids, picks)):
+                places = places.to(key.device)
+                q, k, v = (rows[row : row + 1].index_select(2, places) for rows in (query, key, value))
+                parts.append(([seq], [], q, k, v))
+        for ids, first, queries, keys, values in parts:
+            stream = -1 if owner.device is None else current_stream(owner.device.number)
+            shown = shown_of(owner.gathers, len(owner.sequence_ids), keys.shape[2], first)
+            for start, end in pieces_of(shown, len(ids)):
+                q, k, v = (rows[:, :, start:end] for rows in (queries, keys, values))
+                out = torch.empty((len(ids), end - start, *q.shape[1::2]), dtype=torch.float32, device=q.device)
+                owner.step(self.index, ids, behind(first, start), q, k, v, out, scale, 0.0, 0, stream, True)
+            if shown < keys.shape[2]:
+                k, v = keys[:, :, shown:], values[:, :, shown:]
+                owner.step(self.index, ids, behind(first, shown), None, k, v, None, 0.0, 0.0, 0, stream, False)
 
     # --- what is refused
 

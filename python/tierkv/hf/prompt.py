@@ -14,10 +14,34 @@ from torch.nn.functional import scaled_dot_product_attention
 PIECE = 2048
 """Queries at a time where a window hides tokens: only the keys they can see are read."""
 
+SHOWN = 2048
+"""Tokens of a sequence whose queries learning is shown at least: the first 516 see nothing that an archive would have."""
+
+SHOWN_AT_ONCE = 4096
+"""Of all sequences, so that results that nobody wants take little room."""
+
 
 def is_plain(more: dict[str, Any]) -> bool:
     """Whether torch can do it: neither a softcap nor sinks."""
     return not more.get("softcap") and more.get("s_aux") is None
+
+
+def shown_of(wanted: int, batch: int, tokens: int, starts: list[int]) -> int:
+    """Of how many tokens of a prompt learning, which wants to see so many more, is shown the queries."""
+    if wanted == 0:
+        return 0
+    return min(tokens, max(starts, default=0) + max(-(-wanted // batch), SHOWN))
+
+
+def pieces_of(tokens: int, batch: int) -> list[tuple[int, int]]:
+    """These tokens in pieces, none of them too large for a batch."""
+    size = max(1, SHOWN_AT_ONCE // batch)
+    return [(start, min(start + size, tokens)) for start in range(0, tokens, size)]
+
+
+def behind(starts: list[int], first: int) -> list[int]:
+    """Where the tokens of each row start, counted from another one."""
+    return [max(0, start - first) for start in starts]
 
 
 def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None, window: int) -> torch.Tensor:
