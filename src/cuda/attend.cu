@@ -40,7 +40,7 @@ int launch_attend(const Launch& launch, const CtaFirsts& firsts, Path fast, cuda
   cudaError_t first_error = cudaSuccess;
   for_each_kernel(launch, fast, [&](const KernelRow* row, uint32_t ctas) {
     if (first_error != cudaSuccess) return;
-    first_error = row ? launch_kernel(address_of(*row), row->threads, row->shared_bytes, ctas, beside, launch, firsts, stream)
+    first_error = row ? launch_kernel(address_of(*row), row->threads, row->shared(launch), ctas, beside, launch, firsts, stream)
                       : cudaErrorInvalidValue;
     beside = true;
   });
@@ -60,7 +60,7 @@ int kernels_of(const Launch& launch, Path fast, AttendKernel (&out)[kAttendKerne
       error = cudaErrorInvalidValue;
       return;
     }
-    out[kernel_of(row->path)] = {address_of(*row), row->threads, row->shared_bytes, ctas};
+    out[kernel_of(row->path)] = {address_of(*row), row->threads, row->shared(launch), ctas};
   });
   return error;
 }

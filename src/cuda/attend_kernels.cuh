@@ -159,6 +159,8 @@ struct KernelRow {
   std::variant<void (*)(Launch), void (*)(Launch, CtaFirsts)> kernel;  // the second are the fast ones
   uint32_t threads, shared_bytes;
   bool tensor_paths;
+  uint32_t by_channel_bytes = 0;  // instead of shared_bytes, where no keys have scales by token; 0: the same
+  uint32_t shared(const Launch& launch) const { return by_channel_bytes && !launch.by_token ? by_channel_bytes : shared_bytes; }
 };
 
 // A new path is a file like packed.cuh, a line in fast_kernel() and a row here.
@@ -174,7 +176,8 @@ inline const KernelRow kPaths[] = {
     {Path::packed22, 8, 64, &fast_kernel<Path::packed22, 64>, kThreads, PackedShape<2, 2, 64>::kBytes, true},
     {Path::packed22, 8, 128, &fast_kernel<Path::packed22, 128>, kThreads, PackedShape<2, 2, 128>::kBytes, true},
     {Path::packed44, 8, 64, &fast_kernel<Path::packed44, 64>, kThreads, PackedShape<4, 4, 64>::kBytes, true},
-    {Path::packed44, 8, 128, &fast_kernel<Path::packed44, 128>, kThreads, PackedShape<4, 4, 128>::kBytes, true},
+    {Path::packed44, 8, 128, &fast_kernel<Path::packed44, 128>, kThreads, PackedShape<4, 4, 128>::kBytes, true,
+     PackedShape<4, 4, 128>::kKiviBytes},
     {Path::packed42, 8, 64, &fast_kernel<Path::packed42, 64>, kThreads, PackedShape<4, 2, 64>::kBytes, true},
     {Path::packed42, 8, 128, &fast_kernel<Path::packed42, 128>, kThreads, PackedShape<4, 2, 128>::kBytes, true},
     {Path::klt, 8, 64, &fast_kernel<Path::klt, 64>, kThreads, kKltBytes, true},

@@ -145,7 +145,8 @@ struct Launch {
   uint32_t general_ctas = 0, staged_ctas = 0;
   bool staged_last = false;
   bool only_beside = false;  // staged ones are all warm or plain: a kernel that has more room takes them
-  uint8_t unused[2] = {};
+  bool by_token = false;     // some blocks of the fast path have keys of one scale a token
+  uint8_t unused[1] = {};
 };
 static_assert(sizeof(Launch) == 168);
 

@@ -17,12 +17,12 @@ struct PackedShape {
   static constexpr uint32_t kKeySlot = kKeyCodes + 512, kValueSlot = kValueCodes + 512;
   // Warps at work. Memory is what kivi waits for, and fewer that end together do; tokens' scales of 4 bits want more of them.
   static constexpr uint32_t kKiviWarps = packed_warps(K, V, D), kRotWarps = K + V >= 8 && D > 64 ? 11 : kKiviWarps;
-  static constexpr uint32_t kMostWarps = kRotWarps > kKiviWarps ? kRotWarps : kKiviWarps;
   // Of a warp: copies of keys and values, weights, the values' grid, the tokens' scales.
   static constexpr uint32_t kWarp = kKeySlot + kValueSlot + kWeightBytes + kGridBytes + 512;
   static constexpr uint32_t kQuery =
       2 * kSteps * 64 * 4 + 128 + 8 * (D + 4) * 4;  // operands of the query, plain and raised; sums of its heads; rows
-  static constexpr uint32_t kBytes = kMostWarps * kWarp + kQuery;
+  static constexpr uint32_t kKiviBytes = kKiviWarps * kWarp + kQuery, kRotBytes = kRotWarps * kWarp + kQuery;
+  static constexpr uint32_t kBytes = kRotBytes > kKiviBytes ? kRotBytes : kKiviBytes;
 };
 
 // Two neighbouring halves each at `at`, `at + 4`, ...: the pairs (0, 2) and (1, 3) of every four, as operands have them.
@@ -131,7 +131,7 @@ TIERKV_DEVICE void attend_packed(const Launch& launch, const FastPiece& piece, W
     query[e] = warp < launch.group ? __ldg(from) * (launch.scale * kLog2E) : 0.0f;
   }
   if (warp < kWarps / 2) begin_packed<K, V, D, kByChannel>(launch, piece, copies, memory);
-  auto* plain = reinterpret_cast<uint32_t*>(memory + S::kMostWarps * S::kWarp);
+  auto* plain = reinterpret_cast<uint32_t*>(memory + kWarps * S::kWarp);
   uint32_t* raised = plain + S::kSteps * 64;
   auto* query_sums = reinterpret_cast<float*>(raised + S::kSteps * 64);
   WarpState<D> state;
