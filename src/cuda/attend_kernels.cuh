@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(TileShared<T>::kWarps * 32, 1) tiles_kernel(co
 }
 
 template <int T>
-inline constexpr bool kHasBeside = T == 4 || T == 8;
+inline constexpr bool kHasBeside = beside_takes(T * 16);
 template <int T>
 inline constexpr uint32_t kStagedBytes = kHasBeside<T> && sizeof(StagedShared<T>) < WarmShape<T * 16>::kBytes
                                              ? WarmShape<T * 16>::kBytes

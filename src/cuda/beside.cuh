@@ -7,12 +7,14 @@
 #pragma once
 
 #include "cuda/fast.cuh"
+#include "cuda/halves.cuh"
 #include "cuda/merge.cuh"
 
 namespace tierkv::cuda {
 
-inline constexpr uint32_t kBesideWarps = 4, kBesideThreads = kBesideWarps * 32;
-inline constexpr float kBesideUp = 12.0f;  // weights carry this power of two: halves have more below one than above
+inline constexpr uint32_t kBesideWarps = kPlainTiles, kBesideThreads = kBesideWarps * 32;
+// Weights carry a power of two: halves have more below one than above.
+inline constexpr float kBesideUp = 12.0f, kBesideDown = 1.0f / 4096.0f;
 
 // Shared memory, in bytes from its begin.
 template <uint32_t D>
@@ -71,17 +73,12 @@ TIERKV_DEVICE void end_beside(const Launch& launch, const SegmentDesc& segment, 
   using S = BesideShape<D>;
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   auto* const values = reinterpret_cast<float*>(memory + S::kSlots);
-  const uint32_t tops = shared_address(memory + S::kTops), totals = shared_address(memory + S::kHeads);
-  float both[4] = {state.total0, state.total1, state.offset0, state.offset1};
-#pragma unroll
-  for (int d = 4; d < 32; d *= 2) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) both[i] += __shfl_xor_sync(~0u, both[i], d);
-  }
+  const uint32_t totals = shared_address(memory + S::kTops), offsets = shared_address(memory + S::kHeads);
+  const float2 total = over_rows(state.total0, state.total1), offset = over_rows(state.offset0, state.offset1);
   __syncthreads();  // all are done with what lay here
   if (lane < 4) {
-    store2(tops + warp * 32 + t * 8, __float_as_uint(both[0]), __float_as_uint(both[1]));
-    store2(totals + warp * 32 + t * 8, __float_as_uint(both[2]), __float_as_uint(both[3]));
+    store2(totals + warp * 32 + t * 8, __float_as_uint(total.x), __float_as_uint(total.y));
+    store2(offsets + warp * 32 + t * 8, __float_as_uint(offset.x), __float_as_uint(offset.y));
   }
   auto* const ends = values + S::kSplit * 8 * S::kRow;  // the maxima
   if (warp == 0 && lane < 4) ends[2 * t] = state.top0, ends[2 * t + 1] = state.top1;
@@ -94,23 +91,22 @@ TIERKV_DEVICE void end_beside(const Launch& launch, const SegmentDesc& segment, 
   __syncthreads();
 #pragma unroll 1
   for (uint32_t head = warp; head < 8 && first_head + head < launch.group; head += kBesideWarps) {
-    float x[4] = {}, total = 0.0f, offset = 0.0f;
+    float x[4] = {}, weights = 0.0f, base = 0.0f;
 #pragma unroll
     for (uint32_t w = 0; w < kBesideWarps; ++w)
-      total += load1f(tops + w * 32 + head * 4), offset += load1f(totals + w * 32 + head * 4);
+      weights += load1f(totals + w * 32 + head * 4), base += load1f(offsets + w * 32 + head * 4);
 #pragma unroll
     for (uint32_t split = 0; split < S::kSplit; ++split) {
       const float4 y = *reinterpret_cast<const float4*>(values + (split * 8 + head) * S::kRow + part_of_row<D>() * 4);
       x[0] += y.x, x[1] += y.y, x[2] += y.z, x[3] += y.w;
     }
-    constexpr float kDown = 1.0f / 4096.0f;  // 2^-kBesideUp
 #pragma unroll
-    for (int e = 0; e < 4; ++e) x[e] = (x[e] + offset) * kDown;
+    for (int e = 0; e < 4; ++e) x[e] = (x[e] + base) * kBesideDown;
     if (hadamard) turn_frame<D>(x, false);
     const size_t to = static_cast<size_t>(segment.partial) * launch.group + first_head + head;
     if (lane < D / 4) reinterpret_cast<float4*>(launch.partial_out + to * D)[lane] = {x[0], x[1], x[2], x[3]};
     const float top = ends[head];
-    if (lane == 0) launch.partial_top[to] = top <= -1e30f ? -INFINITY : top, launch.partial_sum[to] = total * kDown;
+    if (lane == 0) launch.partial_top[to] = top <= -1e30f ? -INFINITY : top, launch.partial_sum[to] = weights * kBesideDown;
   }
 }
 

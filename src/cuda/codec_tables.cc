@@ -53,12 +53,9 @@ Status CodecTables::copy_tables(CodecDesc& desc) {
 
 Result<const CodecDesc*> CodecTables::there() {
   if (device_.size() > room_) {  // calls that are on their way read the one before
-    const size_t room = std::max<size_t>(16, 2 * device_.size()), bytes = room * sizeof(CodecDesc);
-    memory_.reserve(memory_.size() + 1);
-    TIERKV_ASSIGN_OR_RETURN(uint8_t* const fresh, machine_.allocate(bytes));
-    memory_.push_back(fresh);
-    bytes_ += bytes;
-    list_ = fresh, room_ = room, listed_ = 0;
+    const size_t room = std::max<size_t>(16, 2 * device_.size());
+    TIERKV_ASSIGN_OR_RETURN(list_, allocate(room * sizeof(CodecDesc)));
+    room_ = room, listed_ = 0;
   }
   if (listed_ != device_.size()) {
     const size_t fresh = (device_.size() - listed_) * sizeof(CodecDesc);
@@ -68,14 +65,19 @@ Result<const CodecDesc*> CodecTables::there() {
   return reinterpret_cast<const CodecDesc*>(list_);
 }
 
-Result<const uint8_t*> CodecTables::copied(const void* from, size_t bytes) {
-  if (bytes == 0) return static_cast<const uint8_t*>(nullptr);
-  if (const auto found = copies_.find(from); found != copies_.end()) return found->second;
+Result<uint8_t*> CodecTables::allocate(size_t bytes) {
   memory_.reserve(memory_.size() + 1);
   TIERKV_ASSIGN_OR_RETURN(uint8_t* const there, machine_.allocate(bytes));
   memory_.push_back(there);
-  TIERKV_RETURN_IF_ERROR(machine_.send(there, from, bytes));
   bytes_ += bytes;
+  return there;
+}
+
+Result<const uint8_t*> CodecTables::copied(const void* from, size_t bytes) {
+  if (bytes == 0) return static_cast<const uint8_t*>(nullptr);
+  if (const auto found = copies_.find(from); found != copies_.end()) return found->second;
+  TIERKV_ASSIGN_OR_RETURN(uint8_t* const there, allocate(bytes));
+  TIERKV_RETURN_IF_ERROR(machine_.send(there, from, bytes));
   copies_.emplace(from, there);
   return static_cast<const uint8_t*>(there);
 }

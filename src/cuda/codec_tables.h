@@ -29,6 +29,7 @@ class CodecTables {
 
  private:
   Status copy_tables(CodecDesc& desc);
+  Result<uint8_t*> allocate(size_t bytes);  // of the device, until this goes
   // The device's copy of host memory that never changes.
   Result<const uint8_t*> copied(const void* from, size_t bytes);
 

@@ -49,6 +49,7 @@ inline constexpr uint32_t kStagedRoom = 4, kStagedWideRoom = 2, kStagedRows = 64
 // Tokens of a block that the warm path takes; tiles of 16 rows that the plain one takes at a time; thread blocks of theirs that a
 // multiprocessor has room for, where none is staged.
 inline constexpr uint32_t kWarmTokens = 64, kPlainTiles = 4, kBesideRoom = 6;
+inline constexpr bool beside_takes(uint32_t head_dim) { return head_dim == 64 || head_dim == 128; }  // both of them
 
 struct CodecDesc {
   quant::SideLayout key, value;               // pointers of the memory that the reader reads

@@ -42,16 +42,21 @@ TIERKV_DEVICE float2 over_rows(float a, float b) {
   return {a, b};
 }
 
-inline constexpr float kRowPatience = 4.0f;  // weights may grow to 2^4 before sums are rescaled
-
-// Scores of two rows and two heads become weights against the running maximum, in powers of two. `low`, `high`: the row is seen.
-template <class State>
-TIERKV_DEVICE void weigh_rows(const Launch& launch, bool low, bool high, State& state, float (&s)[4]) {
+// A softcap, and what is not seen: scores of two rows and two heads. `low`, `high`: the row is seen.
+TIERKV_DEVICE void cap_scores(const Launch& launch, bool low, bool high, float (&s)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     if (launch.softcap > 0.0f) s[i] = launch.softcap * kLog2E * tanhf(s[i] / (launch.softcap * kLog2E));
     if (!(i < 2 ? low : high)) s[i] = -INFINITY;
   }
+}
+
+inline constexpr float kRowPatience = 4.0f;  // weights may grow to 2^4 before sums are rescaled
+
+// Scores of two rows and two heads become weights against the running maximum, in powers of two. `low`, `high`: the row is seen.
+template <class State>
+TIERKV_DEVICE void weigh_rows(const Launch& launch, bool low, bool high, State& state, float (&s)[4]) {
+  cap_scores(launch, low, high, s);
   float x0 = fmaxf(s[0], s[2]), x1 = fmaxf(s[1], s[3]);
   if (__any_sync(~0u, x0 > state.top0 + kRowPatience || x1 > state.top1 + kRowPatience)) {
 #pragma unroll

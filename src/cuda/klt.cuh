@@ -374,7 +374,7 @@ TIERKV_DEVICE void load_klt_tables(const Launch& launch, const SegmentDesc& segm
     copy_more(shared_address(basis), rows, bytes, once.barrier);
     copy_more(shared_address(table), entries, kEntries, once.barrier);
   }
-  if (warp < 3) {
+  if (warp < (kWhole ? 2 : 3)) {  // klt_whole.cuh has positions in the last one's place
     const uint32_t position = warp == 0   ? launch.views[segment.first_view].first_position
                               : warp == 1 ? kTileRows
                                           : pass * kTileRows;

@@ -18,7 +18,6 @@ namespace tierkv::cuda {
 struct KltWholeShape {
   static constexpr uint32_t kWeights = kTileRows * 4 * 2, kGrid = 2 * kTileRows * 4;  // of 4 heads; scales and offsets as floats
   static constexpr uint32_t kLines = kWeights + kGrid;
-  static constexpr uint32_t kUnits = 32;  // of the heads' factors, and their inverses
   static constexpr uint32_t kAhead = 32;  // of a warp, where klt.cuh keeps kOnePass: positions of its next pair of blocks
 };
 

@@ -77,7 +77,7 @@ bool takes_warm(const CodecDesc& codec, uint32_t group) {
 
 bool takes_plain(const CodecDesc& codec) {
   const auto halves = [](const SideLayout& side) {
-    return side.kind == LayoutKind::rows16 && !side.bf16 && (side.head_dim == 64 || side.head_dim == 128);
+    return side.kind == LayoutKind::rows16 && !side.bf16 && beside_takes(side.head_dim);
   };
   return halves(codec.key) && halves(codec.value) && codec.key_better + codec.value_better == 0;
 }

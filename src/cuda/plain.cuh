@@ -8,7 +8,6 @@
 #pragma once
 
 #include "cuda/beside.cuh"
-#include "cuda/halves.cuh"
 
 namespace tierkv::cuda {
 
@@ -55,13 +54,9 @@ TIERKV_DEVICE void plain_scores(const Launch& launch, const ViewDesc& view, uint
     multiply(s, u.z, v.z, u.w, v.w, b.x, b.y);
     multiply(rest, u.z, v.z, u.w, v.w, d.x, d.y);
   }
-  const bool sees[2] = {sees_row(launch, view, first + 2 * g), sees_row(launch, view, first + 2 * g + 1)};
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    s[i] += rest[i];
-    if (launch.softcap > 0.0f) s[i] = launch.softcap * kLog2E * tanhf(s[i] / (launch.softcap * kLog2E));
-    if (!sees[i / 2]) s[i] = -INFINITY;
-  }
+  for (int i = 0; i < 4; ++i) s[i] += rest[i];
+  cap_scores(launch, sees_row(launch, view, first + 2 * g), sees_row(launch, view, first + 2 * g + 1), s);
 }
 
 // Where a tile's values are, for all warps: the first row's place in far memory, and how many rows follow it.

@@ -101,11 +101,11 @@ class Planner {
     plan_.chunk_rows = tiles <= warps / 4 ? 16 : tiles <= 2 * warps ? 32 : 64;
     cut_views_ = staged <= kStagedOnce * staged_room();
   }
-  // Thread blocks of the staged path that a multiprocessor, and a device, has room for at once.
+  // Thread blocks of the staged path that a multiprocessor has room for at once, and those multiprocessors that take part.
   uint32_t room_each() const {
     return plan_.only_beside ? kBesideRoom : input_.params.head_dim > 128 ? kStagedWideRoom : kStagedRoom;
   }
-  uint64_t staged_room() const { return uint64_t{std::max(1u, input_.ctas)} * room_each(); }
+  uint64_t staged_room() const { return uint64_t{plan_.staged_last ? kSpare : std::max(1u, input_.ctas)} * room_each(); }
   // Of a settled run without the launch's fast path, as of its codec.
   std::optional<Frame> frame_of(const SettledRun& run) const {
     return run.path == Path::general ? std::nullopt : staged_frame(input_.codecs[run.codec]);
@@ -261,7 +261,7 @@ class Planner {
 
   // General thread blocks, then staged ones, a piece each, then fast ones.
   void add_segments() {
-    plan_.only_beside = (input_.params.head_dim == 64 || input_.params.head_dim == 128) &&
+    plan_.only_beside = beside_takes(input_.params.head_dim) &&
                         std::none_of(runs_.begin(), runs_.end(), [](const Run& run) { return run.path == Path::staged; });
     plan_.by_token = std::any_of(runs_.begin(), runs_.end(), [&](const Run& run) {
       return run.path == plan_.fast && !input_.codecs[run.codec].key.by_channel;
@@ -271,8 +271,7 @@ class Planner {
     Sharing fresh;
     const uint32_t dim = input_.params.head_dim;
     const Sharing& sharing = share_out(runs_, {most, plan_.chunk_rows, plan_.fast, input_.group, dim, input_.sharings}, fresh);
-    const uint64_t room = uint64_t{plan_.staged_last ? kSpare : std::max(1u, input_.ctas)} * room_each();
-    const std::vector<Piece> staged = staged_pieces(runs_, plan_.views.data(), room, warm_piece());
+    const std::vector<Piece> staged = staged_pieces(runs_, plan_.views.data(), staged_room(), warm_piece());
     count_partials(sharing.pieces, staged);
     end_cta();
     for (uint32_t b = 0; b < sharing.general; ++b) add_cta(sharing.pieces, sharing.bins[b]);

@@ -1,6 +1,6 @@
-// staged.cuh — the path of warm and hot rows, and of everything without a faster one: a warp unpacks 16 rows at a time into shared
-// memory as halves, where tensor cores read them. Rows of 16-bit floats and packed codes of one scale a row or a channel, any run
-// of rows, any group. Compute capability 8.0.
+// staged.cuh — the path of rows without a faster one, bf16 ones and other warm codecs among them: a warp unpacks 16 rows at a time
+// into shared memory as halves, where tensor cores read them. Rows of 16-bit floats and packed codes of one scale a row or a
+// channel, any run of rows, any group. Compute capability 8.0.
 //
 // Scores:  S = K·Q^T, 16 rows and 8 heads a warp; the query is two halves a number, so that only the rows are rounded. A code as
 //          it is is a half: 2^-24 of its value. Scales of tokens meet finished scores and weights, scales of channels the query.
