@@ -62,6 +62,12 @@ struct World {
   StatusCode attend(uint32_t queries, const AttentionOptions& options) {
     return cache->attention(seq, 0, RowsView::f32(rows.data(), queries, kHeads, kDim), out.data(), options).code();
   }
+  StatusCode step() {
+    const RowsView row = RowsView::f32(rows.data(), 1, kKvHeads, kDim);
+    AppendItem append{seq, row, row, {}};
+    AttentionItem ask{seq, RowsView::f32(rows.data(), 1, kHeads, kDim), out.data(), -1, nullptr, {}, DType::bf16};
+    return cache->step(0, {&append, 1}, {&ask, 1}).code();
+  }
 };
 
 using Do = std::function<StatusCode(World&)>;
@@ -255,6 +261,8 @@ TEST(MemoryFaults, Attention) {
   AttentionOptions plain;
   check("attention of one query", kTiers, 300, [=](World& w) { return w.attend(1, plain); });
   check("attention of many queries", kTiers, 300, [=](World& w) { return w.attend(40, plain); });
+  // Rows that are in stay in.
+  check("a step", kTiers, 300, [](World& w) { return w.step(); }, {.digest = false});
   for (const uint32_t queries : {1u, 40u}) {
     check("attention that says which rows are kept better", kBetterRows, 300, [=](World& w) { return w.attend(queries, plain); });
   }

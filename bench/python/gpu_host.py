@@ -74,15 +74,16 @@ def one_by_one(cache: TieredCache, batch: int, repeats: int, dtype: torch.dtype)
 
     other = torch.zeros(8 << 20, dtype=torch.uint8, device="cpu")
     query, key, value = rows(shape.num_heads), rows(shape.num_kv_heads), rows(shape.num_kv_heads)
-    out = torch.empty((batch, 1, shape.num_heads, shape.head_dim), device=device)
+    size = (batch, 1, shape.num_heads, shape.head_dim)
+    out, floats = (torch.empty(size, device=device, dtype=kind) for kind in (dtype, torch.float32))
     ids, queries = cache.sequence_ids, [query[row].transpose(0, 1) for row in range(batch)]
-    outs, firsts, masses = list(out), [-1] * batch, [None] * batch
+    outs, firsts, masses = list(floats), [-1] * batch, [None] * batch
     calls = {
         "step, append and attention": lambda: core.step(0, ids, [], query, key, value, out, 0.0, 0.0, 0, stream, False),
         "step, append alone": lambda: core.step(0, ids, [], None, key, value, None, 0.0, 0.0, 0, stream, False),
         "attention alone": lambda: core.attention_many(0, ids, queries, outs, firsts, masses, True, 0.0, 0.0, None, False, stream),
-        "torch.empty of results": lambda: torch.empty((batch, 1, shape.num_heads, shape.head_dim), device=device),
-        "results to the model's type": lambda: out.to(dtype),
+        "step, results in float32": lambda: core.step(0, ids, [], query, key, value, floats, 0.0, 0.0, 0, stream, False),
+        "results of all layers, made": lambda: query.new_empty((shape.num_layers, *size)).unbind(),
         "the current stream": lambda: torch.cuda.current_stream(device).cuda_stream,
         "learning()": cache.tiered.learning,
     }

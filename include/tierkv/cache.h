@@ -83,10 +83,11 @@ struct AttentionOptions {
 struct AttentionItem {
   SeqId seq = 0;
   RowsView queries;
-  float* out = nullptr;         // [tokens][query heads][head_dim], f32, in the memory that the queries are in
+  float* out = nullptr;         // [tokens][query heads][head_dim] of out_type, in the memory that the queries are in
   int64_t first_position = -1;  // as AttentionOptions::first_position
   MassReport* mass = nullptr;   // as AttentionOptions::mass
   Status status = {};           // written by the call
+  DType out_type = DType::f32;  // 16-bit results are rounded to the nearest; the address of their first is cast to float*
 };
 
 // One sequence's part in an append call over many.
@@ -197,6 +198,10 @@ class AdaptiveKVCache {
   // Queries are all in the same memory, a device's all after the same stream; invalid_argument otherwise.
   // Threads: the sequences are locked for the whole call, in the order of their ids, so two such calls cannot deadlock.
   Status attention(uint32_t layer, std::span<AttentionItem> items, const AttentionOptions& options = {});
+  // append_many() of `rows` and then, when all of them are in, attention() of `items`: one layer of one step of decoding. The same
+  // as the two calls, but that a device is asked for both together, which takes the caller less time. Where rows are refused
+  // nothing is attended to, and items have the status of the first that was; where attention is, the rows are in.
+  Status step(uint32_t layer, std::span<AppendItem> rows, std::span<AttentionItem> items, const AttentionOptions& options = {});
   // Rows at positions, as the cache would use them; keys and values are [positions][kv heads][head_dim], either may be null.
   Status get(SeqId seq, uint32_t layer, std::span<const uint32_t> positions, float* keys, float* values) const;
   // Forgets every position >= length in every layer.

@@ -12,16 +12,17 @@
 namespace tierkv::python {
 namespace {
 
+size_t element_bytes(DType type) { return type == DType::f32 ? 4 : 2; }
+
 struct BatchRows {
   Tensor tensor;
   MemoryPlace place = MemoryPlace::host;
   void* stream = nullptr;
 
   RowsView row(size_t b, uint32_t first, uint32_t count) const {
-    const int64_t size = tensor.type == DType::f32 ? 4 : 2;
     const int64_t offset = static_cast<int64_t>(b) * tensor.strides[0] + static_cast<int64_t>(first) * tensor.strides[2];
-    RowsView view{tensor.data + offset * size, tensor.type, count, static_cast<uint32_t>(tensor.shape[1]),
-                  static_cast<uint32_t>(tensor.shape[3])};
+    RowsView view{tensor.data + offset * static_cast<int64_t>(element_bytes(tensor.type)), tensor.type, count,
+                  static_cast<uint32_t>(tensor.shape[1]), static_cast<uint32_t>(tensor.shape[3])};
     view.token_stride = tensor.strides[2];
     view.head_stride = tensor.strides[1];
     view.place = place;
@@ -43,14 +44,15 @@ uint32_t chunk_of(const CacheConfig& config, uint32_t layer) {
 constexpr uint32_t kStored = 2048;
 
 // Row b of the batch is the sequence seqs[b] and starts at token starts[b]: what is before it is padding, and left alone in `out`.
-// Appends and attends; out is [batch][tokens][query heads][head_dim], float32. Without room for results it only appends.
+// Appends and attends; out is [batch][tokens][query heads][head_dim] of its type. Without room for results it only appends.
 Status serve(AdaptiveKVCache& cache, uint32_t layer, const std::vector<SeqId>& seqs, const std::vector<uint32_t>& starts,
-             uint32_t tokens, const BatchRows& keys, const BatchRows& values, const BatchRows& queries, float* out,
+             uint32_t tokens, const BatchRows& keys, const BatchRows& values, const BatchRows& queries, char* out, DType out_type,
              const AttentionOptions& options) {
   const uint32_t chunk = tokens == 1 ? 1 : out == nullptr ? kStored : chunk_of(cache.config(), layer);
-  const size_t row_size = static_cast<size_t>(queries.tensor.shape[1] * queries.tensor.shape[3]);
+  const size_t row_bytes = static_cast<size_t>(queries.tensor.shape[1] * queries.tensor.shape[3]) * element_bytes(out_type);
   std::vector<AppendItem> rows;
   std::vector<AttentionItem> items;
+  rows.reserve(seqs.size()), items.reserve(seqs.size());
   for (uint64_t done = 0; done < tokens; done += chunk) {
     rows.clear();
     items.clear();
@@ -60,12 +62,11 @@ Status serve(AdaptiveKVCache& cache, uint32_t layer, const std::vector<SeqId>& s
       const auto from = static_cast<uint32_t>(first), count = std::min(chunk, tokens - from);
       rows.push_back({seqs[b], keys.row(b, from, count), values.row(b, from, count), {}});
       if (out == nullptr) continue;
-      items.push_back({seqs[b], queries.row(b, from, count), out + (b * tokens + from) * row_size, -1, nullptr, {}});
+      auto* const to = reinterpret_cast<float*>(out + (b * tokens + from) * row_bytes);
+      items.push_back({seqs[b], queries.row(b, from, count), to, -1, nullptr, {}, out_type});
     }
     if (rows.empty()) break;
-    if (Status status = cache.append_many(layer, rows); !status.ok()) return status;
-    if (out == nullptr) continue;
-    if (Status status = cache.attention(layer, items, options); !status.ok()) return status;
+    if (Status status = out ? cache.step(layer, rows, items, options) : cache.append_many(layer, rows); !status.ok()) return status;
   }
   return {};
 }
@@ -114,22 +115,24 @@ void step(const Handle& self, uint32_t layer, const std::vector<SeqId>& seqs, co
   const BatchRows keys = call.rows(std::move(given), "keys", config.num_kv_heads, tokens);
   const BatchRows values = call.rows(tensor_of(value, "values"), "values", config.num_kv_heads, tokens);
   BatchRows queries;
-  float* results = nullptr;
+  char* results = nullptr;
+  DType out_type = DType::f32;
   if (!out.is_none()) {
     const uint32_t heads = config.query_heads();
     queries = call.rows(tensor_of(query, "queries"), "queries", heads, tokens);
     const Tensor room =
         call.checked(tensor_of(out, "out"), "out", {static_cast<int64_t>(seqs.size()), tokens, heads, config.head_dim});
-    if (room.type != DType::f32 || room.copy.is_valid() || !room.dense()) call.refuse(room, "out", "float32 and contiguous");
-    results = reinterpret_cast<float*>(const_cast<char*>(room.data));
+    if (room.copy.is_valid() || !room.dense()) call.refuse(room, "out", "contiguous");
+    results = const_cast<char*>(room.data), out_type = room.type;
   }
   AttentionOptions options;
   options.scale = scale;
   options.softcap = softcap;
   options.sink_logits = reinterpret_cast<const float*>(sinks);
   options.observe = observe;
-  check(without_gil(
-      [&] { return serve(*cache, layer, seqs, starts, static_cast<uint32_t>(tokens), keys, values, queries, results, options); }));
+  check(without_gil([&] {
+    return serve(*cache, layer, seqs, starts, static_cast<uint32_t>(tokens), keys, values, queries, results, out_type, options);
+  }));
 }
 
 }  // namespace

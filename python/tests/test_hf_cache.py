@@ -208,6 +208,19 @@ def test_rows_that_change_their_type_or_shape_are_refused_and_nothing_is_lost():
         read(model, prompt(1), cache)
 
 
+def test_results_of_all_layers_are_of_the_models_type_and_stay():
+    model = make("llama").to(torch.bfloat16)
+    cache, kept = tiered(model), []
+    read(model, prompt(9), cache)
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.register_forward_pre_hook(lambda _, given: kept.append((given[0], given[0].clone())))
+    for _ in range(3):
+        read(model, prompt(1), cache)
+    assert len(kept) == 3 * len(cache.layers) and all(was.dtype is torch.bfloat16 for was, _ in kept)
+    assert len({was.data_ptr() for was, _ in kept}) == len(kept), "each has memory of its own"
+    assert all(torch.equal(was, copied) for was, copied in kept)
+
+
 def test_a_model_with_another_attention_is_told_to_use_ours():
     model, ids = make("llama"), prompt(10)
     cache = tiered(model)

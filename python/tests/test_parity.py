@@ -14,8 +14,9 @@ HEADERS = ROOT / "include" / "tierkv"
 
 # C++ names whose twin has another name or form, and why.
 CACHE_TWINS = {"create": "__init__"}  # a constructor makes it
-# A device's own: tierkv.cuda.attach and detach call two of them, tierkv/cuda.h the third.
-CPP_ALONE = {"attend_with", "attend_here", "record_step"}
+# A device's own: tierkv.cuda.attach and detach call two of them, tierkv/cuda.h the third. And what tierkv.hf calls for every layer,
+# on a batch of torch tensors: _core.Cache.step.
+CPP_ALONE = {"attend_with", "attend_here", "record_step", "step"}
 FUNCTION_TWINS = {
     "validate": "CacheConfig.validate",
     "wants_calibration": "CacheConfig.wants_calibration",

@@ -59,6 +59,16 @@ def test_channels_that_do_not_lie_side_by_side_are_copied(cache, kind):
     torch.testing.assert_close(got, expected, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+@pytest.mark.parametrize("tokens", [1, 70])
+def test_results_are_of_the_type_that_they_have_room_in(cache, name, tokens):
+    query, key = batch_of(HEADS, tokens, 0), batch_of(KV_HEADS, tokens, 9)
+    exact = step(cache, [fill(cache, 5), fill(cache, 5)], query, key, key)
+    room = torch.empty(exact.shape, dtype=getattr(torch, name))
+    got = step(cache, [fill(cache, 5), fill(cache, 5)], query, key, key, room)
+    torch.testing.assert_close(got, exact.to(room.dtype), rtol=0, atol=0)
+
+
 def test_padding_is_left_alone(cache):
     query, key = batch_of(HEADS, 4, 0), batch_of(KV_HEADS, 4, 9)
     ids = [cache.add_sequence(), cache.add_sequence()]
@@ -83,9 +93,9 @@ def test_a_step_that_is_refused_changes_nothing(cache):
         r"queries: float32 \[2, 2, 3, 64\] must be \[2, 4, 3, 64\]": (key, key, key),
         "keys: .*3 dimensions": (query, key[0], key[0]),
         "values: the tensor is not float32, float16 or bfloat16": (query, key, key.double()),
-        "out.* must be float32 and contiguous": (query, key, key, torch.empty(2, 3, HEADS, DIM, dtype=torch.float16)),
-        "out.* must be float32 and contig": (query, key, key, wide[..., ::2]),
-        "out.* must be float32 and conti": (query, key, key, wide[..., :DIM]),
+        "out: the tensor is not float32, float16 or bfloat16": (query, key, key, torch.empty(2, 3, HEADS, DIM).double()),
+        "out.* must be contiguous": (query, key, key, wide[..., ::2]),
+        "out.* must be contig": (query, key, key, wide[..., :DIM]),
         "one|start for each": (query, key, key, None, 0, [1]),
     }.items():
         with pytest.raises(tierkv.InvalidArgument, match=sentence):

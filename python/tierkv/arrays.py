@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -36,12 +37,17 @@ def empty_like_rows(array: Array, shape: tuple[int, ...]) -> Array:
     return np.empty(shape, dtype=np.float32)
 
 
+def stream_reader() -> Callable[[int], int]:
+    """A function that says torch's current stream on a CUDA device: a step asks once a layer. Without an object for the stream,
+    where torch has that."""
+    torch = sys.modules["torch"]
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return raw if raw is not None else lambda device: int(torch.cuda.current_stream(device).cuda_stream)
+
+
 def current_stream(device: int) -> int:
     """torch's current stream on a CUDA device."""
-    torch = sys.modules["torch"]
-    # Without an object for it, where torch has that: a step asks once a layer.
-    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-    return int(raw(device) if raw is not None else torch.cuda.current_stream(device).cuda_stream)
+    return stream_reader()(device)
 
 
 def stream_of(array: Array) -> int:

@@ -38,11 +38,11 @@ AttendWork mass_alone(const AttendWork& done, std::vector<HeadMass> wanted, cons
 Result<std::shared_ptr<const void>> Backend::bring(std::span<RowsView>) const {
   return error(StatusCode::unsupported, "this cache works in host memory");
 }
-Status Backend::put(const float*, size_t, float*, void*) const {
+Status Backend::put(const void*, size_t, void*, void*) const {
   return error(StatusCode::unsupported, "this cache works in host memory");
 }
 
-Result<std::shared_ptr<const Arrival>> Backend::take(std::span<TakeWork>) const { return std::shared_ptr<const Arrival>(); }
+Result<std::shared_ptr<const Arrival>> Backend::take(std::span<TakeWork>, bool) const { return std::shared_ptr<const Arrival>(); }
 
 Result<std::unique_ptr<StepCalls>> Backend::record() const {
   return error(StatusCode::unsupported, "this cache works on the processor, which has no graphs");

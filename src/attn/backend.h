@@ -111,6 +111,7 @@ struct AttendWork {
   // [queries][query heads][head_dim], in the queries' place; null: the mass alone is wanted (params.weigh_only). In a device's
   // memory it is valid for work that comes after on the queries' stream, and what goes wrong there is said by a later call.
   float* out = nullptr;
+  DType out_type = DType::f32;         // of what `out` is the address of; in host memory always this one
   float* lse = nullptr;                // [queries][query heads]: the log of the sum of e^score (attention.h), or null
   const float* sink_logits = nullptr;  // one per query head, or null
   std::vector<HeadMass> mass;          // one per KV head, or none
@@ -180,12 +181,15 @@ class Backend {
   // [tokens][heads][head_dim] of the same type, which are there for as long as what is returned. REQUIRES: accepted, and of one
   // head_dim.
   virtual Result<std::shared_ptr<const void>> bring(std::span<RowsView> rows) const;
-  // And back: `count` floats of host memory to `to`, in a device's, for work that comes after on the stream `ready`.
-  virtual Status put(const float* from, size_t count, float* to, void* ready) const;
+  // And back: bytes of host memory to `to`, in a device's, for work that comes after on the stream `ready`.
+  virtual Status put(const void* from, size_t bytes, void* to, void* ready) const;
 
   // Takes rows without waiting for them: all that it can, and says which. What is returned is of all that were taken, and keeps
   // their memory; null: none was. Refused, nothing was taken. REQUIRES: accepted, all ready after the same work.
-  virtual Result<std::shared_ptr<const Arrival>> take(std::span<TakeWork> works) const;
+  // `attended`: attend() of queries on the same stream comes next, or at least settle() does: what is left to ask for may go with
+  // it, and who waits for the rows meanwhile asks for it. What fails then is said when the rows arrive.
+  virtual Result<std::shared_ptr<const Arrival>> take(std::span<TakeWork> works, bool attended = false) const;
+  virtual void settle() const noexcept {}
 
   // A recording of a step. unsupported: the backend has no graphs. What is returned is of this backend, which outlives it.
   virtual Result<std::unique_ptr<StepCalls>> record() const;

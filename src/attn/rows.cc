@@ -32,4 +32,12 @@ void widen_halves(const uint16_t* from, bool bf16, uint32_t count, float* out) {
   for (uint32_t i = 0; i < count; ++i) out[i] = bf16 ? bf16_to_f32(from[i]) : f16_to_f32(from[i]);
 }
 
+void narrow(const float* from, size_t count, DType type, void* to) {
+  auto* const bytes = static_cast<unsigned char*>(to);
+  for (size_t i = 0; i < count; ++i) {
+    const uint16_t half = type == DType::bf16 ? f32_to_bf16(from[i]) : f32_to_f16(from[i]);
+    std::memcpy(bytes + i * sizeof half, &half, sizeof half);
+  }
+}
+
 }  // namespace tierkv::attn

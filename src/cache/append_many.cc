@@ -143,7 +143,7 @@ Status check_distinct(std::span<const AppendItem> items) {
 }  // namespace
 
 // Those of a device's memory are taken there, or come down together.
-Status append_all(AdaptiveKVCache::Impl& impl, uint32_t layer, std::span<AppendItem> items) {
+Status append_all(AdaptiveKVCache::Impl& impl, uint32_t layer, std::span<AppendItem> items, bool attended) {
   std::vector<AppendItem*> fine;
   for (AppendItem& item : items) {
     item.status = check_rows(impl, item);
@@ -160,7 +160,7 @@ Status append_all(AdaptiveKVCache::Impl& impl, uint32_t layer, std::span<AppendI
   rows.reserve(2 * fine.size());
   here.reserve(fine.size());
   const bool there = first.place != MemoryPlace::host;
-  if (there) append_there(impl, layer, fine);
+  if (there) append_there(impl, layer, fine, attended);
   for (const AppendItem* item : fine) rows.push_back(item->keys), rows.push_back(item->values);
   Result<std::shared_ptr<const void>> brought = std::shared_ptr<const void>();
   if (there && !fine.empty()) brought = impl.env.backend->bring(rows);
@@ -180,24 +180,46 @@ Status append_all(AdaptiveKVCache::Impl& impl, uint32_t layer, std::span<AppendI
   return {};
 }
 
-}  // namespace cache
+namespace {
 
-Status AdaptiveKVCache::append_many(uint32_t layer, std::span<AppendItem> items) {
+Status append_items(AdaptiveKVCache::Impl& impl, uint32_t layer, std::span<AppendItem> items, bool attended) {
   bool recorded = false;
   const Status whole = guarded("append rows", [&]() -> Status {
-    TIERKV_RETURN_IF_ERROR(impl_->check_layer(layer));
-    TIERKV_RETURN_IF_ERROR(cache::check_distinct(items));
-    if (const auto said = cache::record_append(*impl_, layer, items)) {
+    TIERKV_RETURN_IF_ERROR(impl.check_layer(layer));
+    TIERKV_RETURN_IF_ERROR(check_distinct(items));
+    if (const auto said = record_append(impl, layer, items)) {
       recorded = true;
       return *said;
     }
-    return cache::append_all(*impl_, layer, items);
+    return append_all(impl, layer, items, attended);
   });
   if (!whole.ok() || recorded) {
     for (AppendItem& item : items) item.status = whole;
   }
   for (const AppendItem& item : items) TIERKV_RETURN_IF_ERROR(item.status);
   return {};
+}
+
+// What a backend still has to ask for when a step ends, whatever came of it.
+struct Settling {
+  const attn::Backend& backend;
+  ~Settling() { backend.settle(); }
+};
+
+}  // namespace
+}  // namespace cache
+
+Status AdaptiveKVCache::append_many(uint32_t layer, std::span<AppendItem> items) {
+  return cache::append_items(*impl_, layer, items, false);
+}
+
+Status AdaptiveKVCache::step(uint32_t layer, std::span<AppendItem> rows, std::span<AttentionItem> items,
+                             const AttentionOptions& options) {
+  const cache::Settling settling{*impl_->env.backend};
+  const Status appended = cache::append_items(*impl_, layer, rows, true);
+  if (appended.ok()) return attention(layer, items, options);
+  for (AttentionItem& item : items) item.status = appended;
+  return appended;
 }
 
 }  // namespace tierkv

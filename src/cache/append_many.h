@@ -21,10 +21,11 @@ Status append_here(AdaptiveKVCache::Impl& impl, SeqId seq, uint32_t layer, const
 
 // Steps of decoding whose rows are in a device's memory go to where the device keeps a tail's, and nobody waits (append_there.cc).
 // Items whose rows are in, or were refused, leave the list. Throws bad_alloc before any row is in.
-void append_there(AdaptiveKVCache::Impl& impl, uint32_t layer, std::vector<AppendItem*>& items);
+// `attended`: as attn::Backend::take().
+void append_there(AdaptiveKVCache::Impl& impl, uint32_t layer, std::vector<AppendItem*>& items, bool attended);
 
 // All of them, each with its status. Refused as a whole, or bad_alloc: none is in. REQUIRES: their rows need not be checked, but no
 // sequence is there twice.
-Status append_all(AdaptiveKVCache::Impl& impl, uint32_t layer, std::span<AppendItem> items);
+Status append_all(AdaptiveKVCache::Impl& impl, uint32_t layer, std::span<AppendItem> items, bool attended = false);
 
 }  // namespace tierkv::cache

@@ -122,7 +122,7 @@ void push_taken(AdaptiveKVCache::Impl& impl, uint32_t layer, std::span<Taking> t
 
 }  // namespace
 
-void append_there(AdaptiveKVCache::Impl& impl, uint32_t layer, std::vector<AppendItem*>& items) {
+void append_there(AdaptiveKVCache::Impl& impl, uint32_t layer, std::vector<AppendItem*>& items, bool attended) {
   if (!may_take(impl, layer)) return;
   std::vector<AppendItem*> sorted = items;
   std::sort(sorted.begin(), sorted.end(), [](const AppendItem* a, const AppendItem* b) { return a->seq < b->seq; });
@@ -142,7 +142,7 @@ void append_there(AdaptiveKVCache::Impl& impl, uint32_t layer, std::vector<Appen
   std::vector<Grown> grown;
   done.reserve(works.size());
   grown.reserve(works.size());
-  const auto arrival = impl.env.backend->take(works);
+  const auto arrival = impl.env.backend->take(works, attended);
   for (size_t i = 0; i < works.size(); ++i) {
     if (arrival.ok() && !works[i].taken) continue;
     takings[i].item->status = arrival.ok() ? Status() : arrival.status();

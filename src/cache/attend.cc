@@ -2,9 +2,11 @@
 // views here, the work itself in the backend (attn/backend.h).
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <utility>
 
 #include "attn/backend.h"
+#include "attn/rows.h"
 #include "base/guarded.h"
 #include "base/loan.h"
 #include "base/status_macros.h"
@@ -56,7 +58,7 @@ struct Held {
   // Where somebody here reads queries and results that the caller has in a device's memory: they come down and go up again.
   RowsView queries;
   std::shared_ptr<const void> brought;
-  std::vector<float> out;
+  std::vector<float> out;  // also where the caller wants 16-bit results in host memory
 };
 
 Status query_positions(const AttentionItem& item, uint32_t length, std::vector<uint32_t>& out) {
@@ -317,12 +319,17 @@ class Attending {
 
   Status come_down(Held& held) {
     held.queries = held.item->queries;
+    const bool here = held.queries.place == MemoryPlace::host;
+    if (here && held.item->out_type != DType::f32) make_results(held);
     if (!held.learns && !held.spilled) return {};
     TIERKV_RETURN_IF_ERROR(land(held));
-    if (held.queries.place == MemoryPlace::host) return {};
+    if (here) return {};
     TIERKV_ASSIGN_OR_RETURN(held.brought, impl_.env.backend->bring({&held.queries, 1}));
-    held.out.resize(static_cast<size_t>(held.queries.tokens) * config_.query_heads() * config_.head_dim);
+    make_results(held);
     return cache::check_queries(held.queries, params_.scale);
+  }
+  void make_results(Held& held) const {
+    held.out.resize(static_cast<size_t>(held.queries.tokens) * config_.query_heads() * config_.head_dim);
   }
 
   void attend() {
@@ -338,7 +345,8 @@ class Attending {
       if (!held.spilled) work.mass = wanted_mass(held);
       work.queries = held.queries;
       work.positions = held.positions.data();
-      work.out = held.brought ? held.out.data() : held.item->out;
+      const bool own = !held.out.empty();
+      work.out = own ? held.out.data() : held.item->out, work.out_type = own ? DType::f32 : held.item->out_type;
       work.sink_logits = options_.sink_logits;
       work.params = params_;
       work.step = step_, work.call = call_;
@@ -398,8 +406,18 @@ class Attending {
       impl_.learning.add_queries(held.item->seq, layer_, held.positions[0], held.queries, work.out, work.lse, params_.scale,
                                  params_.softcap, executor());
     }
-    if (!held.brought) return;
-    held.item->status = impl_.env.backend->put(held.out.data(), held.out.size(), held.item->out, held.item->queries.ready);
+    if (!held.out.empty()) held.item->status = give_results(held);
+  }
+
+  // Results that are here as floats, to where the caller wants them, in his type.
+  Status give_results(Held& held) const {
+    const DType type = held.item->out_type;
+    const size_t bytes = held.out.size() * attn::element_bytes(type);
+    void* const from = held.out.data();
+    if (type != DType::f32) attn::narrow(held.out.data(), held.out.size(), type, from);
+    if (held.brought) return impl_.env.backend->put(from, bytes, held.item->out, held.item->queries.ready);
+    std::memcpy(held.item->out, from, bytes);
+    return {};
   }
 
   // What the device has now need not be in host memory too. In a step that is yet to be launched it may not have it.

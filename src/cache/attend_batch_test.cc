@@ -4,6 +4,7 @@
 #include <limits>
 #include <thread>
 
+#include "base/f16.h"
 #include "cache/attend_testing.h"
 #include "snapshot/deep_testing.h"
 
@@ -48,6 +49,27 @@ TEST(AttendBatch, GivesTheBitsOfSingleCalls) {
     const Status status = ragged.cache->attention(0, ragged.items, options);
     ASSERT_TRUE(status.ok()) << status.to_string();
     for (size_t i = 0; i < ragged.seqs.size(); ++i) EXPECT_EQ(ragged.out[i], ragged.alone(i, options)) << "sequence " << i;
+  }
+}
+
+TEST(AttendBatch, ResultsOfSixteenBitsAreTheRoundedOnes) {
+  Ragged ragged("hot=32,warm=64,archive=rot2", 3, /*most_queries=*/20);
+  std::vector<std::vector<uint16_t>> halves;
+  for (const std::vector<float>& out : ragged.out) halves.emplace_back(out.size());
+  for (size_t i = 0; i < halves.size(); ++i) {
+    AttentionItem& item = ragged.items[halves.size() - 1 - i];
+    item.out_type = i % 3 == 0 ? DType::f32 : i % 3 == 1 ? DType::f16 : DType::bf16;
+    if (i % 3 != 0) item.out = reinterpret_cast<float*>(halves[i].data());
+  }
+  ASSERT_TRUE(ragged.cache->attention(0, ragged.items).ok());
+  for (size_t i = 0; i < halves.size(); ++i) {
+    const std::vector<float> exact = ragged.alone(i, {});
+    if (i % 3 == 0) {
+      EXPECT_EQ(ragged.out[i], exact);
+    }
+    for (size_t c = 0; c < exact.size() && i % 3 != 0; ++c) {
+      ASSERT_EQ(halves[i][c], i % 3 == 1 ? f32_to_f16(exact[c]) : f32_to_bf16(exact[c])) << "sequence " << i;
+    }
   }
 }
 

@@ -1,6 +1,8 @@
 // backend.cu — a CUDA device as a machine (machine.h), and tierkv/cuda.h.
 #include "cuda/backend.h"
 
+#include <atomic>
+
 #include "base/guarded.h"
 #include "cuda/cuda_graph.h"
 #include "cuda/device_attention.h"
@@ -11,16 +13,39 @@
 namespace tierkv::cuda {
 namespace {
 
-class CudaMark final : public Mark {
- public:
-  ~CudaMark() override {
+struct Event {
+  Event() = default;
+  ~Event() {
     if (event) cudaEventDestroy(event);
   }
-  Status make() { return status_of(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event"); }
-  bool reached() const override { return cudaEventQuery(event) != cudaErrorNotReady; }
-  Status wait() const override { return status_of(cudaEventSynchronize(event), "what was asked for"); }
-
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
   cudaEvent_t event = nullptr;
+};
+
+Result<std::shared_ptr<Event>> make_event() {
+  auto made = std::make_shared<Event>();
+  TIERKV_RETURN_IF_ERROR(status_of(cudaEventCreateWithFlags(&made->event, cudaEventDisableTiming), "making an event"));
+  return made;
+}
+
+class CudaMark final : public Mark {
+ public:
+  explicit CudaMark(std::shared_ptr<Event> of) : event(std::move(of)) {}
+  // What was seen to be done is not asked again.
+  bool reached() const override {
+    if (done.load(std::memory_order_acquire)) return true;
+    const cudaError_t said = cudaEventQuery(event->event);
+    if (said == cudaSuccess) done.store(true, std::memory_order_release);
+    return said != cudaErrorNotReady;
+  }
+  Status wait() const override {
+    if (done.load(std::memory_order_acquire)) return {};
+    return status_of(cudaEventSynchronize(event->event), "what was asked for");
+  }
+
+  const std::shared_ptr<Event> event;
+  mutable std::atomic<bool> done{false};
 };
 
 class CudaMachine final : public Machine {
@@ -35,7 +60,8 @@ class CudaMachine final : public Machine {
     TIERKV_RETURN_IF_ERROR(status_of(static_cast<cudaError_t>(prepare_kernels(facts_.tensor_paths)), "loading the kernels"));
     TIERKV_RETURN_IF_ERROR(status_of(static_cast<cudaError_t>(prepare_prompt_kernels(facts_.hopper)), "loading the kernels"));
     TIERKV_RETURN_IF_ERROR(status_of(static_cast<cudaError_t>(prepare_mass()), "loading the kernels"));
-    TIERKV_RETURN_IF_ERROR(last_.make());
+    TIERKV_ASSIGN_OR_RETURN(own_last_, make_event());
+    last_ = own_last_;
     TIERKV_RETURN_IF_ERROR(status_of(cudaStreamCreateWithFlags(&own_, cudaStreamNonBlocking), "making a stream"));
     TIERKV_RETURN_IF_ERROR(status_of(cudaStreamCreateWithFlags(&beside_, cudaStreamNonBlocking), "making a stream"));
     stream_ = own_;
@@ -43,7 +69,11 @@ class CudaMachine final : public Machine {
   }
 
   MachineFacts facts() const override { return {static_cast<uint32_t>(facts_.multiprocessors), facts_.tensor_paths}; }
-  Status enter() override { return status_of(cudaSetDevice(facts_.ordinal), "choosing the device"); }
+  Status enter() override {
+    int now = -1;
+    if (cudaGetDevice(&now) == cudaSuccess && now == facts_.ordinal) return {};
+    return status_of(cudaSetDevice(facts_.ordinal), "choosing the device");
+  }
 
   // What was asked for ends at an event, so that a stream that may be no more is never asked again.
   Status follow(const StreamName& name) override {
@@ -61,8 +91,10 @@ class CudaMachine final : public Machine {
   }
   Status leave() override {
     if (left_) return {};
-    TIERKV_RETURN_IF_ERROR(status_of(cudaEventRecord(last_.event, stream_), "putting an event"));
-    left_ = true;
+    // A mark behind all of it says the same.
+    if (!marked_) TIERKV_RETURN_IF_ERROR(status_of(cudaEventRecord(own_last_->event, stream_), "putting an event"));
+    last_ = marked_ ? std::move(marked_) : own_last_;
+    left_ = true, marked_ = nullptr;
     return {};
   }
 
@@ -70,12 +102,15 @@ class CudaMachine final : public Machine {
   void come_back() noexcept override { aside_ = false; }
 
   Result<std::unique_ptr<Mark>> make_mark() override {
-    auto mark = std::make_unique<CudaMark>();
-    TIERKV_RETURN_IF_ERROR(mark->make());
-    return std::unique_ptr<Mark>(std::move(mark));
+    TIERKV_ASSIGN_OR_RETURN(std::shared_ptr<Event> event, make_event());
+    return std::unique_ptr<Mark>(std::make_unique<CudaMark>(std::move(event)));
   }
   Status put(Mark& mark) override {
-    return status_of(cudaEventRecord(static_cast<CudaMark&>(mark).event, now()), "putting an event");
+    auto& to = static_cast<CudaMark&>(mark);
+    to.done.store(false, std::memory_order_relaxed);
+    TIERKV_RETURN_IF_ERROR(status_of(cudaEventRecord(to.event->event, now()), "putting an event"));
+    if (!aside_) marked_ = to.event;
+    return {};
   }
 
   Result<std::unique_ptr<Graph>> make_graph() override {
@@ -140,23 +175,28 @@ class CudaMachine final : public Machine {
   Status go_on(cudaStream_t wanted) {
     if (wanted == stream_ && !left_) return {};
     TIERKV_RETURN_IF_ERROR(leave());
+    // The default one is there for ever, and what was asked for on it comes before; another handle may be another stream by now.
+    const bool same = wanted == stream_ && (wanted == cudaStreamLegacy || wanted == own_);
     stream_ = wanted, left_ = false;
     if (const auto launched = std::move(launched_)) {  // what a caller launched since comes before
       TIERKV_RETURN_IF_ERROR(status_of(cudaStreamWaitEvent(wanted, launched->event, 0), "waiting for a graph"));
     }
-    return status_of(cudaStreamWaitEvent(wanted, last_.event, 0), "waiting for a stream");
+    return same ? Status() : status_of(cudaStreamWaitEvent(wanted, last_->event, 0), "waiting for a stream");
   }
 
   // Where things are asked for: after leave() on the machine's own.
   cudaStream_t now() {
     if (aside_) return beside_;
     if (left_) (void)go_on(own_);
+    marked_ = nullptr;
     return stream_;
   }
 
   const DeviceFacts facts_;
   cudaStream_t own_ = nullptr, beside_ = nullptr, stream_ = nullptr;
-  CudaMark last_;
+  std::shared_ptr<Event> own_last_;
+  std::shared_ptr<Event> last_;    // behind what was asked for, of a stream that was left: the machine's own, or a mark's
+  std::shared_ptr<Event> marked_;  // a mark's behind which nothing was asked for
   std::shared_ptr<GraphEvent> launched_;
   bool left_ = false, aside_ = false;
 };

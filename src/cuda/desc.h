@@ -124,7 +124,7 @@ struct Launch {
 
   const float* queries = nullptr;      // [rows][head_dim]
   const float* sink_logits = nullptr;  // [query heads], or null
-  float* out = nullptr;                // [rows][head_dim]
+  float* out = nullptr;                // [rows][head_dim] of out_type
   float* lse = nullptr;                // [rows], or null
   uint32_t* failed = nullptr;          // [tasks]: set to 1 where a row is not finite; the row is zeros then
 
@@ -147,7 +147,7 @@ struct Launch {
   bool staged_last = false;
   bool only_beside = false;  // staged ones are all warm or plain: a kernel that has more room takes them
   bool by_token = false;     // some blocks of the fast path have keys of one scale a token
-  uint8_t unused[1] = {};
+  uint8_t out_type = 0;      // a DType
 };
 static_assert(sizeof(Launch) == 168);
 

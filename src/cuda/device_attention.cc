@@ -32,6 +32,9 @@ bool sees_all(const AttendWork& work, const Standing::Area& area) {
                                             [&](uint32_t position) { return position >= area.last_position; });
 }
 
+// Of a parcel that the kernel for rows fetches from host memory.
+constexpr size_t kMostByMoves = size_t{48} << 10;
+
 bool overflowed(const AttendWork& work) { return work.status.code() == StatusCode::out_of_range; }
 
 }  // namespace
@@ -66,20 +69,24 @@ Status DeviceAttention::accepts(const RowsView& rows, const char* what) const {
   return rows.place == MemoryPlace::device ? Status() : cpu().accepts(rows, what);
 }
 void DeviceAttention::encode(std::span<attn::EncodeWork> blocks, const Executor& run) const {
-  std::lock_guard lock(mutex_);
+  std::lock_guard lock(mutex_);  // aside: what is pending stays so
   encoder_.encode(blocks, run, &tails_, &mirror_);
 }
 void DeviceAttention::decode(std::span<const attn::DecodeWork> blocks, const Executor& run) const { cpu().decode(blocks, run); }
 
 void DeviceAttention::attend(std::span<AttendWork> works, const Executor& run) const {
   std::lock_guard lock(mutex_);
-  if (!works.empty() && works[0].step) return attend_in_step(works);
+  const bool step = !works.empty() && works[0].step;
+  // Behind rows that were just taken all of this is done already.
+  const bool goes_on = pending_.gate && !step && !works.empty() && stream_of(works[0].queries) == pending_.stream;
+  if (!goes_on) ask_for_pending(true);
+  if (step) return attend_in_step(works);
   ++others_;
   look_at_gone();
   // First of all the stream: while it is captured nothing else may be asked of the device.
-  Status entered = machine_->enter();
-  if (entered.ok() && !works.empty()) entered = machine_->follow(stream_of(works[0].queries));
-  if (entered.ok()) entered = look_back(false);
+  Status entered = goes_on ? Status() : machine_->enter();
+  if (entered.ok() && !goes_on && !works.empty()) entered = machine_->follow(stream_of(works[0].queries));
+  if (entered.ok() && !goes_on) entered = look_back(false);
   if (!entered.ok()) {
     for (AttendWork& work : works) work.status = entered;
     return;
@@ -98,6 +105,7 @@ void DeviceAttention::attend(std::span<AttendWork> works, const Executor& run) c
     batch.push_back(&work);
   }
   attend_batch(batch, run);
+  ask_for_pending(false);
   (void)machine_->leave();
   refusals_.store(mirror_.places().refusals(), std::memory_order_relaxed);
 }
@@ -120,10 +128,12 @@ bool DeviceAttention::serves(const AttendWork& work) const {
 void DeviceAttention::attend_batch(Works& batch, const Executor& run) const {
   if (batch.empty()) return;
   Status status = guarded("attend on the device", [&]() -> Status {
-    TIERKV_RETURN_IF_ERROR(machine_->follow(stream_of(batch.front()->queries)));
+    if (is_prompt(*batch.front())) ask_for_pending(false);
     return is_prompt(*batch.front()) ? prompts_on_device(batch, run) : on_device(batch, run);
   });
+  if (!pending_.moves.empty()) ask_for_pending(false);  // it did not come to them
   const Status ended = slots_.end_call();
+  if (pending_.gate) pending_is_asked_for(ended);
   if (status.ok()) status = ended;
   if (!status.ok()) (void)machine_->wait();  // what is on its way comes from memory that the next call writes over
   changes_.end_call(status.ok() && batch.front()->queries.place == MemoryPlace::host);  // whose results were waited for
@@ -136,7 +146,7 @@ void DeviceAttention::attend_batch(Works& batch, const Executor& run) const {
 
 // Halves have less range than the processor's floats.
 void DeviceAttention::again_on_processor(AttendWork& work, const Executor& run) const {
-  work.status = work.land ? work.land() : Status();
+  work.status = land(work);
   if (!work.status.ok()) return;
   if (work.queries.place == MemoryPlace::host) attend_near(work, run);
   else on_processor(work, run);
@@ -163,7 +173,11 @@ Status DeviceAttention::on_device(const Works& batch, const Executor& run) const
     TIERKV_RETURN_IF_ERROR(send(plan, first, launch));
   }
   TIERKV_RETURN_IF_ERROR(make_room(plan, rows_.count, launch));
-  if (rows_.there) TIERKV_RETURN_IF_ERROR(machine_->move_rows(moves_, d));
+  if (rows_.there) {
+    moves_.insert(moves_.end(), pending_.moves.begin(), pending_.moves.end());
+    TIERKV_RETURN_IF_ERROR(machine_->move_rows(moves_, d));
+    pending_.moves.clear();
+  }
   ++launches_;
   counts_.listed_views = plan.views.size();
   TIERKV_RETURN_IF_ERROR(machine_->attend(launch, plan));
@@ -265,14 +279,12 @@ void DeviceAttention::place_rows(const Works& batch) const {
   rows_.there = batch.front()->queries.place == MemoryPlace::device;
   std::vector<size_t> order(batch.size());
   std::iota(order.begin(), order.end(), 0);
-  const auto floats = [](const AttendWork& work) {
-    return size_t{work.queries.tokens} * work.queries.heads * work.params.head_dim;
-  };
   if (rows_.there) {
     std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return std::less<>()(batch[a]->out, batch[b]->out); });
     bool one = reinterpret_cast<uintptr_t>(batch[order[0]]->out) % 16 == 0;
     for (size_t i = 1; i < order.size(); ++i) {
-      one = one && batch[order[i]]->out == batch[order[i - 1]]->out + floats(*batch[order[i - 1]]);
+      const AttendWork& before = *batch[order[i - 1]];
+      one = one && out_bytes(*batch[order[i]]) == out_bytes(before) + out_size(before);
     }
     if (one) rows_.out = batch[order[0]]->out;
   }
@@ -345,10 +357,12 @@ DeviceAttention::Parcel DeviceAttention::parcel_of(const Plan& plan, const Atten
   return parcel;
 }
 
-Launch DeviceAttention::launch_of(const Plan& plan, const AttendWork& first) {
+Launch DeviceAttention::launch_of(const Plan& plan, const AttendWork& first) const {
   Launch launch;
   launch.head_dim = first.params.head_dim, launch.group = group_of(first);
   launch.scale = first.params.scale, launch.softcap = first.params.softcap;
+  // What is not in one piece lies in results_ as floats before it is moved.
+  launch.out_type = rows_.out ? static_cast<uint8_t>(first.out_type) : 0;
   take_blocks(plan, launch);
   return launch;
 }
@@ -361,6 +375,10 @@ Plan DeviceAttention::plan_for(const AttendWork& first, uint32_t settled_base) c
 Status DeviceAttention::send(const Plan& plan, const AttendWork& first, Launch& launch) const {
   Parcel parcel = parcel_of(plan, first);
   counts_.parcel_bytes = parcel.bytes;
+  // A small one goes with the queries, in whole rows: a copy of its own would be one more thing to ask for, and to wait for there.
+  const size_t row = first.params.head_dim * sizeof(float);
+  const bool by_moves = rows_.there && parcel.bytes <= kMostByMoves;
+  if (by_moves) parcel.bytes = (parcel.bytes + row - 1) / row * row;
   const uint32_t base = standing_.base();
   TIERKV_RETURN_IF_ERROR(standing_.reserve_front(parcel.bytes));
   if (standing_.base() != base) return {};
@@ -377,7 +395,12 @@ Status DeviceAttention::send(const Plan& plan, const AttendWork& first, Launch& 
   }
   parcel.point(standing_.data(), launch);
   if (rows_.there) launch.queries = reinterpret_cast<const float*>(query_rows_.data());
-  return machine_->send(standing_.data(), slot->data(), sent);
+  if (!by_moves) return machine_->send(standing_.data(), slot->data(), sent);
+  RowMove& move = moves_.emplace_back();
+  move.from = slot->data(), move.to = standing_.data();
+  move.tokens = 1, move.heads = static_cast<uint32_t>(sent / row);
+  move.from_head = move.to_head = first.params.head_dim;
+  return {};
 }
 
 Status DeviceAttention::reserve_room(const Plan& plan, size_t rows, const Launch& launch) const {

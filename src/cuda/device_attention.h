@@ -45,8 +45,9 @@ class DeviceAttention final : public DeviceBackend, private FarBytes {
   void decode(std::span<const attn::DecodeWork> blocks, const Executor& run) const override;
   void attend(std::span<attn::AttendWork> works, const Executor& run) const override;
   Result<std::shared_ptr<const void>> bring(std::span<RowsView> rows) const override;
-  Status put(const float* from, size_t count, float* to, void* ready) const override;
-  Result<std::shared_ptr<const attn::Arrival>> take(std::span<attn::TakeWork> works) const override;
+  Status put(const void* from, size_t bytes, void* to, void* ready) const override;
+  Result<std::shared_ptr<const attn::Arrival>> take(std::span<attn::TakeWork> works, bool attended = false) const override;
+  void settle() const noexcept override;
   Result<std::unique_ptr<attn::StepCalls>> record() const override;
   Status make_ready(std::span<attn::AttendWork> works, attn::StepCalls& step) const override;
   Usage usage() const override;
@@ -107,6 +108,29 @@ class DeviceAttention final : public DeviceBackend, private FarBytes {
     float* out = nullptr;  // all results in one piece of the caller's; null: they go to results_ first
   };
 
+  // Rows that were taken and are not moved yet, because attention to them comes next: its call moves them with its own, or whoever
+  // comes in between does, or who waits for them. The machine follows their stream meanwhile.
+  struct Gate {
+    std::atomic<bool> open{true};  // they are not asked for
+    Status status;                 // of that, afterwards
+  };
+  struct Pending {
+    std::shared_ptr<Gate> gate;  // null: there is nothing
+    std::vector<RowMove> moves;
+    std::vector<const void*> owners;
+    StreamName stream;
+    uint32_t head_dim = 0;
+  };
+  class PendingArrival;
+  // REQUIRES, of all: mutex_ is held. `leave`: the stream too.
+  void ask_for_pending(bool leave) const noexcept;
+  void pending_is_asked_for(Status status) const noexcept;
+  std::unique_lock<std::mutex> alone() const noexcept {
+    std::unique_lock lock(mutex_);
+    ask_for_pending(true);
+    return lock;
+  }
+
   // FarBytes, device_far.cc.
   void* hold(const Name& name) const noexcept override;
   void let_go(void* held) const noexcept override;
@@ -131,9 +155,10 @@ class DeviceAttention final : public DeviceBackend, private FarBytes {
   void on_processor(attn::AttendWork& work, const Executor& run) const;
   void again_on_processor(attn::AttendWork& work, const Executor& run) const;
   Status land_if_read(const attn::AttendWork& work, bool served) const;
-  Result<std::shared_ptr<const attn::Arrival>> take_rows(std::span<attn::TakeWork> works) const;
+  Result<std::shared_ptr<const attn::Arrival>> take_rows(std::span<attn::TakeWork> works, bool attended) const;
+  Status land(const attn::AttendWork& work) const;
   Result<std::shared_ptr<Slot>> brought(std::span<RowsView> rows) const;
-  Status send_results(const float* from, size_t count, float* to) const;
+  Status send_results(const void* from, size_t bytes, void* to) const;
   void attend_batch(Works& batch, const Executor& run) const;
   Status on_device(const Works& batch, const Executor& run) const;
   Status list_views(const Works& batch) const;
@@ -143,7 +168,7 @@ class DeviceAttention final : public DeviceBackend, private FarBytes {
   void place_rows(const Works& batch) const;
   Status collect(const Works& batch) const;
   Plan plan_for(const attn::AttendWork& first, uint32_t settled_base) const;
-  static Launch launch_of(const Plan& plan, const attn::AttendWork& first);
+  Launch launch_of(const Plan& plan, const attn::AttendWork& first) const;
   Parcel parcel_of(const Plan& plan, const attn::AttendWork& first) const;
   Status send(const Plan& plan, const attn::AttendWork& first, Launch& launch) const;
   Status reserve_room(const Plan& plan, size_t rows, const Launch& launch) const;
@@ -215,6 +240,7 @@ class DeviceAttention final : public DeviceBackend, private FarBytes {
   mutable std::vector<PlanTask> tasks_;
   mutable std::vector<float> queries_;  // that come from host memory
   mutable std::vector<RowMove> moves_;
+  mutable Pending pending_;
   mutable Rows rows_;
   mutable Mass mass_;
   mutable std::vector<std::byte> form_;  // of the rows at hand

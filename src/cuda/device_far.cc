@@ -40,7 +40,7 @@ void DeviceAttention::look_at_gone() const noexcept {
 }
 
 Status DeviceAttention::read(const void* held, std::span<std::byte> keys, std::span<std::byte> values) const {
-  std::lock_guard lock(mutex_);
+  const auto lock = alone();
   return guarded("bring a block from the device", [&]() -> Status {
     TIERKV_RETURN_IF_ERROR(machine_->enter());
     TIERKV_RETURN_IF_ERROR(machine_->follow({}));

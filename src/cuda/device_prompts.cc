@@ -11,13 +11,14 @@ using attn::AttendWork;
 
 namespace {
 
-size_t element_bytes(DType type) { return type == DType::f32 ? 4 : 2; }
-
 size_t query_bytes(const AttendWork& work) {
   return static_cast<size_t>(work.queries.tokens) * work.queries.heads * work.params.head_dim * element_bytes(work.queries.type);
 }
 
 bool there(const AttendWork& work) { return work.queries.place == MemoryPlace::device; }
+
+// Results that go straight to where the caller wants them.
+bool goes_straight(const AttendWork& work) { return there(work) && work.out_type == DType::f32; }
 
 size_t result_rows(const AttendWork& work) { return static_cast<size_t>(work.queries.tokens) * work.queries.heads; }
 
@@ -87,14 +88,13 @@ Status DeviceAttention::prompts_on_device(const Works& batch, const Executor& ru
     one.positions = {work->positions, work->queries.tokens};
     one.rows.lse = results.lse + first;
     one.rows.type = static_cast<uint32_t>(work->queries.type), one.rows.query_heads = work->queries.heads;
-    if (there(*work)) {  // read and written where the caller has them
+    one.rows.out = goes_straight(*work) ? work->out : results.out + first * d;
+    if (there(*work)) {  // read where the caller has them
       one.rows.queries = work->queries.data;
       one.rows.token_stride = work->queries.token_stride, one.rows.head_stride = work->queries.head_stride;
-      one.rows.out = work->out;
     } else {
       one.rows.queries = queries;
       one.rows.token_stride = static_cast<int64_t>(work->queries.heads) * d, one.rows.head_stride = d;
-      one.rows.out = results.out + first * d;
       queries += line_rounded(query_bytes(*work));
     }
     first += result_rows(*work), list += work->heads.size();
@@ -102,6 +102,14 @@ Status DeviceAttention::prompts_on_device(const Works& batch, const Executor& ru
   const uint32_t group = shape.queries.heads / static_cast<uint32_t>(shape.heads.size());
   ++launches_;
   TIERKV_RETURN_IF_ERROR(prompts_.attend({works, shape.params, group, shape.sink_logits, results.failed}));
+  if (there(shape) && !goes_straight(shape)) {
+    moves_.clear();
+    for (size_t w = 0; w < batch.size(); ++w) {
+      const RowsView rows = RowsView::f32(works[w].rows.out, batch[w]->queries.tokens, batch[w]->queries.heads, d);
+      moves_.push_back(move_dense(rows, batch[w]->out, batch[w]->out_type));
+    }
+    TIERKV_RETURN_IF_ERROR(machine_->move_rows(moves_, d));
+  }
   return take_prompt_results(batch, results, run);
 }
 

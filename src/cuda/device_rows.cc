@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "attn/cpu_backend.h"
+#include "attn/rows.h"
 #include "base/guarded.h"
 #include "cuda/device_attention.h"
 #include "cuda/device_step.h"
@@ -43,7 +44,7 @@ Status DeviceAttention::look_back(bool all) const {
 }
 
 Status DeviceAttention::check() const {
-  std::lock_guard lock(mutex_);
+  const auto lock = alone();
   return guarded("wait for the device", [&]() -> Status {
     TIERKV_RETURN_IF_ERROR(machine_->enter());
     TIERKV_RETURN_IF_ERROR(machine_->follow({}));
@@ -58,7 +59,7 @@ void DeviceAttention::move_results(const Works& batch, const float* from, uint32
   for (size_t w = 0; w < batch.size(); ++w) {
     const AttendWork& work = *batch[w];
     const RowsView rows = RowsView::f32(from + rows_.first[w] * head_dim, work.queries.tokens, work.queries.heads, head_dim);
-    moves_.push_back(move_dense(rows, work.out, DType::f32));
+    moves_.push_back(move_dense(rows, work.out, work.out_type));
   }
 }
 
@@ -101,9 +102,11 @@ Status DeviceAttention::bring_sums(const Works& batch, const Launch& launch, con
 // What the device does not do. Its queries come down and its results go up again where the caller has them there.
 void DeviceAttention::on_processor(AttendWork& work, const Executor& run) const {
   ++on_processor_;
+  ask_for_pending(false);
   if (work.queries.place == MemoryPlace::host) return attend_near(work, run);
   const RowsView queries = work.queries;
   float* const out = work.out;
+  const DType type = std::exchange(work.out_type, DType::f32);
   Status status = guarded("attend on the processor", [&]() -> Status {
     TIERKV_RETURN_IF_ERROR(machine_->follow(stream_of(queries)));
     TIERKV_ASSIGN_OR_RETURN(const std::shared_ptr<Slot> slot, brought({&work.queries, 1}));
@@ -111,10 +114,12 @@ void DeviceAttention::on_processor(AttendWork& work, const Executor& run) const 
     work.out = out ? results.data() : nullptr;
     attend_near(work, run);
     if (!work.status.ok() || !out) return work.status;
-    return send_results(results.data(), results.size(), out);
+    const size_t bytes = results.size() * element_bytes(type);
+    if (type != DType::f32) attn::narrow(results.data(), results.size(), type, results.data());
+    return send_results(results.data(), bytes, out);
   });
   const Status ended = slots_.end_call();
-  work.queries = queries, work.out = out;
+  work.queries = queries, work.out = out, work.out_type = type;
   work.status = status.ok() ? ended : std::move(status);
 }
 
@@ -122,7 +127,12 @@ void DeviceAttention::on_processor(AttendWork& work, const Executor& run) const 
 // receive, or who sends them to a strip that does not have them.
 Status DeviceAttention::land_if_read(const AttendWork& work, bool served) const {
   const bool weighs = !work.mass.empty() && (!mass_.there || work.queries.tokens > kMostQueries);
-  if (!work.land || (served && !weighs && tails_.has(work))) return {};
+  if (served && !weighs && (!work.land || tails_.has(work))) return {};
+  return land(work);
+}
+Status DeviceAttention::land(const AttendWork& work) const {
+  if (!work.land) return {};
+  ask_for_pending(false);  // or he who waits for it would do so, and wait for us
   return work.land();
 }
 
@@ -144,6 +154,48 @@ class SlotArrival final : public attn::Arrival {
   mutable std::atomic<bool> done_{false};  // the device is asked once for all sequences
 };
 
+}  // namespace
+
+// Of rows that are pending as long as its gate is open.
+class DeviceAttention::PendingArrival final : public attn::Arrival {
+ public:
+  PendingArrival(const DeviceAttention& device, std::shared_ptr<const Gate> gate, std::shared_ptr<Slot> slot)
+      : device_(device), gate_(std::move(gate)), arrival_(std::move(slot)) {}
+  bool arrived() const override { return !gate_->open.load(std::memory_order_acquire) && gate_->status.ok() && arrival_.arrived(); }
+  Status wait() const override {
+    if (gate_->open.load(std::memory_order_acquire)) device_.settle();
+    return gate_->status.ok() ? arrival_.wait() : gate_->status;
+  }
+
+ private:
+  const DeviceAttention& device_;  // looked at while the gate is open: then a call of its cache is under way
+  const std::shared_ptr<const Gate> gate_;
+  const SlotArrival arrival_;
+};
+
+void DeviceAttention::ask_for_pending(bool leave) const noexcept {
+  if (!pending_.gate) return;
+  Status status = machine_->enter();
+  if (status.ok()) status = guarded("move rows", [&] { return machine_->move_rows(pending_.moves, pending_.head_dim); });
+  const Status ended = slots_.end_call();
+  changes_.end_call(false);
+  pending_is_asked_for(status.ok() ? ended : std::move(status));
+  if (leave) (void)machine_->leave();
+}
+
+void DeviceAttention::pending_is_asked_for(Status status) const noexcept {
+  const Pending pending = std::exchange(pending_, {});
+  for (const void* owner : pending.owners) {
+    if (!status.ok()) tails_.forget(owner);  // nobody knows what is there
+  }
+  pending.gate->status = std::move(status);
+  pending.gate->open.store(false, std::memory_order_release);
+}
+
+void DeviceAttention::settle() const noexcept { (void)alone(); }
+
+namespace {
+
 // To a strip, and to [KV head][keys, values][tokens][head_dim].
 void move_taken(const attn::TakeWork& work, const Tails::Strip& strip, uint16_t* arriving, std::vector<RowMove>& out) {
   const int64_t dim = work.keys.head_dim, tokens = work.keys.tokens;
@@ -162,8 +214,8 @@ void move_taken(const attn::TakeWork& work, const Tails::Strip& strip, uint16_t*
 
 }  // namespace
 
-Result<std::shared_ptr<const attn::Arrival>> DeviceAttention::take(std::span<attn::TakeWork> works) const {
-  std::lock_guard lock(mutex_);
+Result<std::shared_ptr<const attn::Arrival>> DeviceAttention::take(std::span<attn::TakeWork> works, bool attended) const {
+  const auto lock = alone();
   bool followed = false;
   auto taken = guarded("take rows", [&]() -> Result<std::shared_ptr<const attn::Arrival>> {
     if (works.empty()) return std::shared_ptr<const attn::Arrival>();
@@ -172,9 +224,10 @@ Result<std::shared_ptr<const attn::Arrival>> DeviceAttention::take(std::span<att
     TIERKV_RETURN_IF_ERROR(machine_->follow(step ? step->stream() : stream_of(works[0].keys)));
     followed = true;
     if (!step) TIERKV_RETURN_IF_ERROR(look_back(false));
-    return take_rows(works);
+    return take_rows(works, attended && !step);
   });
   if (!followed) return taken;  // nothing was asked for
+  if (pending_.gate) return taken;
   const Status ended = slots_.end_call();
   changes_.end_call(false);
   if (!works[0].step) (void)machine_->leave();
@@ -183,7 +236,7 @@ Result<std::shared_ptr<const attn::Arrival>> DeviceAttention::take(std::span<att
   return taken.ok() ? Result<std::shared_ptr<const attn::Arrival>>(ended) : taken;
 }
 
-Result<std::shared_ptr<const attn::Arrival>> DeviceAttention::take_rows(std::span<attn::TakeWork> works) const {
+Result<std::shared_ptr<const attn::Arrival>> DeviceAttention::take_rows(std::span<attn::TakeWork> works, bool attended) const {
   const auto floats = [](const attn::TakeWork& work) {
     return size_t{2} * work.keys.tokens * work.keys.heads * work.keys.head_dim;
   };
@@ -206,15 +259,27 @@ Result<std::shared_ptr<const attn::Arrival>> DeviceAttention::take_rows(std::spa
   }
   DeviceStep* const step = DeviceStep::of(works[0].step);
   const uint32_t dim = works[0].keys.head_dim;
-  std::shared_ptr<const attn::Arrival> arrival = step ? step->arrival(slot) : std::make_shared<const SlotArrival>(slot);
-  const Status moved = step ? step->move_rows(works[0].call, moves_, dim) : machine_->move_rows(moves_, dim);
+  std::shared_ptr<const attn::Arrival> arrival;
+  Pending pending;
+  if (attended) {
+    pending = {std::make_shared<Gate>(), moves_, {}, stream_of(works[0].keys), dim};
+    pending.owners.reserve(works.size());
+    arrival = std::make_shared<const PendingArrival>(*this, pending.gate, slot);
+  } else if (step) {
+    arrival = step->arrival(slot);
+  } else {
+    arrival = std::make_shared<const SlotArrival>(slot);
+  }
+  const Status moved = attended ? Status() : step ? step->move_rows(works[0].call, moves_, dim) : machine_->move_rows(moves_, dim);
   for (size_t i = 0; i < works.size(); ++i) {
     if (!strips[i] || !moved.ok()) continue;
     Tails::filled(*strips[i], works[i].position + works[i].keys.tokens);
     works[i].taken = true;
     counts_.rows_taken += works[i].keys.tokens;
+    if (attended) pending.owners.push_back(works[i].owner);
   }
   TIERKV_RETURN_IF_ERROR(moved);
+  if (attended) pending_ = std::move(pending);
   return arrival;
 }
 
@@ -238,7 +303,7 @@ Result<std::shared_ptr<Slot>> DeviceAttention::brought(std::span<RowsView> rows)
 }
 
 Result<std::shared_ptr<const void>> DeviceAttention::bring(std::span<RowsView> rows) const {
-  std::lock_guard lock(mutex_);
+  const auto lock = alone();
   return guarded("bring rows from the device", [&]() -> Result<std::shared_ptr<const void>> {
     if (rows.empty()) return std::shared_ptr<const void>();
     TIERKV_RETURN_IF_ERROR(machine_->enter());
@@ -253,18 +318,18 @@ Result<std::shared_ptr<const void>> DeviceAttention::bring(std::span<RowsView> r
   });
 }
 
-Status DeviceAttention::send_results(const float* from, size_t count, float* to) const {
-  TIERKV_ASSIGN_OR_RETURN(const std::shared_ptr<Slot> slot, slots_.take(count * sizeof(float)));
-  std::memcpy(slot->data(), from, count * sizeof(float));
-  return machine_->send(reinterpret_cast<uint8_t*>(to), slot->data(), count * sizeof(float));
+Status DeviceAttention::send_results(const void* from, size_t bytes, void* to) const {
+  TIERKV_ASSIGN_OR_RETURN(const std::shared_ptr<Slot> slot, slots_.take(bytes));
+  std::memcpy(slot->data(), from, bytes);
+  return machine_->send(static_cast<uint8_t*>(to), slot->data(), bytes);
 }
 
-Status DeviceAttention::put(const float* from, size_t count, float* to, void* ready) const {
-  std::lock_guard lock(mutex_);
+Status DeviceAttention::put(const void* from, size_t bytes, void* to, void* ready) const {
+  const auto lock = alone();
   return guarded("send results to the device", [&]() -> Status {
     TIERKV_RETURN_IF_ERROR(machine_->enter());
     TIERKV_RETURN_IF_ERROR(machine_->follow({true, ready}));
-    const Status sent = send_results(from, count, to);
+    const Status sent = send_results(from, bytes, to);
     const Status ended = slots_.end_call();
     (void)machine_->leave();
     return sent.ok() ? ended : sent;

@@ -35,7 +35,7 @@ class StepArrival final : public attn::Arrival {
 // --- recording
 
 Result<std::unique_ptr<attn::StepCalls>> DeviceAttention::record() const {
-  std::lock_guard lock(mutex_);
+  const auto lock = alone();
   return guarded("record a step", [&]() -> Result<std::unique_ptr<attn::StepCalls>> {
     TIERKV_RETURN_IF_ERROR(machine_->enter());
     TIERKV_ASSIGN_OR_RETURN(std::unique_ptr<Graph> graph, machine_->make_graph());
@@ -53,7 +53,7 @@ DeviceStep::DeviceStep(const DeviceAttention& device, std::shared_ptr<StepState>
     : device_(device), state_(std::move(state)) {}
 
 DeviceStep::~DeviceStep() {
-  std::lock_guard lock(device_.mutex_);
+  const auto lock = device_.alone();
   std::erase(device_.steps_, this);
   (void)device_.machine_->enter();
   (void)state_->graph->wait();  // it writes to the slots
@@ -63,7 +63,7 @@ Result<bool> DeviceStep::captures(void* stream) { return ended_ ? Result<bool>(f
 
 Status DeviceStep::add_append(std::span<const AppendItem> items) {
   return guarded("record an append", [&]() -> Status {
-    std::lock_guard lock(device_.mutex_);
+    const auto lock = device_.alone();
     TIERKV_RETURN_IF_ERROR(device_.machine_->enter());
     TIERKV_RETURN_IF_ERROR(state_->graph->follow(items[0].keys.ready));
     calls_.reserve(calls_.size() + 1);
@@ -75,13 +75,14 @@ Status DeviceStep::add_append(std::span<const AppendItem> items) {
 
 Status DeviceStep::add_attention(std::span<const AttentionItem> items, uint32_t kv_heads) {
   return guarded("record attention", [&]() -> Status {
-    std::lock_guard lock(device_.mutex_);
+    const auto lock = device_.alone();
     const RowsView& first = items[0].queries;
     Call call;
     call.attends = true;
-    std::vector<std::pair<const float*, size_t>> outs;
+    std::vector<std::pair<const uint8_t*, size_t>> outs;
     for (const AttentionItem& item : items) {
-      outs.emplace_back(item.out, size_t{item.queries.tokens} * first.heads * first.head_dim);
+      const size_t elements = size_t{item.queries.tokens} * first.heads * first.head_dim;
+      outs.emplace_back(reinterpret_cast<const uint8_t*>(item.out), elements * element_bytes(item.out_type));
       call.flags += item.queries.tokens * kv_heads;
     }
     std::sort(outs.begin(), outs.end());
@@ -105,7 +106,7 @@ Status DeviceStep::add_attention(std::span<const AttentionItem> items, uint32_t 
 }
 
 Status DeviceStep::end() {
-  std::lock_guard lock(device_.mutex_);
+  const auto lock = device_.alone();
   if (ended_) return error(StatusCode::failed_precondition, "the recording has ended already");
   if (calls_.empty())
     return error(StatusCode::failed_precondition, "no call was recorded: none was made on a stream that is captured");
@@ -125,7 +126,7 @@ void DeviceStep::forget_plans() {
 
 Status DeviceStep::begin(void* exec, void* stream) {
   return guarded("advance a step", [&]() -> Status {
-    std::lock_guard lock(device_.mutex_);
+    const auto lock = device_.alone();
     if (!ended_) return error(StatusCode::failed_precondition, "the recording has not ended; call end() before the capture does");
     const Progress& progress = state_->progress();
     if (const uint64_t broken = Progress::read(progress.broken); broken != 0) {
@@ -163,7 +164,7 @@ std::shared_ptr<const attn::Arrival> DeviceStep::arrival(std::shared_ptr<Slot> s
 }
 
 Status DeviceAttention::make_ready(std::span<AttendWork> works, attn::StepCalls& of) const {
-  std::lock_guard lock(mutex_);
+  const auto lock = alone();
   return guarded("send hot rows", [&]() -> Status {
     TIERKV_RETURN_IF_ERROR(machine_->enter());
     TIERKV_RETURN_IF_ERROR(machine_->follow(DeviceStep::of(&of)->stream()));
@@ -256,7 +257,7 @@ Status DeviceAttention::plan_in_step(const Works& batch, DeviceStep& step) const
 }
 
 Result<bool> DeviceStep::finish() {
-  std::lock_guard lock(device_.mutex_);
+  const auto lock = device_.alone();
   return guarded("advance a step", [&]() -> Result<bool> {
     TIERKV_RETURN_IF_ERROR(device_.machine_->enter());
     if (moved_ || (!planned_.empty() && others_ != device_.others_)) {
@@ -292,7 +293,7 @@ Status DeviceStep::keep_near() {
 }
 
 void DeviceStep::give_up() noexcept {
-  std::lock_guard lock(device_.mutex_);
+  const auto lock = device_.alone();
   (void)device_.machine_->enter();
   (void)device_.machine_->leave();
   forget_plans();

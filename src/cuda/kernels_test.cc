@@ -55,6 +55,23 @@ Path check(const SceneShape& shape, uint32_t seed, uint32_t ctas, double toleran
   return planned.plan.fast;
 }
 
+// What the kernels leave of a scene where results are of this type, as bits.
+template <class Word>
+std::vector<Word> results(const Scene& scene, const Planned& planned, DType type) {
+  static Machine machine;
+  std::vector<Word> out(scene.queries().size(), static_cast<Word>(0x7FC1));
+  std::vector<float> lse(scene.rows());
+  Launch launch = testing::launch_of(planned.input, planned.plan, scene.queries().data(), scene.sinks());
+  const size_t states = size_t{planned.plan.partials} * launch.group;
+  std::vector<float> values(states * launch.head_dim), tops(states), sums(states);
+  std::vector<uint32_t> failed(scene.tasks()), arrived(scene.tasks()), given(2);
+  launch.out = reinterpret_cast<float*>(out.data()), launch.out_type = static_cast<uint8_t>(type), launch.lse = lse.data();
+  launch.failed = failed.data(), launch.arrived = arrived.data(), launch.given = given.data();
+  launch.partial_out = values.data(), launch.partial_top = tops.data(), launch.partial_sum = sums.data();
+  run(machine, launch, planned.plan, Machine::Order::first_to_last);
+  return out;
+}
+
 // Segments of a path in a scene's launch.
 size_t count(const SceneShape& shape, Path path) {
   Planned planned;
@@ -176,6 +193,21 @@ TEST(Kernels, PlainRows) {
   SceneShape wide = archive("kivi2", 4, {400});
   wide.head_dim = 256;
   EXPECT_EQ(count(wide, Path::plain), 0u);
+}
+
+TEST(Kernels, ResultsOfSixteenBitsAreTheRoundedOnes) {
+  SceneShape shape = archive("rot4/mid2", 4, {700, 90, 1});
+  const Scene scene(shape, 3);
+  Planned planned;
+  testing::plan_of(scene, 3, true, planned);
+  const std::vector<uint32_t> exact = results<uint32_t>(scene, planned, DType::f32);
+  for (const DType type : {DType::f16, DType::bf16}) {
+    const std::vector<uint16_t> rounded = results<uint16_t>(scene, planned, type);
+    for (size_t i = 0; i < exact.size(); ++i) {
+      const float x = __uint_as_float(exact[i]);
+      ASSERT_EQ(rounded[i], type == DType::bf16 ? f32_to_bf16(x) : f32_to_f16(x)) << i;
+    }
+  }
 }
 
 TEST(Kernels, EveryCodecInOddPlaces) {

@@ -148,6 +148,14 @@ class GrowingMemory {
     size_ = wanted;
     return {};
   }
+  // So many bytes and no more, and what was there goes first: of what is sent anew anyway. Refused, there is none.
+  Status renew(size_t bytes) {
+    release(std::exchange(data_, nullptr));
+    size_ = 0;
+    TIERKV_ASSIGN_OR_RETURN(data_, staging ? machine_.allocate_staging(bytes) : machine_.allocate(bytes));
+    size_ = bytes;
+    return {};
+  }
   uint8_t* data() const { return data_; }
   size_t size() const { return size_; }
 

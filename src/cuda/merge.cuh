@@ -6,6 +6,15 @@
 
 namespace tierkv::cuda {
 
+// A result, finite, in the type that the caller wants, rounded to the nearest: to the bits that row_moves.h makes of floats.
+__device__ inline void store_result(const Launch& launch, size_t at, float x) {
+  auto* const halves = reinterpret_cast<uint16_t*>(launch.out);
+  const uint32_t bits = __float_as_uint(x);
+  if (launch.out_type == 0) launch.out[at] = x;
+  else if (launch.out_type == 1) halves[at] = __half_as_ushort(__float2half(x));
+  else halves[at] = static_cast<uint16_t>((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
+}
+
 // A sink's logit joins a row's softmax with a value of zero; a row that sees nothing is zeros. Sums and maxima are checked, so that
 // a row that left the range of floats is zeros and says so.
 __device__ inline void merge_task(const Launch& launch, const SegmentDesc& segment) {
@@ -42,7 +51,7 @@ __device__ inline void merge_task(const Launch& launch, const SegmentDesc& segme
     const float result = sum > 0.0f ? value / sum : 0.0f;
     const bool fine = isfinite(result) && isfinite(sum) && (top == -INFINITY || isfinite(top));
     const size_t to = static_cast<size_t>(segment.first_row + row);
-    launch.out[to * dim + channel] = fine ? result : 0.0f;
+    store_result(launch, to * dim + channel, fine ? result : 0.0f);
     if (!fine) launch.failed[segment.task] = 1;
     if (launch.lse && channel == 0) launch.lse[to] = sum > 0.0f && fine ? (both + log2f(sum)) / kLog2E : -INFINITY;
   }

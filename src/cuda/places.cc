@@ -1,6 +1,8 @@
 #include "cuda/places.h"
 
+#include <algorithm>
 #include <iterator>
+#include <utility>
 
 #include "base/status_macros.h"
 
@@ -53,6 +55,11 @@ void Places::let_go(Entry* entry) {
   entries_.splice(entry->used == call_ ? entries_.end() : entries_.begin(), held_, entry->self);
 }
 
+void Places::replaced(Entry* entry) {
+  let_go(entry);
+  if (entry->holds == 0 && entry->used != call_) forget(entry);
+}
+
 void Places::keep(Entry* entry) {
   hold(entry);
   if (entry->kept++ == 0) kept_bytes_ += entry->size, ++kept_blocks_;
@@ -60,7 +67,15 @@ void Places::keep(Entry* entry) {
 
 void Places::give_up(Entry* entry) {
   if (--entry->kept == 0) kept_bytes_ -= entry->size, --kept_blocks_;
-  let_go(entry);
+  replaced(entry);
+}
+
+// 0: the limit has no room for it.
+size_t Places::next_slab(size_t size) const {
+  const size_t share = (slab_bytes_ / kSlabShare + kSlabStep - 1) / kSlabStep * kSlabStep;
+  const size_t slab = std::max(std::clamp(share, kLeastSlab, kMostSlab), size);
+  if (limit_ == 0 || slab_bytes_ + slab <= limit_) return slab;
+  return slab_bytes_ + size <= limit_ ? limit_ - slab_bytes_ : 0;
 }
 
 Result<uint8_t*> Places::take(size_t size) {
@@ -70,21 +85,15 @@ Result<uint8_t*> Places::take(size_t size) {
       list.pop_back();
       return at;
     }
-    if (slab_used_ + size > kSlab && (limit_ == 0 || bytes() + kSlab <= limit_)) {
-      slabs_.reserve(slabs_.size() + 1);
-      const Result<uint8_t*> slab = more_(kSlab);
+    if (const size_t fresh = slab_used_ + size > slab_size_ ? next_slab(size) : 0; fresh != 0) {
+      const Result<uint8_t*> slab = more_(fresh);
       if (slab.ok()) {
-        slabs_.push_back(*slab);
-        slab_used_ = 0;
+        slab_ = *slab, slab_size_ = fresh, slab_used_ = 0, slab_bytes_ += fresh;
       } else if (slab.status().code() != StatusCode::resource_exhausted) {
         return slab.status();
       }
     }
-    if (slab_used_ + size <= kSlab) {
-      uint8_t* const at = slabs_.back() + slab_used_;
-      slab_used_ += size;
-      return at;
-    }
+    if (slab_used_ + size <= slab_size_) return slab_ + std::exchange(slab_used_, slab_used_ + size);
     if (!drop_oldest()) {
       ++refusals_;
       return error(StatusCode::resource_exhausted, "the device has no room for the blocks of one call: ", bytes() >> 20,

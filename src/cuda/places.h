@@ -2,9 +2,10 @@
 //
 // A sealed block never changes, and forks share it, so its checksum and its length name its bytes. Nobody tells that a block was
 // released: when room is short the copies go that were used longest ago. Those that the call under way asked for stay, and so do
-// those that somebody holds. Of blocks that are nowhere else (device_far.cc) the last holder says when they go.
-// Layout:  [key bytes, padded to 128][value bytes], 128-byte aligned, in slabs of 32 MiB; a place is used again by blocks of its
-// size.
+// those that somebody holds. Of blocks that are nowhere else (device_far.cc) the last holder says when they go, and who has other
+// blocks in their stead says so (replaced()).
+// Layout:  [key bytes, padded to 32][value bytes], 32-byte aligned, which is what memory reads at a time; in slabs of 4 MiB, or a
+//          256th of all there is where that is more, up to 32. A place is used again by blocks of its size.
 #pragma once
 
 #include <cstddef>
@@ -60,31 +61,36 @@ class Places {
   // It stays until it is let go as often. What nobody holds any more goes first, unless the call under way asked for it.
   void hold(Entry* entry);
   void let_go(Entry* entry);
+  // The same by somebody who has other blocks now: if nobody else holds it its place is free at once, and not when room is short.
+  void replaced(Entry* entry);
 
   // The same, of blocks whose bytes are nowhere else.
   void keep(Entry* entry);
   void give_up(Entry* entry);
 
-  uint64_t bytes() const { return slabs_.size() * kSlab; }
+  uint64_t bytes() const { return slab_bytes_; }
   uint64_t blocks() const { return known_.size(); }
   uint64_t kept_bytes() const { return kept_bytes_; }  // what blocks take that are nowhere else
   uint64_t kept_blocks() const { return kept_blocks_; }
   uint64_t refusals() const { return refusals_; }  // add() had no room
 
  private:
-  static constexpr size_t kSlab = size_t{32} << 20, kAlign = 128;
+  static constexpr size_t kLeastSlab = size_t{4} << 20, kMostSlab = size_t{32} << 20, kSlabStep = size_t{2} << 20;
+  static constexpr size_t kSlabShare = 256, kAlign = 32;
   using Entries = std::list<Entry>;
 
   static uint64_t name_of(uint64_t sealed, size_t key_bytes, size_t value_bytes);
   static size_t rounded(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
   Result<uint8_t*> take(size_t size);
+  size_t next_slab(size_t size) const;
   bool drop_oldest();
 
   const uint64_t limit_;
   const MoreMemory more_;
   uint64_t call_ = 0, kept_bytes_ = 0, kept_blocks_ = 0, refusals_ = 0;
-  std::vector<uint8_t*> slabs_;
-  size_t slab_used_ = kSlab;
+  uint8_t* slab_ = nullptr;  // the last one
+  size_t slab_size_ = 0, slab_used_ = 0;
+  uint64_t slab_bytes_ = 0;                       // of all
   std::map<size_t, std::vector<uint8_t*>> free_;  // by size
   Entries entries_;                               // that nobody holds, least recently used first
   Entries held_;

@@ -280,11 +280,14 @@ class Planner {
     for (const Piece& piece : staged) add_piece(piece), end_cta();
     plan_.staged_ctas = ctas() - plan_.general_ctas;
     for (size_t b = sharing.general; b < sharing.bins.size(); ++b) add_cta(sharing.pieces, sharing.bins[b]);
+    const auto& codecs = input_.readers.empty() ? input_.codecs : input_.readers;
+    uint32_t known = UINT32_MAX;
+    FastCodec fast;  // of it: without tables one for all
     for (uint32_t c = plan_.general_ctas + plan_.staged_ctas, i = 0; c < ctas(); ++c, ++i) {
       const SegmentDesc& first = plan_.segments[plan_.cta_begin[c]];
       const uint32_t count = plan_.cta_begin[c + 1] - plan_.cta_begin[c];
-      const auto& codecs = input_.readers.empty() ? input_.codecs : input_.readers;
-      plan_.firsts.of[i] = {first, plan_.cta_begin[c], fast_codec(codecs[first.codec]), count};
+      if (std::exchange(known, first.codec) != first.codec) fast = fast_codec(codecs[first.codec]);
+      plan_.firsts.of[i] = {first, plan_.cta_begin[c], fast, count};
     }
   }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 
+#include "attn/rows.h"
 #include "tierkv/cache.h"
 
 namespace tierkv::cuda {
@@ -21,7 +22,7 @@ struct RowMove {
 };
 static_assert(sizeof(RowMove) == 64);
 
-inline size_t element_bytes(DType type) { return type == DType::f32 ? 4 : 2; }
+using attn::element_bytes;
 inline size_t dense_bytes(const RowsView& rows) {
   return size_t{rows.tokens} * rows.heads * rows.head_dim * element_bytes(rows.type);
 }

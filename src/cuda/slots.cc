@@ -19,14 +19,28 @@ Result<std::shared_ptr<Slot>> Slots::find() {
     }
     all_.push_back(std::move(slot));
   }
-  auto slot = std::make_shared<Slot>(machine_);
-  TIERKV_ASSIGN_OR_RETURN(slot->mark, machine_->make_mark());
-  return slot;
+  return std::make_shared<Slot>(machine_);
+}
+
+// One for all slots of a call, that no slot of another has any more.
+Status Slots::find_mark() {
+  constexpr size_t kLook = 4;
+  for (size_t i = 0, look = std::min(kLook, marks_.size()); i < look; ++i) {
+    marks_.push_back(std::move(marks_.front()));
+    marks_.pop_front();
+    if (marks_.back().use_count() > 1) continue;
+    next_ = marks_.back();
+    return {};
+  }
+  TIERKV_ASSIGN_OR_RETURN(std::unique_ptr<Mark> made, machine_->make_mark());
+  next_ = marks_.emplace_back(std::move(made));
+  return {};
 }
 
 Result<std::shared_ptr<Slot>> Slots::take(size_t bytes) {
   TIERKV_ASSIGN_OR_RETURN(std::shared_ptr<Slot> slot, find());
-  slot->put = false;
+  slot->put = false, slot->mark = nullptr;
+  if (!next_) TIERKV_RETURN_IF_ERROR(find_mark());
   TIERKV_RETURN_IF_ERROR(slot->memory.reserve(std::max<size_t>(bytes, 4096)));
   if (slot->memory.size() <= kLargest) all_.push_back(slot);
   slot->held.store(true, std::memory_order_relaxed);
@@ -36,13 +50,12 @@ Result<std::shared_ptr<Slot>> Slots::take(size_t bytes) {
 }
 
 Status Slots::end_call() {
-  Status status;
-  for (const std::shared_ptr<Slot>& slot : open_) {
-    if (Status put = machine_->put(*slot->mark); !put.ok()) status = std::move(put);
-    else slot->put = true;
-  }
+  if (open_.empty()) return {};
+  Status put = machine_->put(*next_);
+  for (const std::shared_ptr<Slot>& slot : open_) slot->mark = next_, slot->put = put.ok();
   open_.clear();
-  return status;
+  next_ = nullptr;
+  return put;
 }
 
 }  // namespace tierkv::cuda

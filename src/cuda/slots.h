@@ -21,8 +21,8 @@ struct Slot {
   }
   const std::shared_ptr<Machine> machine;  // it frees the memory
   Staging memory;
-  std::unique_ptr<Mark> mark;
-  bool put = false;  // the mark was
+  std::shared_ptr<Mark> mark;  // of the call that it was lent to last, and of that call's other slots
+  bool put = false;            // the mark was
   // Whoever lets go of it last may be another thread, which has read it to the end: hence a flag that says so, and not the count of
   // a shared pointer, which says nothing of when.
   std::atomic<bool> held{false};
@@ -46,10 +46,13 @@ class Slots {
   static constexpr size_t kMost = 256, kLargest = size_t{64} << 20;  // a larger one is not kept
 
   Result<std::shared_ptr<Slot>> find();
+  Status find_mark();
 
   const std::shared_ptr<Machine> machine_;
   std::deque<std::shared_ptr<Slot>> all_;  // longest unused first
   std::vector<std::shared_ptr<Slot>> open_;
+  std::deque<std::shared_ptr<Mark>> marks_;  // longest unused first; one that only this list has is free
+  std::shared_ptr<Mark> next_;               // of the call under way
 };
 
 }  // namespace tierkv::cuda

@@ -66,7 +66,7 @@ Result<const Standing::Area*> Standing::area(const attn::Settled& settled, std::
     std::vector<Area::Seen> seen;
     ~Old() {
       for (const Area::Seen& view : seen) {
-        if (view.held) places.let_go(view.held);
+        if (view.held) places.replaced(view.held);
       }
     }
   } old{mirror_.places(), {}};
@@ -205,7 +205,7 @@ Status Standing::make_room(Area& area, uint32_t views) {
     first = room_.take(wanted);
   }
   if (first == UINT32_MAX) {
-    const uint32_t more = std::max(wanted, room_.size() / 2 + 4096);
+    const uint32_t more = std::max(wanted, room_.size() / 8 + 1024);  // the list is sent anew then, which is seldom
     if (uint64_t{front_} + room_.size() + more > UINT32_MAX) {
       return error(StatusCode::resource_exhausted, "the views of settled blocks are more than a device's list can hold; detach");
     }
@@ -278,7 +278,7 @@ Status Standing::send_areas() {
   const size_t bytes = front_bytes() + list_.size() * sizeof(ViewDesc);
   if (bytes > memory_.size()) {
     whole_ = true;
-    TIERKV_RETURN_IF_ERROR(memory_.reserve(bytes));
+    TIERKV_RETURN_IF_ERROR(memory_.renew(bytes));
   }
   uint8_t* const to = memory_.data() + front_bytes();
   if (whole_) {

@@ -50,7 +50,7 @@ TEST(Places, TheLongestUnusedGoFirstAndTheCallsOwnStay) {
 }
 
 TEST(Places, WhatIsHeldStaysUntilItIsLetGo) {
-  Places places(0, memory(1));
+  Places places(0, memory(4));
   places.begin_call();
   std::vector<Places::Entry*> held;
   for (uint64_t block = 1; block <= 4; ++block) {
@@ -67,6 +67,45 @@ TEST(Places, WhatIsHeldStaysUntilItIsLetGo) {
   ASSERT_TRUE(fresh.ok());
   EXPECT_EQ(places.find(3, 4 * kMiB, 4 * kMiB), nullptr);
   EXPECT_EQ(places.find(1, 4 * kMiB, 4 * kMiB), held[0]);
+}
+
+TEST(Places, WhatIsReplacedMakesRoomAtOnceUnlessSomebodyElseHoldsIt) {
+  Places places(0, memory());
+  places.begin_call();
+  Places::Entry* const first = *places.add(1, 1000, 500);
+  Places::Entry* const second = *places.add(2, 1000, 500);
+  uint8_t* const at = first->keys;
+  places.hold(first), places.hold(second), places.hold(second);
+  places.replaced(second);
+  EXPECT_EQ(places.find(2, 1000, 500), second);
+  places.begin_call();
+  places.replaced(first);
+  EXPECT_EQ(places.find(1, 1000, 500), nullptr);
+  EXPECT_EQ((*places.add(3, 1000, 500))->keys, at);
+  places.keep(*places.add(4, 1000, 500));
+  places.begin_call();
+  places.give_up(places.find(4, 1000, 500));
+  EXPECT_NE(places.find(4, 1000, 500), nullptr) << "this call has asked for it";
+}
+
+TEST(Places, TakeLittleMoreThanTheirBlocks) {
+  Places places(0, memory());
+  places.begin_call();
+  EXPECT_EQ((*places.add(1, 8579, 4243))->values - places.find(1, 8579, 4243)->keys, 8608);
+  uint64_t bytes = 12864;
+  for (uint64_t block = 2; bytes < 1500 * kMiB; ++block, bytes += 12864) ASSERT_TRUE(places.add(block, 8579, 4243).ok());
+  EXPECT_LE(places.bytes(), bytes + bytes / 100);
+  Places few(0, memory());
+  ASSERT_TRUE(few.add(1, 1000, 500).ok());
+  EXPECT_EQ(few.bytes(), 4 * kMiB);
+}
+
+TEST(Places, ALimitIsUsedToItsEnd) {
+  Places places(7 * kMiB, memory());
+  places.begin_call();
+  for (uint64_t block = 1; block <= 7; ++block) ASSERT_TRUE(places.add(block, kMiB / 2, kMiB / 2).ok()) << block;
+  EXPECT_EQ(places.add(8, kMiB / 2, kMiB / 2).status().code(), StatusCode::resource_exhausted);
+  EXPECT_EQ(places.bytes(), 7 * kMiB);
 }
 
 TEST(AreaRoom, AreasNeverOverlapAndWhatIsGivenBackIsUsedAgain) {

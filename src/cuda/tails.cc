@@ -49,6 +49,13 @@ size_t Tails::staged_bytes(const attn::AttendWork& work) const {
   return size_t{end - first} * row_bytes * 2 * work.heads.size();
 }
 
+// Hot rows come and go by blocks, mostly of 64: a strip with room for those until the next one goes need not grow. Longer ones grow
+// by half.
+uint32_t Tails::room_for(uint32_t rows) {
+  constexpr uint32_t kBlock = 64, kFew = 4 * kBlock;
+  return (rows + (rows <= kFew ? 0 : rows / 2) + kBlock - 1) / kBlock * kBlock;
+}
+
 Status Tails::begin_call(size_t staged) {
   ++call_;
   staged_ = 0;
@@ -73,7 +80,7 @@ Result<const Tails::Strip*> Tails::place(const attn::AttendWork& work) {
       drop_idle();
       strip.versions.assign(work.settled.size(), 0);
       strip.row_bytes = row_bytes;
-      strip.room = (rows + std::max(64u, rows / 2) + 15) / 16 * 16;
+      strip.room = room_for(rows);
       const Result<uint8_t*> memory = machine_.allocate(strip.bytes());
       if (!memory.ok()) {
         strip.room = 0;

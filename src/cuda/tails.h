@@ -75,6 +75,7 @@ class Tails {
   // The strip has these rows as far as it goes, and room for all of them.
   static bool fits(const attn::AttendWork& work, const Strip& strip, uint32_t first, uint32_t end, size_t row_bytes);
   Status send_rows(const attn::AttendWork& work, Strip& strip, uint32_t from, uint32_t end);
+  static uint32_t room_for(uint32_t rows);
   Status slide(Strip& strip, uint32_t first);
   void drop_idle();
   void release(Strip& strip);

@@ -36,9 +36,13 @@ class TwinMachine final : public Machine {
   Status enter() override { return {}; }
   Status follow(const StreamName& stream) override {
     followed = stream;
+    ++asked;
     return {};
   }
-  Status leave() override { return {}; }
+  Status leave() override {
+    ++asked;
+    return {};
+  }
   void go_aside() noexcept override { queue_ = beside_.get(); }
   void come_back() noexcept override { queue_ = main_.get(); }
   Result<uint8_t*> allocate_staging(size_t bytes) override {
@@ -58,7 +62,7 @@ class TwinMachine final : public Machine {
   Status send_pieces(uint8_t* to, size_t to_stride, const void* from, size_t from_stride, size_t bytes, size_t count) override {
     if (lost) return gone();
     if (sends_that_fail != 0 && --sends_that_fail == 0) return error(StatusCode::io_error, "a copy to the device failed");
-    sent += bytes * count, ++sends;
+    sent += bytes * count, ++sends, ++asked;
     const auto* source = static_cast<const uint8_t*>(from);
     std::shared_ptr<std::vector<uint8_t>> copy;  // of what may be gone when this returns
     if (queue_->lazy && !is_staging(source)) {
@@ -75,8 +79,9 @@ class TwinMachine final : public Machine {
   }
   Status attend(const Launch& launch, const Plan& plan) override {
     last = launch;
+    ++asked;
     if (!attends) return {};
-    return queue_->add([launch, partials = plan.partials] { Twin(launch, partials).run(launch.out, launch.lse); });
+    return queue_->add([launch, partials = plan.partials] { Twin(launch, partials).run(); });
   }
   Status weigh(const MassLaunch& launch) override {
     ++weighs;
@@ -98,6 +103,7 @@ class TwinMachine final : public Machine {
     return queue_->add([=] { std::memcpy(to, from, bytes); });
   }
   Status move_rows(std::span<const RowMove> moves, uint32_t head_dim) override {
+    ++asked;
     return queue_->add([list = std::vector(moves.begin(), moves.end()), head_dim] { move_rows_on_host(list, head_dim); });
   }
   Status wait() override {
@@ -108,6 +114,7 @@ class TwinMachine final : public Machine {
 
   Result<std::unique_ptr<Mark>> make_mark() override { return std::unique_ptr<Mark>(std::make_unique<TwinMark>(main_)); }
   Status put(Mark& mark) override {
+    ++asked, ++puts;
     static_cast<TwinMark&>(mark).at = main_->added();
     return {};
   }
@@ -129,6 +136,8 @@ class TwinMachine final : public Machine {
     for (const std::function<void()>& place : graph.places) (void)main_->add(place);
   }
 
+  uint64_t asked = 0;            // streams, marks, copies, moves and launches of attention
+  uint64_t puts = 0;             // of them, marks
   uint64_t sent = 0, sends = 0;  // bytes, and how often
   uint64_t waits = 0;            // for everything but what is aside
   uint64_t waits_aside = 0;      // for that
@@ -215,7 +224,7 @@ class TwinMachine final : public Machine {
         CtaFirsts firsts;
       } const told{launch, plan.firsts};
       return set(attends_[place], std::as_bytes(std::span(&told, 1)),
-                 [launch, partials = plan.partials] { Twin(launch, partials).run(launch.out, launch.lse); });
+                 [launch, partials = plan.partials] { Twin(launch, partials).run(); });
     }
     Status wait() const override {
       main_->run(UINT64_MAX);

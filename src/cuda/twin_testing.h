@@ -6,6 +6,7 @@
 #include <limits>
 #include <vector>
 
+#include "attn/rows.h"
 #include "cuda/better.h"
 #include "cuda/plan.h"
 #include "cuda/reading.h"
@@ -30,6 +31,18 @@ class Twin {
   Twin(const Launch& launch, uint32_t partials) : launch_(launch), d_(launch.head_dim) {
     const size_t rows = static_cast<size_t>(partials) * launch.group;
     out_.resize(rows * d_), top_.assign(rows, -INFINITY), sum_.assign(rows, 0.0f);
+  }
+
+  // To where the launch says.
+  void run() {
+    uint32_t rows = 0;
+    for (uint32_t i = 0; i < launch_.cta_begin[launch_.ctas]; ++i) {
+      rows = std::max(rows, launch_.tasks[launch_.segments[i].task].first_row + launch_.group);
+    }
+    if (launch_.out_type == 0) return run(launch_.out, launch_.lse);
+    std::vector<float> out(size_t{rows} * d_);
+    run(out.data(), launch_.lse);
+    attn::narrow(out.data(), out.size(), static_cast<DType>(launch_.out_type), launch_.out);
   }
 
   // out: [rows][head_dim]; lse: [rows].

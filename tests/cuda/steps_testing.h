@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <memory>
 #include <random>
 #include <string>
@@ -116,14 +117,20 @@ class Steps {
       for (size_t s = 0; s < sequences_.size(); ++s) queries.emplace_back(noise(row), type, count, kHeads, dim_);
       std::vector<float> out[2];
       for (int c = 0; c < 2; ++c) {
-        out[c].assign(sequences_.size() * row, NAN);
+        const DType results = c == 1 ? next_type() : DType::f32;
+        const size_t size = sequences_.size() * row, bytes = results == DType::f32 ? 4 : 2;
+        std::vector<uint8_t> got(size * bytes, 0xFF);
         RemoteMemory* const memory = c == 1 ? memory_ : nullptr;
-        float* const to = memory ? static_cast<float*>(memory->make(out[c].size() * sizeof(float))) : out[c].data();
+        auto* const to = memory ? static_cast<uint8_t*>(memory->make(got.size())) : got.data();
         std::vector<AttentionItem> items;
-        for (size_t s = 0; s < sequences_.size(); ++s) items.push_back({sequences_[s], queries[s].in(memory), to + s * row});
+        for (size_t s = 0; s < sequences_.size(); ++s) {
+          auto* const own = reinterpret_cast<float*>(to + s * row * bytes);
+          items.push_back({sequences_[s], queries[s].in(memory), own, -1, nullptr, {}, results});
+        }
         const Status status = caches_[c]->attention(layer, items, options);
         ASSERT_TRUE(status.ok()) << status.message();
-        if (memory) memory->fetch(out[c].data(), to, out[c].size() * sizeof(float));
+        if (memory) memory->fetch(got.data(), to, got.size());
+        out[c] = widened(got, results);
       }
       double off = 0.0, size = 0.0;
       for (size_t i = 0; i < out[0].size(); ++i) {
@@ -146,6 +153,15 @@ class Steps {
   AttentionOptions options;
 
  private:
+  static std::vector<float> widened(const std::vector<uint8_t>& from, DType type) {
+    std::vector<float> out(from.size() / (type == DType::f32 ? 4 : 2));
+    for (size_t i = 0; i < out.size(); ++i) {
+      uint16_t half = 0;
+      if (type == DType::f32) std::memcpy(&out[i], from.data() + 4 * i, 4);
+      else std::memcpy(&half, from.data() + 2 * i, 2), out[i] = type == DType::bf16 ? bf16_to_f32(half) : f16_to_f32(half);
+    }
+    return out;
+  }
   static Status append_each(AdaptiveKVCache& cache, uint32_t layer, const std::vector<AppendItem>& items) {
     for (const AppendItem& item : items) {
       if (Status status = cache.append(item.seq, layer, item.keys, item.values); !status.ok()) return status;

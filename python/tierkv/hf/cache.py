@@ -19,7 +19,7 @@ from ..config import CacheConfig, LayerOverride, configure
 from ..errors import Error, FailedPrecondition, InvalidArgument, Unsupported
 from ..tables import TierTable
 from .attention import NAME
-from .layer import TieredLayer
+from .layer import TYPES, TieredLayer
 from .models import ModelShape, fingerprint_of, grams_of, ropes_of, shape_of_model
 
 CROPS_TO_A_LENGTH = int(transformers.__version__.split(".")[0]) < 5
@@ -52,9 +52,10 @@ class Plan:
     """Of each row, where its tokens start; what is before is padding. Empty: at 0, all of them."""
     picks: list[torch.Tensor] | None
     """Of each row, the tokens that are no padding, where they are not the last ones."""
-    room: torch.Tensor | None = None
-    """Of a pass with one token for each row: what results look like. Making others after it takes half of the time that telling
-    torch a shape and a type does."""
+    observes: bool = True
+    """Whether somebody looks at what single tokens do."""
+    rooms: tuple[torch.Tensor, ...] | None = None
+    """Of a pass with one token for each row: where the results of each layer go, made for all of them at once."""
 
 
 def calibration_path(fingerprint: int) -> pathlib.Path:
@@ -166,6 +167,7 @@ class TieredCache(HostCache):  # type: ignore[misc, unused-ignore]
     def _set_up(self) -> None:
         super().__init__(layers=[TieredLayer(self, index) for index in range(self.shape.num_layers)])
         self.step = self.tiered._core.step
+        self.number = -1 if self.device is None else self.device.number  # of the device
         self.sequence_ids: list[int] = []
         self._kept: torch.Tensor | None = None  # bool [batch, seen]: which tokens are no padding; None: all
         self._plan: Plan | None = None
@@ -237,8 +239,14 @@ class TieredCache(HostCache):  # type: ignore[misc, unused-ignore]
                 other.is_initialized = True
         self._fine = keys.shape
 
-    def plan(self, layer: TieredLayer, mask: torch.Tensor | None, batch: int, tokens: int) -> Plan:
+    def observes(self, seen: int, tokens: int) -> bool:
+        """Whether somebody looks at what a call does that ends at token `seen`: on a device that waits for it."""
+        every = self.observe_every
+        return self.device is None or self.gathers > 0 or (every > 0 and (tokens > 1 or seen % every == 0))
+
+    def plan(self, layer: TieredLayer, mask: torch.Tensor | None, query: torch.Tensor) -> Plan:
         """What all layers of this pass do with the mask."""
+        batch, heads, tokens, dim = query.shape
         past, plan = layer.seen - tokens, self._plan
         if plan is not None and plan.past == past and plan.tokens == tokens:
             if mask is not plan.mask:
@@ -248,10 +256,9 @@ class TieredCache(HostCache):  # type: ignore[misc, unused-ignore]
         self._check_mask(mask)
         fresh = self._make_plan(mask, past, tokens, batch)
         if tokens == 1 and not fresh.starts:
-            fresh.room = plan.room if plan is not None else None
-            if fresh.room is None or fresh.room.shape[0] != batch:
-                place = "cpu" if self.device is None else f"cuda:{self.device.number}"
-                fresh.room = torch.empty((batch, 1, self.shape.num_heads, self.shape.head_dim), dtype=torch.float32, device=place)
+            fresh.observes = self.observes(layer.seen, 1)
+            if query.dtype in TYPES:
+                fresh.rooms = query.new_empty((len(self.layers), batch, 1, heads, dim)).unbind()
         self._plan = fresh
         return fresh
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from transformers.cache_utils import CacheLayerMixin
 
-from ..arrays import current_stream
+from ..arrays import stream_reader
 from ..errors import FailedPrecondition, InvalidArgument, Unsupported
 from .prompt import behind, is_plain, pieces_of, prompt_attention, shown_of
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 """What rows may be."""
+
+current_stream = stream_reader()
 
 SPECIAL = frozenset(("head_mask", "output_attentions", "position_bias", "s_aux", "sliding_window", "softcap"))
 """What an attention function may be told besides that matters to a cache. Most models say none of it."""
@@ -120,16 +122,14 @@ class TieredLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
             special = self.window != 0 or not SPECIAL.isdisjoint(more)
             if special or dropout or heads != self.heads:
                 self._check_call(owner.shape, heads, dropout, more)
-            plan = owner.plan(self, mask, batch, tokens)
-            if special or plan.room is None:
+            plan = owner.plan(self, mask, query)
+            if special or plan.rooms is None or plan.rooms[self.index].dtype is not query.dtype:
                 return self._attend(owner, plan, query, key, value, scaling, more)
             # A token for each row of the batch, and nothing special: what decoding does in most models, so it is short.
-            wanted, out = query.dtype, torch.empty_like(plan.room)
-            stream, observe = -1, True
-            if owner.device is not None:
-                stream, observe = current_stream(owner.device.number), self._observes(owner, 1)
-            owner.step(self.index, owner.sequence_ids, [], query, key, value, out, scaling or 0.0, 0.0, 0, stream, observe)
-            return out if wanted is torch.float32 else out.to(wanted)
+            out = plan.rooms[self.index]
+            stream = -1 if owner.number < 0 else current_stream(owner.number)
+            owner.step(self.index, owner.sequence_ids, [], query, key, value, out, scaling or 0.0, 0.0, 0, stream, plan.observes)
+            return out
         except BaseException as error:
             owner.fail(self.seen - tokens, error)
             raise
@@ -145,13 +145,14 @@ class TieredLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         more: dict[str, Any],
     ) -> torch.Tensor:
         wanted, (batch, heads, tokens, dim) = query.dtype, query.shape
+        kind = wanted if wanted in TYPES else torch.float32
         if plan.past == 0 and tokens > 1 and owner.exact_prompts and owner.observe_every == 0 and is_plain(more):
             self._store(owner, query, key, value, plan.starts, plan.picks, scaling or 0.0)
             return prompt_attention(query, key, value, plan.starts, plan.picks, scaling, self.window)
         if not (wanted == key.dtype == value.dtype):
             query, key, value = query.float(), key.float(), value.float()
         make = torch.empty if not plan.starts else torch.zeros
-        out = make((batch, tokens, heads, dim), dtype=torch.float32, device=query.device)
+        out = make((batch, tokens, heads, dim), dtype=kind, device=query.device)
         sinks = more.get("s_aux")
         logits = sinks.detach().float().cpu().contiguous() if sinks is not None else None
         scale, softcap = scaling or 0.0, more.get("softcap") or 0.0
@@ -163,10 +164,10 @@ class TieredLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
                     continue
                 places = places.to(query.device)
                 q, k, v = (rows[row : row + 1].index_select(2, places) for rows in (query, key, value))
-                answer = torch.empty((1, len(places), heads, dim), dtype=torch.float32, device=query.device)
+                answer = torch.empty((1, len(places), heads, dim), dtype=kind, device=query.device)
                 self._rows(owner, [owner.sequence_ids[row]], [], q, k, v, answer, scale, softcap, logits)
                 out[row].index_copy_(0, places, answer[0])
-        return out if wanted == torch.float32 else out.to(wanted)
+        return out if wanted is kind else out.to(wanted)
 
     def _rows(
         self,
@@ -181,16 +182,10 @@ class TieredLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         softcap: float,
         logits: torch.Tensor | None,
     ) -> None:
-        stream, observe = -1, True
-        if owner.device is not None:
-            stream, observe = current_stream(owner.device.number), self._observes(owner, query.shape[2])
+        stream = -1 if owner.number < 0 else current_stream(owner.number)
         sinks = 0 if logits is None else logits.data_ptr()
+        observe = owner.observes(self.seen, query.shape[2])
         owner.step(self.index, ids, starts, query, key, value, out, scale, softcap, sinks, stream, observe)
-
-    def _observes(self, owner: TieredCache, tokens: int) -> bool:
-        """Whether somebody looks at what a call on a device does, which waits for it."""
-        every = owner.observe_every
-        return owner.gathers > 0 or (every > 0 and (tokens > 1 or self.seen % every == 0))
 
     def _store(
         self,
@@ -214,7 +209,7 @@ class TieredLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
                 q, k, v = (rows[row : row + 1].index_select(2, places) for rows in (query, key, value))
                 parts.append(([seq], [], q, k, v))
         for ids, first, queries, keys, values in parts:
-            stream = -1 if owner.device is None else current_stream(owner.device.number)
+            stream = -1 if owner.number < 0 else current_stream(owner.number)
             shown = shown_of(owner.gathers, len(owner.sequence_ids), keys.shape[2], first)
             for start, end in pieces_of(shown, len(ids)):
                 q, k, v = (rows[:, :, start:end] for rows in (queries, keys, values))
