@@ -11,7 +11,7 @@ out=$(realpath -m "${1:-build-python}")
 shift || true
 tools/python_env.sh --check || exit 77
 base=$TIERKV_CACHE/python
-# The ccache of the main build has the library's objects already.
+# The ccache of the main build has the library's objects already, and the program's, if both were compiled with the same flags.
 if command -v ccache >/dev/null; then
   export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache
   export CCACHE_DIR=${CCACHE_DIR:-$TIERKV_CACHE/ccache} CCACHE_BASEDIR=${CCACHE_BASEDIR:-$PWD} CCACHE_NOHASHDIR=1
@@ -23,7 +23,8 @@ export PATH=$base/common/bin:$PATH
 
 rm -rf "$out/wheel" "$out/site"
 mkdir -p "$out"
-python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir "$out/wheel" .
+python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir "$out/wheel" \
+  --config-settings=cmake.define.TIERKV_WERROR="${WERROR:-OFF}" .
 python -m pip install --quiet --disable-pip-version-check --no-deps --no-index --target "$out/site" "$out"/wheel/tierkv-*.whl
 export PYTHONPATH=$out/site TIERKV_WHEEL_DIR=$out/wheel
 # Where libllama can be had, the program is in the wheel, and its tests must not be skipped.
