@@ -435,7 +435,7 @@ TEST_P(TakenBack, AStepThatFailsChangesNothing) {
     model.machine->updates_that_fail = 0;
     if (came) EXPECT_EQ(failed.code(), StatusCode::io_error) << failing;
     else {
-      EXPECT_GT(failing, 9u);  // 3 layers: rows, queries, attention, and the end
+      EXPECT_GT(failing, 9u) << failed.message();  // 3 layers: rows, queries, attention, and the end
       model.launch();
       model.follow();
     }

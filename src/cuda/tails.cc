@@ -49,11 +49,12 @@ size_t Tails::staged_bytes(const attn::AttendWork& work) const {
   return size_t{end - first} * row_bytes * 2 * work.heads.size();
 }
 
-// Hot rows come and go by blocks, mostly of 64: a strip with room for those until the next one goes need not grow. Longer ones grow
-// by half.
+// Hot rows come and go by blocks, mostly of 64: a strip with room for those until the next one goes, and for a step, need not grow.
+// Longer ones grow by half.
 uint32_t Tails::room_for(uint32_t rows) {
-  constexpr uint32_t kBlock = 64, kFew = 4 * kBlock;
-  return (rows + (rows <= kFew ? 0 : rows / 2) + kBlock - 1) / kBlock * kBlock;
+  constexpr uint32_t kBlock = 64, kFew = 4 * kBlock, kStep = 16;
+  if (rows <= kFew) return (rows + kBlock - 1) / kBlock * kBlock + kStep;
+  return (rows + rows / 2 + kStep - 1) / kStep * kStep;
 }
 
 Status Tails::begin_call(size_t staged) {
