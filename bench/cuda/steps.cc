@@ -3,8 +3,9 @@
 // rows, queries and results in the device's memory: what the calls take of the caller's time, and what a step takes when the next
 // one is asked for before it is done.
 //
-//   tierkv_steps_cuda [SPEC] [TOKENS] [SEQUENCES] [STEPS]
+//   tierkv_steps_cuda [SPEC] [TOKENS] [SEQUENCES] [STEPS] [away]
 //
+// With `away` blocks leave host memory once the device has them (cuda::Options::keep_on_host is false).
 // 32 query heads, 8 KV heads of 128 channels, one layer. Every sequence has rows of its own. Prints two lines of JSON.
 #include <cuda_runtime_api.h>
 
@@ -66,6 +67,7 @@ class Rows {
 struct Setting {
   std::string spec;
   uint32_t tokens, steps;
+  bool kept = true;  // blocks in host memory too
 };
 
 void in_host_memory(AdaptiveKVCache& cache, const cuda::Device& device, const std::vector<SeqId>& ids, const Setting& setting) {
@@ -101,10 +103,11 @@ void in_host_memory(AdaptiveKVCache& cache, const cuda::Device& device, const st
   for (uint32_t i = 0; i < 1 + setting.steps / 4; ++i) weighed.push_back(attend());
   const cuda::Usage usage = device.usage();
   std::printf(
-      "{\"memory\": \"host\", \"spec\": \"%s\", \"tokens\": %u, \"sequences\": %zu, \"first_us\": %.0f, \"call_us\": %.1f, "
+      "{\"memory\": \"host\", \"spec\": \"%s\", \"kept\": %d, \"tokens\": %u, \"sequences\": %zu, \"first_us\": %.0f, \"call_us\": "
+      "%.1f, "
       "\"mean_us\": %.1f, \"append_us\": %.1f, \"mass_us\": %.1f, \"block_bytes\": %llu, \"scratch_bytes\": %llu, "
       "\"on_processor\": %llu}\n",
-      setting.spec.c_str(), setting.tokens, ids.size(), first, median(calls), mean, median(appends), median(weighed),
+      setting.spec.c_str(), setting.kept, setting.tokens, ids.size(), first, median(calls), mean, median(appends), median(weighed),
       static_cast<unsigned long long>(usage.block_bytes), static_cast<unsigned long long>(usage.scratch_bytes),
       static_cast<unsigned long long>(usage.on_processor));
 }
@@ -166,9 +169,10 @@ void in_device_memory(AdaptiveKVCache& cache, const cuda::Device& device, const 
   check(device.check());
   const cuda::Usage usage = device.usage();
   std::printf(
-      "{\"memory\": \"device\", \"spec\": \"%s\", \"tokens\": %u, \"sequences\": %zu, \"append_us\": %.1f, \"call_us\": %.1f, "
+      "{\"memory\": \"device\", \"spec\": \"%s\", \"kept\": %d, \"tokens\": %u, \"sequences\": %zu, \"append_us\": %.1f, "
+      "\"call_us\": %.1f, "
       "\"step_us\": %.1f, \"pipelined_us\": %.1f, \"device_bytes\": %llu, \"peak_bytes\": %llu, \"on_processor\": %llu}\n",
-      setting.spec.c_str(), setting.tokens, count, median(appends), median(calls), median(alone), together,
+      setting.spec.c_str(), setting.kept, setting.tokens, count, median(appends), median(calls), median(alone), together,
       static_cast<unsigned long long>(usage.device_bytes), static_cast<unsigned long long>(usage.peak_bytes),
       static_cast<unsigned long long>(usage.on_processor));
 }
@@ -180,6 +184,8 @@ int main(int argc, char** argv) {
   const uint32_t tokens = argc > 2 ? static_cast<uint32_t>(std::atoi(argv[2])) : 32768;
   const uint32_t sequences = argc > 3 ? static_cast<uint32_t>(std::atoi(argv[3])) : 8;
   const uint32_t steps = argc > 4 ? static_cast<uint32_t>(std::atoi(argv[4])) : 60;
+  cuda::Options options;
+  options.keep_on_host = argc <= 5 || std::string(argv[5]) != "away";
   CacheConfig config;
   config.num_layers = 1, config.num_heads = kHeads, config.num_kv_heads = kKvHeads, config.head_dim = kDim;
   check(apply_spec(spec, config));
@@ -201,9 +207,9 @@ int main(int argc, char** argv) {
     });
   }
   for (std::thread& filler : fillers) filler.join();
-  auto device = cuda::attach(cache);
+  auto device = cuda::attach(cache, options);
   if (!device.ok()) fail(device.status());
-  const Setting setting{spec, tokens, steps};
+  const Setting setting{spec, tokens, steps, options.keep_on_host};
   in_host_memory(cache, **device, ids, setting);
   in_device_memory(cache, **device, ids, setting);
   return 0;
