@@ -42,6 +42,17 @@ inline constexpr uint32_t kStagedBytes = kHasBeside<T> && sizeof(StagedShared<T>
                                              ? WarmShape<T * 16>::kBytes
                                              : sizeof(StagedShared<T>);
 static_assert(kBesideThreads == kStagedThreads);
+// Shared memory of a kernel of warm, plain and staged rows.
+template <int T, bool kOnlyBeside>
+inline constexpr uint32_t kStagedHas = kStagedBytes<T>;
+template <int T>
+inline constexpr uint32_t kStagedHas<T, true> = WarmShape<T * 16>::kBytes;
+// What merges states has room in every kernel's shared memory. Fast ones have more than that in common.
+inline constexpr uint32_t kFastRoom = 96 * 1024;
+static_assert(merge_bytes(128) <= sizeof(TileShared<8>) && merge_bytes(256) <= sizeof(TileShared<16>));
+static_assert(merge_bytes(64) <= kStagedHas<4, true> && merge_bytes(64) <= kStagedHas<4, false>);
+static_assert(merge_bytes(128) <= kStagedHas<8, true> && merge_bytes(128) <= kStagedHas<8, false>);
+static_assert(merge_bytes(256) <= kStagedHas<16, false> && merge_bytes(128) <= kFastRoom);
 
 // kOnlyBeside: no segment is staged.
 template <int T, bool kOnlyBeside>
@@ -63,30 +74,32 @@ TIERKV_DEVICE void staged_segment(const Launch& launch, const SegmentDesc segmen
       if constexpr (!kOnlyBeside) attend_staged<T>(launch, segment, first);
     }
   }
-  finish_segment(launch, segment);
+  finish_segment(launch, segment, dynamic_shared(), kStagedHas<T, kOnlyBeside>);
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   fence_writes();  // the next one's copies may come to where this one wrote
 #endif
 }
 
-// Thread blocks take segment after segment: the first of them run where the fast kernel leaves a multiprocessor free, beside it,
-// and do as much as they can until others have room.
+// Thread blocks take segment after segment. Beside the fast kernel only those run that have room where it leaves a multiprocessor
+// free, and do as much as they can until others have: segments are given out. In front of it all have room, and a thread block
+// begins with the segment of its own number: to ask for one takes a way to far memory and back.
 template <int T, bool kOnlyBeside = false>
 __global__ void __launch_bounds__(kStagedThreads, kOnlyBeside ? kBesideRoom
                                                   : T > 8     ? kStagedWideRoom
                                                               : kStagedRoom) staged_kernel(const __grid_constant__ Launch launch) {
   let_next_begin();
   __shared__ uint32_t given;
-  if (threadIdx.x == 0) given = atomicAdd(launch.given, 1u);
+  const uint32_t ctas = min(launch.staged_ctas, kMostStaged), own = launch.staged_last ? 0 : ctas;
+  if (threadIdx.x == 0) given = launch.staged_last ? atomicAdd(launch.given, 1u) : blockIdx.x;
   __syncthreads();
   for (uint32_t i = given; i < launch.staged_ctas; i = given) {
     uint32_t next = 0;
-    if (threadIdx.x == 0) next = atomicAdd(launch.given, 1u);  // asked for now, there when it is wanted
+    if (threadIdx.x == 0) next = own + atomicAdd(launch.given, 1u);  // asked for now, there when it is wanted
     staged_segment<T, kOnlyBeside>(launch, launch.segments[launch.first_staged + i]);
     if (threadIdx.x == 0) given = next;
     __syncthreads();
   }
-  if (threadIdx.x == 0 && atomicAdd(launch.given + 1, 1u) + 1 == min(launch.staged_ctas, kMostStaged)) {
+  if (threadIdx.x == 0 && atomicAdd(launch.given + 1, 1u) + 1 == ctas) {
     launch.given[0] = launch.given[1] = 0;
   }
   if (blockIdx.x == 0) wait_for_previous();
@@ -107,9 +120,26 @@ TIERKV_DEVICE void whole_segment(const Launch& launch, const FastPiece& piece, W
   else attend_whole<false>(launch, piece, copies, memory);
 }
 
-// The first segment of a thread block is in the parameters.
-TIERKV_DEVICE FastPiece piece_of(const Launch& launch, const CtaFirst& first, uint32_t i) {
-  if (i == 0) return {first.segment, first.codec};
+template <Path P>
+inline constexpr bool kIsKlt = is_klt(P);
+
+// Nothing of a launch's lists is near when it begins. What a thread block will ask for first is on its way before all are ready.
+// klt gains nothing by it: its tables take longer.
+TIERKV_DEVICE void ask_ahead(const Launch& launch, const CtaFirst& first) {
+  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, line = warp * 32;  // of floats
+  if (lane == 0) prefetch_line(launch.views + first.first_view + min(2 * warp, first.views - 1));
+  if (lane == 1 && line < launch.group * launch.head_dim) {
+    prefetch_line(launch.queries + static_cast<size_t>(first.first_row) * launch.head_dim + line);
+  }
+}
+
+// The first segment of a thread block is in the parameters, and its codec, unless there are too many of them.
+template <Path P>
+TIERKV_DEVICE FastPiece piece_of(const Launch& launch, const CtaFirsts& firsts, const CtaFirst& first, uint32_t i) {
+  if (i == 0 && first.codec != kNoFirstCodec) {
+    const FastCodec& codec = firsts.codecs[first.codec];
+    return {first_segment(first, codec.index, P), codec};
+  }
   const SegmentDesc segment = launch.segments[first.at + i];
   return {segment, fast_codec(launch.codecs[segment.codec])};
 }
@@ -131,9 +161,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   __syncwarp();
   const CtaFirst& first = firsts.of[blockIdx.x];
+  if constexpr (!kIsKlt<P>) ask_ahead(launch, first);
   __shared__ FastPiece piece;
   for (uint32_t i = 0; i < first.segments; ++i) {
-    if (threadIdx.x == 0) piece = piece_of(launch, first, i);
+    if (threadIdx.x == 0) piece = piece_of<P>(launch, firsts, first, i);
     if (i != 0) fence_copies();
     __syncthreads();
     if constexpr (P == Path::packed22) packed_segment<2, 2, D>(launch, piece, copies, memory);
@@ -146,7 +177,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if constexpr (P == Path::klt_better) {
       attend_klt<D, true>(launch, SegmentDesc(launch.segments[first.at + i]), piece.codec, once, copies, memory);
     }
-    finish_segment(launch, piece.segment);
+    finish_segment(launch, piece.segment, memory, kFastRoom);
   }
   if (blockIdx.x == 0) wait_for_previous();
 #endif

@@ -10,6 +10,12 @@ namespace tierkv::cuda {
 inline constexpr uint32_t kThreads = 512;
 inline constexpr float kLog2E = 1.4426950408889634f;
 
+TIERKV_DEVICE float sum_over_warp(float x) {
+#pragma unroll
+  for (int d = 16; d != 0; d /= 2) x += __shfl_xor_sync(~0u, x, d);
+  return x;
+}
+
 // The state of a segment goes where the merge will look for it: up to eight rows of a group from `first` on, values[channel][8].
 __device__ inline void store_partial(const Launch& launch, const SegmentDesc& segment, uint32_t first, const float* values,
                                      const float* top, const float* sum) {

@@ -29,6 +29,7 @@ inline const char* path_name(Path path) {
   return kNames[static_cast<uint32_t>(path)];
 }
 inline bool by_tiles(Path path) { return path == Path::plain || path == Path::staged; }  // of 16 rows, however many
+inline constexpr bool is_klt(Path path) { return path == Path::klt || path == Path::klt_whole || path == Path::klt_better; }
 inline bool beside_fast(Path path) { return path == Path::warm || by_tiles(path); }
 
 // Warps of a thread block that have room for a block each on a packed path.
@@ -88,22 +89,25 @@ struct FastCodec {
   uint8_t steps = 0, grouped = 0;           // klt
   uint8_t by_channel = 0, key_hadamard = 0, value_hadamard = 0, value_bits = 0;
   quant::MetaKind value_meta = quant::MetaKind::f16_pair;
-  uint8_t unused[3] = {};
+  uint8_t unused[1] = {};
+  uint16_t index = 0;  // of the launch's codecs, in a launch's parameters
 };
 static_assert(sizeof(SegmentDesc) == 36 && sizeof(FastCodec) == 40);
 
 // Where a fast thread block begins, in the launch's own parameters, so that it need not ask far memory for anything before its
-// first copies are under way.
+// first copies are under way. Few bytes: a launch takes the longer the more parameters it has (0.7 us with 14 KB).
 struct CtaFirst {
-  SegmentDesc segment;  // its first
-  uint32_t at = 0;      // and its index
-  FastCodec codec;      // of that
-  uint32_t segments = 0, unused = 0;
+  uint32_t first_view = 0, views = 0, task = 0, first_row = 0, first_partial = 0;  // of its first segment
+  uint32_t at = 0;                                                                 // and its index
+  uint16_t own_partial = 0, partials = 0;  // of the segment: its partial behind the task's first, and the task's
+  uint16_t codec = 0, segments = 0;        // its codec among those below, or kNoFirstCodec; how many segments there are
 };
-static_assert(sizeof(CtaFirst) == 88);
-inline constexpr uint32_t kMostFirsts = 160;  // thread blocks
+static_assert(sizeof(CtaFirst) == 32);
+inline constexpr uint32_t kMostFirsts = 160, kMostFirstCodecs = 32;  // thread blocks; codecs of theirs
+inline constexpr uint16_t kNoFirstCodec = 0xFFFF;                    // look into the launch's lists instead
 struct CtaFirsts {
   CtaFirst of[kMostFirsts];
+  FastCodec codecs[kMostFirstCodecs];
 };
 static_assert(sizeof(CtaFirsts) < 16384);  // a kernel may have 32,764 bytes of parameters
 

@@ -299,67 +299,96 @@ TIERKV_DEVICE void add_value_half(WarpState<D>& state, uint32_t values, uint32_t
 
 // The warps of a thread block together, in the plain frame, to where the merge looks. `memory`: all of shared memory, free by now.
 // `warps` took part, kWarps at most; `up`: the power of two that weights carry. Folded: columns c and c + 4 are one head.
-inline constexpr uint32_t end_bytes(uint32_t warps, uint32_t dim) { return warps * (8 * (dim + 8) + 8 + 8) * 4; }
+template <uint32_t D>
+struct EndShape {
+  static constexpr uint32_t kRow = D + 4, kWarp = 8 * kRow;  // floats of a head, padded against bank conflicts; of a warp
+};
+inline constexpr uint32_t end_bytes(uint32_t warps, uint32_t dim) { return (warps * (8 * (dim + 4) + 8 + 8) + 8 * dim) * 4; }
+
+// Every warp's sums on one scale, in the order of channels: [warp][column][channel]; and its sums of weights.
+template <uint32_t D>
+TIERKV_DEVICE void put_sums(const WarpState<D>& state, float all0, float all1, float up, float* values, float* totals) {
+  using S = EndShape<D>;
+  const uint32_t thread = thread_now(), lane = thread % 32, warp = thread / 32, g = lane / 4, t = lane % 4;
+  const float offset0 = __shfl_sync(~0u, state.rows[0], t), offset1 = __shfl_sync(~0u, state.rows[1], t);
+  const float total0 = __shfl_sync(~0u, state.rows[0], 4 + t), total1 = __shfl_sync(~0u, state.rows[1], 4 + t);
+  const float f0 = power2(state.top0 - all0 - up), f1 = power2(state.top1 - all1 - up);
+  if (g == 0) totals[warp * 8 + 2 * t] = total0 * f0, totals[warp * 8 + 2 * t + 1] = total1 * f1;
+  const float u0 = f0 * state.unit, u1 = f1 * state.unit;
+#pragma unroll
+  for (uint32_t w = 0; w < D / 32; ++w) {
+    const float(&x)[4] = state.sums[w][0];
+    const float(&y)[4] = state.sums[w][1];
+    float* const at = values + warp * S::kWarp + 2 * t * S::kRow + 32 * w + 4 * g;
+    *reinterpret_cast<float4*>(at) = {(x[0] * kCode + offset0) * u0, (x[2] * kCode + offset0) * u0, (y[0] * kCode + offset0) * u0,
+                                      (y[2] * kCode + offset0) * u0};
+    *reinterpret_cast<float4*>(at + S::kRow) = {(x[1] * kCode + offset1) * u1, (x[3] * kCode + offset1) * u1,
+                                                (y[1] * kCode + offset1) * u1, (y[3] * kCode + offset1) * u1};
+  }
+}
+
 template <uint32_t kWarps = kThreads / 32, uint32_t D>
 TIERKV_DEVICE void end_segment(const Launch& launch, const SegmentDesc& segment, WarpState<D>& state, uint32_t warps, float up,
                                bool fold, bool hadamard, uint8_t* memory) {
-  constexpr uint32_t kRow = D + 8, kWarp = 8 * kRow;  // floats of a head, padded against bank conflicts; of a warp
-  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+  using S = EndShape<D>;
+  const uint32_t thread = thread_now(), lane = thread % 32, warp = thread / 32, t = lane % 4;
   auto* values = reinterpret_cast<float*>(memory);
-  float* tops = values + kWarps * kWarp;  // [warp][8]
+  float* tops = values + kWarps * S::kWarp;  // [warp][8]
   float* totals = tops + kWarps * 8;
+  float* rows = totals + kWarps * 8;  // [head][D]: where they have to leave the Hadamard frame
   __syncthreads();
-  if (g == 0 && warp < warps) tops[warp * 8 + 2 * t] = state.top0, tops[warp * 8 + 2 * t + 1] = state.top1;
+  if (lane < 4 && warp < warps) tops[warp * 8 + 2 * t] = state.top0, tops[warp * 8 + 2 * t + 1] = state.top1;
   __syncthreads();
+  // Lane l has the maxima of warps l / 4, l / 4 + 8, ... for columns 2t and 2t + 1.
   float all0 = -INFINITY, all1 = -INFINITY;
-#pragma unroll 4
-  for (uint32_t w = 0; w < warps; ++w) {
-    const float2 x = *reinterpret_cast<const float2*>(tops + w * 8 + 2 * t);
+#pragma unroll
+  for (uint32_t w = 0; w < kWarps; w += 8) {
+    const float2 x = *reinterpret_cast<const float2*>(tops + min(w + lane / 4, warps - 1) * 8 + 2 * t);
     all0 = fmaxf(all0, x.x), all1 = fmaxf(all1, x.y);
   }
-  if (fold) all0 = fmaxf(all0, __shfl_xor_sync(~0u, all0, 2)), all1 = fmaxf(all1, __shfl_xor_sync(~0u, all1, 2));
-  if (warp < warps) {
-    const float offset0 = __shfl_sync(~0u, state.rows[0], t), offset1 = __shfl_sync(~0u, state.rows[1], t);
-    const float total0 = __shfl_sync(~0u, state.rows[0], 4 + t), total1 = __shfl_sync(~0u, state.rows[1], 4 + t);
-    const float f0 = power2(state.top0 - all0 - up), f1 = power2(state.top1 - all1 - up);
-    if (g == 0) totals[warp * 8 + 2 * t] = total0 * f0, totals[warp * 8 + 2 * t + 1] = total1 * f1;
-    const float u0 = f0 * state.unit, u1 = f1 * state.unit;
 #pragma unroll
-    for (uint32_t w = 0; w < D / 32; ++w) {
-#pragma unroll
-      for (int m = 0; m < 2; ++m) {
-        float* at = values + warp * kWarp + 2 * t * kRow + 32 * w + 4 * g + 2 * m;
-        const float(&x)[4] = state.sums[w][m];
-        *reinterpret_cast<float2*>(at) = {(x[0] * kCode + offset0) * u0, (x[2] * kCode + offset0) * u0};
-        *reinterpret_cast<float2*>(at + kRow) = {(x[1] * kCode + offset1) * u1, (x[3] * kCode + offset1) * u1};
-      }
-    }
+  for (int d = 4; d < 32; d *= 2) {
+    all0 = fmaxf(all0, __shfl_xor_sync(~0u, all0, d)), all1 = fmaxf(all1, __shfl_xor_sync(~0u, all1, d));
   }
+  if (fold) all0 = fmaxf(all0, __shfl_xor_sync(~0u, all0, 2)), all1 = fmaxf(all1, __shfl_xor_sync(~0u, all1, 2));
+  if (warp < warps) put_sums(state, all0, all1, up, values, totals);
   __syncthreads();
-  // A warp has a head: what it needs of the maxima is still in shared memory.
-  const auto write = [&](uint32_t row) {
-    float x[4] = {}, sum = 0.0f, top = -INFINITY;
-    const uint32_t other = fold ? row + 4 : row;
-#pragma unroll 4
+  const size_t first = static_cast<size_t>(segment.partial) * launch.group;
+  float* const out = launch.partial_out + first * D;
+  for (uint32_t i = thread; i < launch.group * D; i += blockDim.x) {
+    const float* const from = values + i / D * S::kRow + i % D;
+    float x = 0.0f;
+#pragma unroll 8
     for (uint32_t w = 0; w < warps; ++w) {
-      const float* const from = values + w * kWarp + part_of_row<D>() * 4;
-      const auto add = [&](uint32_t head) {
-        const float4 y = *reinterpret_cast<const float4*>(from + head * kRow);
-        x[0] += y.x, x[1] += y.y, x[2] += y.z, x[3] += y.w;
-        sum += totals[w * 8 + head], top = fmaxf(top, tops[w * 8 + head]);
-      };
-      add(row);
-      if (fold) add(other);
+      x += from[w * S::kWarp];
+      if (fold) x += from[w * S::kWarp + 4 * S::kRow];
     }
-    if (hadamard) turn_frame<D>(x, false);
-    const size_t to = static_cast<size_t>(segment.partial) * launch.group + row;
-    if (lane < D / 4) reinterpret_cast<float4*>(launch.partial_out + to * D)[lane] = {x[0], x[1], x[2], x[3]};
-    if (lane == 0) launch.partial_top[to] = top, launch.partial_sum[to] = sum;
-  };
-  if constexpr (kWarps >= 8) {
-    if (warp < launch.group) write(warp);
-  } else {
-    for (uint32_t row = warp; row < launch.group; row += kWarps) write(row);
+    if (hadamard) rows[i] = x;
+    else out[i] = x;
+  }
+  // What every column rose to is known to the lanes that have it: head 2t or 2t + 1.
+  if (warp == 0) {
+    float sum0 = 0.0f, sum1 = 0.0f;
+#pragma unroll
+    for (uint32_t w = 0; w < kWarps; w += 8) {
+      if (w + lane / 4 >= warps) break;
+      const float2 x = *reinterpret_cast<const float2*>(totals + (w + lane / 4) * 8 + 2 * t);
+      sum0 += x.x, sum1 += x.y;
+    }
+#pragma unroll
+    for (int d = 4; d < 32; d *= 2) sum0 += __shfl_xor_sync(~0u, sum0, d), sum1 += __shfl_xor_sync(~0u, sum1, d);
+    if (fold) sum0 += __shfl_xor_sync(~0u, sum0, 2), sum1 += __shfl_xor_sync(~0u, sum1, 2);
+    if (lane < 4 && 2 * t < launch.group) launch.partial_top[first + 2 * t] = all0, launch.partial_sum[first + 2 * t] = sum0;
+    if (lane < 4 && 2 * t + 1 < launch.group)
+      launch.partial_top[first + 2 * t + 1] = all1, launch.partial_sum[first + 2 * t + 1] = sum1;
+  }
+  if (!hadamard) return;
+  __syncthreads();
+  for (uint32_t row = warp; row < launch.group; row += blockDim.x / 32) {
+    const float4 y = *reinterpret_cast<const float4*>(rows + row * D + part_of_row<D>() * 4);
+    float x[4] = {y.x, y.y, y.z, y.w};
+    turn_frame<D>(x, false);
+    if (lane < D / 4) reinterpret_cast<float4*>(out + row * D)[lane] = {x[0], x[1], x[2], x[3]};
   }
 }
 

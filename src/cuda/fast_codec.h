@@ -27,4 +27,14 @@ TIERKV_BOTH FastCodec fast_codec(const CodecDesc& codec) {
   return out;
 }
 
+// The first segment of a fast thread block, with a codec of the parameters.
+TIERKV_BOTH SegmentDesc first_segment(const CtaFirst& first, uint32_t codec, Path path) {
+  SegmentDesc out;
+  out.task = first.task, out.first_view = first.first_view, out.views = first.views;
+  out.partial = first.first_partial + first.own_partial, out.first_row = first.first_row;
+  out.codec = codec, out.path = path;
+  out.first_partial = first.first_partial, out.partials = first.partials;
+  return out;
+}
+
 }  // namespace tierkv::cuda

@@ -30,12 +30,16 @@ void run(Machine& machine, const Launch& launch, const Plan& plan, Machine::Orde
   });
 }
 
-// All of a scene's attention through the kernels. Returns the path of its fast thread blocks.
-Path check(const SceneShape& shape, uint32_t seed, uint32_t ctas, double tolerance = 2e-3) {
+// All of a scene's attention through the kernels. Returns the path of its fast thread blocks. Not `told`: as if the parameters had
+// no room for codecs.
+Path check(const SceneShape& shape, uint32_t seed, uint32_t ctas, double tolerance = 2e-3, bool told = true) {
   const Scene scene(shape, seed);
   EXPECT_TRUE(scene.status().ok()) << scene.status().message();
   Planned planned;
   testing::plan_of(scene, ctas, true, planned);
+  if (!told) {
+    for (CtaFirst& first : planned.plan.firsts.of) first.codec = kNoFirstCodec;
+  }
   static Machine machine;
   for (const Machine::Order order : kBothOrders) {
     std::vector<float> out(scene.queries().size(), NAN), lse(scene.rows(), NAN);
@@ -112,6 +116,18 @@ TEST(Kernels, FastPaths) {
     SCOPED_TRACE(codec);
     for (const uint32_t group : {4u, 7u}) EXPECT_EQ(check(archive(codec, group, {1049, 300}), 9 + group, 3), Path::klt_better);
   }
+}
+
+TEST(Kernels, CodecsThatParametersHaveNoRoomFor) {
+  EXPECT_EQ(check(archive("kivi2", 4, {1049, 300}), 1, 3, 2e-3, false), Path::whole22);
+  EXPECT_EQ(check(archive("klt1.875", 4, {1049, 300}), 2, 3, 2e-3, false), Path::klt_whole);
+  EXPECT_EQ(check(archive("klt1.25+top4", 4, {1049, 300}), 3, 3, 2e-3, false), Path::klt_better);
+}
+
+TEST(Kernels, ManyStatesAreMergedInRounds) {
+  // More thread blocks than a round of states has room for, and rows that need several rounds.
+  SceneShape shape = archive("kivi2", 4, {21000});
+  EXPECT_EQ(check(shape, 4, 150), Path::whole22);
 }
 
 TEST(Kernels, BlocksOfKltWithValuesOfAllWidthsTakeOnePath) {

@@ -67,12 +67,19 @@ TIERKV_DEVICE float4 turn_to(const float* tables, uint32_t position, uint32_t ke
   return both_turns(middle, both_turns(turn_row<D>(tables, position, 0), turn_row<D>(tables, position, 2)));
 }
 
-// The turn of a position without what is kept, all digits asked for at once.
+// The rows of all digits of a position, asked for at once.
+template <uint32_t D>
+struct TurnRows {
+  float4 low, middle, high;
+  TIERKV_DEVICE TurnRows(const float* tables, uint32_t position)
+      : low(turn_row<D>(tables, position, 0)), middle(turn_row<D>(tables, position, 1)), high(turn_row<D>(tables, position, 2)) {}
+  TIERKV_DEVICE float4 others() const { return both_turns(low, high); }
+  TIERKV_DEVICE float4 whole() const { return both_turns(middle, others()); }
+};
+// The turn of a position without what is kept.
 template <uint32_t D>
 TIERKV_DEVICE float4 whole_turn(const float* tables, uint32_t position) {
-  const float4 low = turn_row<D>(tables, position, 0), middle = turn_row<D>(tables, position, 1),
-               high = turn_row<D>(tables, position, 2);
-  return both_turns(middle, both_turns(low, high));
+  return TurnRows<D>(tables, position).whole();
 }
 
 // Where a warp's next pair of blocks would be if it follows the one before: its turn is known then without the tables, which lie
@@ -359,39 +366,49 @@ struct TableCopy {
   uint32_t barrier, parity;
 };
 
-// The query as operands of the product with the rows, the rows themselves, and the turns that are kept: into shared memory. The
-// rows and the step table are on their way then: `once` says when they are there.
-template <uint32_t D, bool kWhole = false>
-TIERKV_DEVICE void load_klt_tables(const Launch& launch, const SegmentDesc& segment, const FastCodec& codec, const TableCopy& once,
-                                   uint32_t pass, uint8_t* query, uint8_t* table, uint8_t* kept, uint8_t* basis) {
-  const uint32_t warp = threadIdx.x / 32;
-  if (threadIdx.x == 0) {
-    const auto* const rows = static_cast<const uint8_t*>(codec.fragments);
+// The rows and the step table are on their way into shared memory: `once` says when they are there. A warp asks for a tile, thread
+// blocks beginning at different ones: many read the same rows at the same time, and each piece of far memory serves one at a time.
+template <uint32_t D, bool kWhole>
+TIERKV_DEVICE void ask_klt_tables(const FastCodec& codec, const TableCopy& once, uint8_t* table, uint8_t* basis) {
+  const uint32_t warp = threadIdx.x / 32, tiles = codec.steps + 1u;
+  static_assert(kMostKltSteps + 1 <= kThreads / 32);
+  if (threadIdx.x % 32 != 0 || warp >= tiles) return;
+  const auto* const rows = static_cast<const uint8_t*>(codec.fragments);
+  if (warp == 0) {
     const uint8_t* const entries = rows + (kMostKltSteps + 1) * kKltTile<D> + (kWhole ? kKltTable : 0);
     constexpr uint32_t kEntries = kWhole ? kKltByteTable : kKltTable;
-    const uint32_t bytes = (codec.steps + 1) * kKltTile<D>;
-    expect_bytes(once.barrier, bytes + kEntries);
-    copy_more(shared_address(basis), rows, bytes, once.barrier);
+    expect_bytes(once.barrier, tiles * kKltTile<D> + kEntries);
     copy_more(shared_address(table), entries, kEntries, once.barrier);
   }
-  if (warp < (kWhole ? 2 : 3)) {  // klt_whole.cuh has positions in the last one's place
-    const uint32_t position = warp == 0   ? launch.views[segment.first_view].first_position
-                              : warp == 1 ? kTileRows
-                                          : pass * kTileRows;
-    float4 turn = turn_row<D>(codec.turns, position, warp == 0 ? 0 : 1);
-    if (warp == 0) turn = both_turns(turn, turn_row<D>(codec.turns, position, 2));
-    reinterpret_cast<float4*>(kept)[threadIdx.x] = turn;
-  }
-  const float* queries = launch.queries + static_cast<size_t>(segment.first_row) * D;
-  const float scale = launch.scale * kLog2E;
-  for (uint32_t i = threadIdx.x; i < D * 4; i += kThreads) {
-    const uint32_t s = i / 64, lane = i / 2 % 32, j = i % 2, column = lane / 4, c = 16 * s + 2 * (lane % 4) + 8 * j;
-    const uint32_t head = launch.group <= 4 ? column % 4 : column;
-    const bool used = head < launch.group;
-    reinterpret_cast<uint32_t*>(query)[(s / 2 * 32 + lane) * 4 + s % 2 * 2 + j] =
-        used ? pack_halves(queries[head * D + c] * scale, queries[head * D + c + 1] * scale) : 0u;
-  }
+  const uint32_t tile = (blockIdx.x + warp) % tiles;
+  copy_more(shared_address(basis) + tile * kKltTile<D>, rows + tile * kKltTile<D>, kKltTile<D>, once.barrier);
 }
+
+// The query as operands of the product with the rows: a word of two channels a thread, which is asked for before anything that
+// waits for far memory.
+template <uint32_t D>
+class KltQuery {
+ public:
+  TIERKV_DEVICE KltQuery(const Launch& launch, const SegmentDesc& segment) {
+    static_assert(D * 4 <= kThreads);
+    const uint32_t step = threadIdx.x / 64, lane = threadIdx.x / 2 % 32, j = threadIdx.x % 2, column = lane / 4;
+    const uint32_t head = launch.group <= 4 ? column % 4 : column, channel = 16 * step + 2 * (lane % 4) + 8 * j;
+    own_ = threadIdx.x < D * 4, to_ = (step / 2 * 32 + lane) * 4 + step % 2 * 2 + j;
+    if (own_ && head < launch.group) {
+      const float* const from = launch.queries + static_cast<size_t>(segment.first_row + head) * D + channel;
+      x_ = __ldg(from), y_ = __ldg(from + 1);
+    }
+  }
+  TIERKV_DEVICE void put(const Launch& launch, uint8_t* query) const {
+    const float scale = launch.scale * kLog2E;
+    if (own_) reinterpret_cast<uint32_t*>(query)[to_] = pack_halves(x_ * scale, y_ * scale);
+  }
+
+ private:
+  float x_ = 0.0f, y_ = 0.0f;
+  uint32_t to_;
+  bool own_;
+};
 
 template <uint32_t D, bool kBetter>
 TIERKV_DEVICE void attend_klt(const Launch& launch, const SegmentDesc& segment, const FastCodec& facts, const TableCopy& once,
@@ -426,7 +443,18 @@ TIERKV_DEVICE void attend_klt(const Launch& launch, const SegmentDesc& segment, 
   own.now = turns_fit ? shared_address(slots + warps * (kLines + own_bytes) + warp * kKltTurn) : 0;
 
   const uint32_t stride = launch.group <= 4 ? 2 : 1;
-  load_klt_tables<D>(launch, segment, facts, once, stride * warps, query, table, kept, basis);
+  ask_klt_tables<D, false>(facts, once, table, basis);
+  const KltQuery<D> own_query(launch, segment);
+  // Turns that are kept: a warp has one.
+  if (warp < 3) {
+    const uint32_t position = warp == 0   ? launch.views[segment.first_view].first_position
+                              : warp == 1 ? kTileRows
+                                          : stride * warps * kTileRows;
+    float4 turn = turn_row<D>(facts.turns, position, warp == 0 ? 0 : 1);
+    if (warp == 0) turn = both_turns(turn, turn_row<D>(facts.turns, position, 2));
+    reinterpret_cast<float4*>(kept)[threadIdx.x] = turn;
+  }
+  own_query.put(launch, query);
   // All multiprocessors ask for their first blocks at once, and it takes microseconds until they are there: the tables come before.
   if (const uint32_t at = warp * stride; warp < warps && at < segment.views && threadIdx.x % 32 == 0) {
     const ViewDesc* const view = launch.views + segment.first_view + at;

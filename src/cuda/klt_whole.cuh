@@ -23,22 +23,34 @@ struct KltWholeShape {
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
-// Units of the heads' factors: a warp has a head.
+// Units of the heads' factors: a warp has a head. Asked for and put as the query itself is.
 template <uint32_t D>
-TIERKV_DEVICE void load_units(const Launch& launch, const SegmentDesc& segment, float largest_row, float* units) {
-  const uint32_t lane = threadIdx.x % 32, head = threadIdx.x / 32;
-  if (head >= 4) return;
-  float sum = 0.0f;
-  if (head < launch.group) {
-    const float* const from = launch.queries + static_cast<size_t>(segment.first_row + head) * D;
-    for (uint32_t c = lane; c < D; c += 32) sum = fmaf(from[c], from[c], sum);
-  }
+class KltUnits {
+ public:
+  TIERKV_DEVICE KltUnits(const Launch& launch, const SegmentDesc& segment, const FastCodec& codec) {
+    constexpr uint32_t kLargest = ((kMostKltSteps + 1) * kKltTile<D> + kKltTable + kKltByteTable) / sizeof(float);
+    const uint32_t lane = threadIdx.x % 32, head = threadIdx.x / 32;
+    if (head >= 4) return;
+    largest_ = __ldg(static_cast<const float*>(codec.fragments) + kLargest);
+    if (head >= launch.group) return;
+    const float* const from = launch.queries + static_cast<size_t>(segment.first_row + head) * D + lane;
 #pragma unroll
-  for (int d = 1; d < 32; d *= 2) sum += __shfl_xor_sync(~0u, sum, d);
-  const float most = fmaxf(sqrtf(sum) * fabsf(launch.scale) * kLog2E * largest_row, 1e-30f);
-  // Scores are twice the sum, and rows carry 2^6.
-  if (lane == 0) units[head] = most / kWholeMost / 128.0f, units[4 + head] = kWholeMost / most;
-}
+    for (uint32_t i = 0; i < D / 32; ++i) x_[i] = __ldg(from + 32 * i);
+  }
+  TIERKV_DEVICE void put(const Launch& launch, float* units) const {
+    const uint32_t head = threadIdx.x / 32;
+    if (head >= 4) return;
+    float sum = 0.0f;
+#pragma unroll
+    for (uint32_t i = 0; i < D / 32; ++i) sum = fmaf(x_[i], x_[i], sum);
+    const float most = fmaxf(sqrtf(sum_over_warp(sum)) * fabsf(launch.scale) * kLog2E * largest_, 1e-30f);
+    // Scores are twice the sum, and rows carry 2^6.
+    if (threadIdx.x % 32 == 0) units[head] = most / kWholeMost / 128.0f, units[4 + head] = kWholeMost / most;
+  }
+
+ private:
+  float x_[D / 32] = {}, largest_ = 0.0f;
+};
 
 // Where lane (head, t) of a product's operand is: [pair of steps][high and low of head and t][step]. Banks of the second block are
 // the other half.
@@ -311,24 +323,26 @@ TIERKV_DEVICE void attend_klt_whole(const Launch& launch, const SegmentDesc& seg
   own.values = own.keys + key_slot;
   own.now = 0;
 
-  load_klt_tables<D, true>(launch, segment, codec, once, 2 * warps, query, table, kept, basis);
-  const auto* const largest =
-      static_cast<const float*>(codec.fragments) + ((kMostKltSteps + 1) * kKltTile<D> + kKltTable + kKltByteTable) / sizeof(float);
-  load_units<D>(launch, segment, *largest, units);
-  const ViewDesc* const view = launch.views + segment.first_view + warp * 2;
+  // Everything that far memory is asked for comes before anything that waits for it: what a segment begins with takes two ways
+  // there and back, for its descriptors and for the turns of its positions.
+  ask_klt_tables<D, true>(codec, once, table, basis);
   const bool any = warp < warps && warp * 2 < segment.views;
-  if (any) {
-    const uint32_t second = view[warp * 2 + 1 < segment.views ? 1 : 0].first_position;
-    store_turns<D>(own.turns, whole_turn<D>(codec.turns, view->first_position), whole_turn<D>(codec.turns, second));
-  }
+  const ViewDesc* const view = launch.views + segment.first_view + (any ? warp * 2 : 0);
+  const uint32_t position = view->first_position, second = view[any && warp * 2 + 1 < segment.views ? 1 : 0].first_position;
+  const uint8_t *const keys = view->keys, *const values = view->values;
+  const KltQuery<D> own_query(launch, segment);
+  const KltUnits<D> own_units(launch, segment, codec);
+  const TurnRows<D> here(codec.turns, position), there(codec.turns, second);
+  own_query.put(launch, query);
+  own_units.put(launch, units);
+  if (any) store_turns<D>(own.turns, here.whole(), there.whole());
+  if (warp == 0) reinterpret_cast<float4*>(kept + kOtherDigits)[lane] = here.others();
+  if (warp == 1) reinterpret_cast<float4*>(kept + kOneBlock)[lane] = turn_row<D>(codec.turns, kTileRows, 1);
   __syncthreads();
-  // All multiprocessors ask for their first blocks at once, and it takes microseconds until they are there: what they are met with
-  // comes before, and is made meanwhile.
-  if (any && lane == 0) {
-    copy_in(own.keys, view->keys, key_slot, copies.keys);
-    copy_in(own.values, view->values, value_slot, copies.values);
-  }
   barrier_wait(once.barrier, once.parity);
+  // All multiprocessors ask for their first blocks at once, and it takes microseconds until they are there. What they are met with
+  // comes before, or it would wait behind them, and is made meanwhile.
+  if (any && lane == 0) copy_in(own.keys, keys, key_slot, copies.keys), copy_in(own.values, values, value_slot, copies.values);
   WholeState<D> state;
   if (warp < warps) {
     attend_klt_whole_views<D>(launch, segment, piece, copies, own, warps, shared_address(basis), shared_address(query),

@@ -33,6 +33,5 @@ std::optional<Frame> staged_frame(const CodecDesc& codec);
 uint64_t block_bytes(const CodecDesc& codec);
 
 // The paths of klt's keys: their segments bring a basis along.
-inline bool is_klt(Path path) { return path == Path::klt || path == Path::klt_whole || path == Path::klt_better; }
 
 }  // namespace tierkv::cuda

@@ -280,15 +280,31 @@ class Planner {
     for (const Piece& piece : staged) add_piece(piece), end_cta();
     plan_.staged_ctas = ctas() - plan_.general_ctas;
     for (size_t b = sharing.general; b < sharing.bins.size(); ++b) add_cta(sharing.pieces, sharing.bins[b]);
-    const auto& codecs = input_.readers.empty() ? input_.codecs : input_.readers;
-    uint32_t known = UINT32_MAX;
-    FastCodec fast;  // of it: without tables one for all
     for (uint32_t c = plan_.general_ctas + plan_.staged_ctas, i = 0; c < ctas(); ++c, ++i) {
       const SegmentDesc& first = plan_.segments[plan_.cta_begin[c]];
-      const uint32_t count = plan_.cta_begin[c + 1] - plan_.cta_begin[c];
-      if (std::exchange(known, first.codec) != first.codec) fast = fast_codec(codecs[first.codec]);
-      plan_.firsts.of[i] = {first, plan_.cta_begin[c], fast, count};
+      const uint32_t at = plan_.cta_begin[c], count = plan_.cta_begin[c + 1] - at;
+      plan_.firsts.of[i] = {first.first_view,
+                            first.views,
+                            first.task,
+                            first.first_row,
+                            first.first_partial,
+                            at,
+                            static_cast<uint16_t>(first.partial - first.first_partial),
+                            static_cast<uint16_t>(first.partials),
+                            first_codec(first),
+                            static_cast<uint16_t>(count)};
     }
+  }
+  // Of a thread block's first segment, among those in the parameters.
+  uint16_t first_codec(const SegmentDesc& segment) {
+    for (uint32_t i = 0; i < first_codecs_; ++i) {
+      if (plan_.firsts.codecs[i].index == segment.codec) return static_cast<uint16_t>(i);
+    }
+    if (first_codecs_ == kMostFirstCodecs || segment.codec > UINT16_MAX) return kNoFirstCodec;
+    const auto& codecs = input_.readers.empty() ? input_.codecs : input_.readers;
+    FastCodec& out = plan_.firsts.codecs[first_codecs_] = fast_codec(codecs[segment.codec]);
+    out.index = static_cast<uint16_t>(segment.codec);
+    return static_cast<uint16_t>(first_codecs_++);
   }
 
   // Whether a few multiprocessors can do all staged pieces in the time that the others take for the fast ones. Otherwise they are
@@ -355,6 +371,7 @@ class Planner {
   std::vector<ViewDesc> fast_, staged_[2];         // of the task at hand; staged ones by the frame of their values
   uint32_t read_last_ = UINT32_MAX, read_as_ = 0;  // a codec, and the first one whose rows of 16-bit floats are alike
   std::vector<bool> warm_;                         // by codec: whole blocks may take the warm path
+  uint32_t first_codecs_ = 0;                      // that the parameters have
   bool cut_views_ = false;                         // staged views, into what a thread block takes at once
 };
 

@@ -109,6 +109,7 @@ TIERKV_DEVICE void multiply_unsigned(int (&c)[4], uint32_t a0, uint32_t a1, uint
 }
 
 TIERKV_DEVICE uint32_t lane_now() { return simt::Machine::now().thread() % simt::kWarp; }
+TIERKV_DEVICE uint32_t thread_now() { return simt::Machine::now().thread(); }
 
 TIERKV_DEVICE uint32_t shared_address(const void* p) { return simt::Machine::now().address(p); }
 TIERKV_DEVICE uint2 load2(uint32_t at) { return simt::load<uint2>(at); }
@@ -125,6 +126,7 @@ TIERKV_DEVICE void prefetch_line(const void*) {}
 TIERKV_DEVICE float power2(float x) { return std::exp2(x); }
 TIERKV_DEVICE void fetch4(uint32_t to, const void* from) { std::memcpy(simt::Machine::now().at(to, 4), from, 4); }
 TIERKV_DEVICE void fetch8(uint32_t to, const void* from) { std::memcpy(simt::Machine::now().at(to, 8), from, 8); }
+TIERKV_DEVICE void fetch16(uint32_t to, const void* from) { std::memcpy(simt::Machine::now().at(to, 16), from, 16); }
 TIERKV_DEVICE void wait_for_fetched() {}
 TIERKV_DEVICE float reciprocal(float x) { return 1.0f / x; }
 TIERKV_DEVICE uint32_t pack_halves(float low, float high) { return simt::two_halves(low, high); }

@@ -457,7 +457,7 @@ __device__ __noinline__ void tiles_segment(Launch launch, uint32_t index) {
   const SegmentDesc segment = launch.segments[index];
 #pragma unroll 1
   for (uint32_t first = 0; first < launch.group; first += 8) attend_tiles<T>(launch, segment, first);
-  finish_segment(launch, segment);
+  finish_segment(launch, segment, dynamic_shared(), sizeof(TileShared<T>));
 }
 
 }  // namespace tierkv::cuda

@@ -48,6 +48,14 @@ TIERKV_DEVICE uint32_t lane_now() {
   return lane;
 }
 
+// And the thread, for the same reason: what ends a segment is in a loop with what begins one, and its addresses would be made
+// before the loops over codes and kept over them.
+TIERKV_DEVICE uint32_t thread_now() {
+  uint32_t thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
 // The shared memory that a launch asked for.
 TIERKV_DEVICE uint8_t* dynamic_shared() {
   extern __shared__ __align__(128) uint8_t memory[];
@@ -128,6 +136,10 @@ TIERKV_DEVICE void fetch4(uint32_t to, const void* from) {
 }
 TIERKV_DEVICE void fetch8(uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
+}
+// Sixteen bytes, past the first cache: what another multiprocessor has just written.
+TIERKV_DEVICE void fetch16(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 TIERKV_DEVICE void wait_for_fetched() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
