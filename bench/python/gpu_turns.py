@@ -2,9 +2,9 @@
 
     python gpu_turns.py --ctx 32768 --batch 1 --layers 8 --rounds 9
 
-Contexts as gpu.py makes them, all caches filled first. Then round after round each makes --tokens tokens behind what it has; medians
-of tokens a second, and of the ratio to the first cache in the same round. What the caller's thread takes of a token is printed too:
-where that is as much as the time, the device waits for the caller.
+Contexts as gpu.py makes them, all caches filled first. Then round after round each makes --tokens tokens behind what it has:
+medians of tokens a second, and of the ratio to the first cache in the same round. What the caller's thread takes of a token is
+printed too: where that is as much as the time, the device waits for the caller.
 """
 
 from __future__ import annotations
