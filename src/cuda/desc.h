@@ -95,7 +95,7 @@ struct FastCodec {
 static_assert(sizeof(SegmentDesc) == 36 && sizeof(FastCodec) == 40);
 
 // Where a fast thread block begins, in the launch's own parameters, so that it need not ask far memory for anything before its
-// first copies are under way. Few bytes: a launch takes the longer the more parameters it has (0.7 us with 14 KB).
+// first copies are under way. Few bytes: a launch takes the longer the more parameters it has.
 struct CtaFirst {
   uint32_t first_view = 0, views = 0, task = 0, first_row = 0, first_partial = 0;  // of its first segment
   uint32_t at = 0;                                                                 // and its index
