@@ -21,6 +21,10 @@ inline constexpr float kPatience = 4.0f;     // weights may grow to 2^4 before s
 inline constexpr uint32_t kWeightBytes = 1024;
 inline constexpr uint32_t kGridBytes = 512;  // 128 scales and 128 offsets of values, as halves
 
+// Queries of so few channels are two halves each, one for what the other leaves out: less evens out what is rounded off.
+template <uint32_t D>
+inline constexpr bool kTwoHalves = D == 64;
+
 // Of heads of D channels.
 template <uint32_t D>
 struct WarpState {

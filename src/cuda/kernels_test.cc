@@ -32,7 +32,7 @@ void run(Machine& machine, const Launch& launch, const Plan& plan, Machine::Orde
 
 // All of a scene's attention through the kernels. Returns the path of its fast thread blocks. Not `told`: as if the parameters had
 // no room for codecs.
-Path check(const SceneShape& shape, uint32_t seed, uint32_t ctas, double tolerance = 2e-3, bool told = true) {
+Path check(const SceneShape& shape, uint32_t seed, uint32_t ctas, bool told = true) {
   const Scene scene(shape, seed);
   EXPECT_TRUE(scene.status().ok()) << scene.status().message();
   Planned planned;
@@ -51,7 +51,7 @@ Path check(const SceneShape& shape, uint32_t seed, uint32_t ctas, double toleran
     launch.given = given.data();
     launch.partial_out = values.data(), launch.partial_top = tops.data(), launch.partial_sum = sums.data();
     run(machine, launch, planned.plan, order);
-    testing::expect_answers(scene, out, lse, tolerance, 3e-3);
+    testing::expect_answers(scene, out, lse, scene.tolerance(), 3e-3);
     for (const uint32_t task : failed) EXPECT_EQ(task, 0u);
     for (const uint32_t task : arrived) EXPECT_EQ(task, 0u);  // as they were, for the next launch
     for (const uint32_t count : given) EXPECT_EQ(count, 0u);
@@ -119,9 +119,9 @@ TEST(Kernels, FastPaths) {
 }
 
 TEST(Kernels, CodecsThatParametersHaveNoRoomFor) {
-  EXPECT_EQ(check(archive("kivi2", 4, {1049, 300}), 1, 3, 2e-3, false), Path::whole22);
-  EXPECT_EQ(check(archive("klt1.875", 4, {1049, 300}), 2, 3, 2e-3, false), Path::klt_whole);
-  EXPECT_EQ(check(archive("klt1.25+top4", 4, {1049, 300}), 3, 3, 2e-3, false), Path::klt_better);
+  EXPECT_EQ(check(archive("kivi2", 4, {1049, 300}), 1, 3, false), Path::whole22);
+  EXPECT_EQ(check(archive("klt1.875", 4, {1049, 300}), 2, 3, false), Path::klt_whole);
+  EXPECT_EQ(check(archive("klt1.25+top4", 4, {1049, 300}), 3, 3, false), Path::klt_better);
 }
 
 TEST(Kernels, ManyStatesAreMergedInRounds) {
@@ -164,6 +164,23 @@ TEST(Kernels, FastPathsOfHeadsOf64) {
   }
 }
 
+// The scenes that device tests have (for_shapes_of()). In halves alone the first was off by 1.8e-3, the second by 1.3e-3.
+TEST(Kernels, FewHeadsOf64LoseNothingToHalves) {
+  for (const char* const codec : {"squat2", "klt1.25+top4", "klt1", "kivi2", "kivi4/kivi2", "klt0.5/mid3"}) {
+    SCOPED_TRACE(codec);
+    for (const uint32_t group : {1u, 4u}) {
+      for (const uint32_t seed : {11u, 12u}) {
+        SceneShape shape;
+        shape.head_dim = 64, shape.group = group, shape.kv_heads = 2;
+        shape.codecs = {codec};
+        shape.lengths = {660};
+        shape.sinks = 4;
+        check(shape, seed, 5);
+      }
+    }
+  }
+}
+
 TEST(Kernels, WarmBlocks) {
   for (const char* const codec : {"even4", "rot4", "even4/kivi4", "even4/mid4", "rot4/kivi4+s8"}) {
     SCOPED_TRACE(codec);
@@ -201,9 +218,9 @@ TEST(Kernels, PlainRows) {
       if (group <= 8) {  // the archive is staged without a fast path
         EXPECT_EQ(count(shape, Path::staged), 0u);
       }
-      check(shape, group, 5, 1e-3);
+      check(shape, group, 5);
       shape.params.softcap = 20.0f;
-      check(shape, group, 5, 1e-3);
+      check(shape, group, 5);
     }
   }
   SceneShape wide = archive("kivi2", 4, {400});

@@ -4,6 +4,9 @@
 // to 4 heads; larger ones take block by block), and its products with the head's rows, which lie in shared memory as operands
 // (fragments.h). Then codes meet those products as everywhere else. Every width mix runs: lanes have a table of words and masks.
 //
+// Queries of two halves (heads of 64 channels) are turned in floats, and the codes' middle is taken out of just the factors that
+// codes meet.
+//
 // Better rows (better.h), up to four a block: what they add to scores is a product of theirs with the turned query, rows 0..3 of
 // the first block and 4..7 of the second, and goes to the lane that has the token's score. Values of theirs are a product of their
 // own.
@@ -90,11 +93,17 @@ struct NextTurn {
   uint32_t position;  // that own.now is of
 };
 
-// Cosines and sines of both blocks' positions, halves, two pairs of channels a lane: [block][pair] {cos, sin}.
+// Cosines and sines of both blocks' positions, two pairs of channels a lane: [block][pair] {cos, sin}, halves, or floats for
+// queries of two halves.
 template <uint32_t D>
 TIERKV_DEVICE void store_turns(uint32_t to, float4 x, float4 y) {
   const uint32_t lane = lane_now();
   if (lane >= D / 4) return;
+  if constexpr (kTwoHalves<D>) {
+    store4f(to + lane * 16, x.x, x.z, x.y, x.w);
+    store4f(to + 256 + lane * 16, y.x, y.z, y.y, y.w);
+    return;
+  }
   store2(to + lane * 8, pack_halves(x.x, x.z), pack_halves(x.y, x.w));
   store2(to + 256 + lane * 8, pack_halves(y.x, y.z), pack_halves(y.y, y.w));
 }
@@ -110,41 +119,76 @@ TIERKV_DEVICE void load_turns(const float* tables, uint32_t first, uint32_t seco
     store4f(own.now + lane * 16, z.x, z.y, z.z, z.w);
     next.position = first + next.blocks * kTileRows;
   }
+  if constexpr (kTwoHalves<D>) return store_turns<D>(own.turns, x, y);
   // store_turns() written out: with a call of it the compiler gives klt_better other registers, and it took 3 % longer.
   if (lane >= D / 4) return;
   store2(own.turns + lane * 8, pack_halves(x.x, x.z), pack_halves(x.y, x.w));
   store2(own.turns + 256 + lane * 8, pack_halves(y.x, y.z), pack_halves(y.y, y.w));
 }
 
-// The query in the frames of the blocks of this lane's column, as B operands of the product with the rows.
+// A query turned to a block's position, as B operands of the product with the rows.
 template <uint32_t D>
-TIERKV_DEVICE void turn_query(uint32_t query, uint32_t turns, bool fold, uint32_t (&q)[D / 16][2]) {
+struct TurnedQuery {
+  uint32_t of[D / 16][2];
+  uint32_t rest[kTwoHalves<D> ? D / 16 : 1][2];  // what halves leave out
+};
+
+// Two floats as halves, and what these leave out.
+TIERKV_DEVICE uint32_t halves_and_rest(float x, float y, uint32_t& rest) {
+  const uint32_t halves = pack_halves(x, y);
+  const float2 are = halves_of(halves);
+  rest = pack_halves(x - are.x, y - are.y);
+  return halves;
+}
+
+// The query in the frames of the blocks of this lane's column.
+template <uint32_t D>
+TIERKV_DEVICE void turn_query(uint32_t query, uint32_t turns, bool fold, TurnedQuery<D>& turned) {
   constexpr uint32_t kFar = D / 32;  // from a pair's first channel to its second, in products
   const uint32_t lane = lane_now(), g = lane / 4, t = lane % 4;
+  uint32_t(&q)[D / 16][2] = turned.of;
 #pragma unroll
   for (uint32_t s = 0; s < D / 16; s += 2) {
     const uint4 v = load4(query + lane * 16 + s / 2 * 512);
     q[s][0] = v.x, q[s][1] = v.y, q[s + 1][0] = v.z, q[s + 1][1] = v.w;
+    if constexpr (kTwoHalves<D>) {
+      const uint4 r = load4(query + D * 16 + lane * 16 + s / 2 * 512);
+      turned.rest[s][0] = r.x, turned.rest[s][1] = r.y, turned.rest[s + 1][0] = r.z, turned.rest[s + 1][1] = r.w;
+    }
   }
-  const uint32_t at = turns + (fold && g >= 4 ? 256 : 0) + t * 8;
+  const uint32_t at = turns + (fold && g >= 4 ? 256 : 0) + t * (kTwoHalves<D> ? 16 : 8);
 #pragma unroll
   for (uint32_t s = 0; s < kFar; ++s) {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      const uint2 pair = load2(at + (16 * s + 8 * j) * 4);  // {cos, sin} of channels 16s + 8j + 2t and the next
-      const uint32_t cosine = __byte_perm(pair.x, pair.y, 0x5410), sine = __byte_perm(pair.x, pair.y, 0x7632);
-      const uint32_t a = q[s][j], b = q[s + kFar][j];
-      q[s][j] = times_plus(a, cosine, times(b, sine));
-      q[s + kFar][j] = times_plus(b, cosine, times(a, sine ^ 0x80008000u));
+      if constexpr (kTwoHalves<D>) {
+        uint32_t &a = turned.rest[s][j], &b = turned.rest[s + kFar][j];
+        const uint4 raw = load4(at + (16 * s + 8 * j) * 8);  // cos and sin of channel 16s + 8j + 2t, and of the next
+        const float c0 = __uint_as_float(raw.x), s0 = __uint_as_float(raw.y), c1 = __uint_as_float(raw.z),
+                    s1 = __uint_as_float(raw.w);
+        const float2 m = halves_of(q[s][j]), n = halves_of(a), v = halves_of(q[s + kFar][j]), w = halves_of(b);
+        const float x0 = m.x + n.x, x1 = m.y + n.y, y0 = v.x + w.x, y1 = v.y + w.y;
+        q[s][j] = halves_and_rest(fmaf(x0, c0, y0 * s0), fmaf(x1, c1, y1 * s1), a);
+        q[s + kFar][j] = halves_and_rest(fmaf(y0, c0, -x0 * s0), fmaf(y1, c1, -x1 * s1), b);
+      } else {
+        const uint2 pair = load2(at + (16 * s + 8 * j) * 4);  // {cos, sin} of channels 16s + 8j + 2t and the next
+        const uint32_t cosine = __byte_perm(pair.x, pair.y, 0x5410), sine = __byte_perm(pair.x, pair.y, 0x7632);
+        const uint32_t a = q[s][j], b = q[s + kFar][j];
+        q[s][j] = times_plus(a, cosine, times(b, sine));
+        q[s + kFar][j] = times_plus(b, cosine, times(a, sine ^ 0x80008000u));
+      }
     }
   }
 }
 
-// Products of the query with the rows into `factors`, operands of the scores; returns what every score begins with.
+// Products of the query with the rows into `factors`, operands of the scores, which are in units of `score`; returns what every
+// score begins with. `table`: the step table.
 template <uint32_t D>
-TIERKV_DEVICE float2 load_factors(uint32_t basis, uint32_t steps, const uint32_t (&q)[D / 16][2], uint32_t factors) {
+TIERKV_DEVICE float2 load_factors(uint32_t basis, uint32_t table, uint32_t steps, const TurnedQuery<D>& turned, uint32_t factors,
+                                  float score) {
   const uint32_t lane = lane_now(), t = lane % 4;
-  float c[4], d[4];
+  const uint32_t(&q)[D / 16][2] = turned.of;
+  float c[4], d[4], most[4] = {};
   for (uint32_t tile = 0; tile <= steps; ++tile) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) c[i] = d[i] = 0.0f;
@@ -157,11 +201,29 @@ TIERKV_DEVICE float2 load_factors(uint32_t basis, uint32_t steps, const uint32_t
       multiply(d, v.x, v.y, v.z, v.w, q[s + 1][0], q[s + 1][1]);
       multiply(e, x.x, x.y, x.z, x.w, q[s + 2][0], q[s + 2][1]);
       multiply(f, y.x, y.y, y.z, y.w, q[s + 3][0], q[s + 3][1]);
+      if constexpr (kTwoHalves<D>) {
+        multiply(c, u.x, u.y, u.z, u.w, turned.rest[s][0], turned.rest[s][1]);
+        multiply(d, v.x, v.y, v.z, v.w, turned.rest[s + 1][0], turned.rest[s + 1][1]);
+        multiply(e, x.x, x.y, x.z, x.w, turned.rest[s + 2][0], turned.rest[s + 2][1]);
+        multiply(f, y.x, y.y, y.z, y.w, turned.rest[s + 3][0], turned.rest[s + 3][1]);
+      }
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) c[i] = (c[i] + d[i]) + (e[i] + f[i]);
-    if (tile < steps)
+    if constexpr (kTwoHalves<D>) {
+      if (tile == steps) break;
+      const uint32_t x = transposed(pack_halves(c[0], c[1])), y = transposed(pack_halves(c[2], c[3]));
+      const uint32_t largest = load1(table + (tile * 4 + t) * 8 + 4);  // the mask of codes is the largest of them
+      multiply(most, largest, 0, largest, 0, x, y);
+      store2(factors + lane * 8 + tile * 256, x, y);
+    } else if (tile < steps) {
       store2(factors + lane * 8 + tile * 256, transposed(pack_halves(c[0], c[1])), transposed(pack_halves(c[2], c[3])));
+    }
+  }
+  if constexpr (kTwoHalves<D>) {
+    const uint32_t high = 8 + t, low = 12 + t;  // rows 2 and 3: the mean
+    return {__shfl_sync(~0u, c[0], high) + __shfl_sync(~0u, c[0], low) - 0.5f * score * most[0],
+            __shfl_sync(~0u, c[1], high) + __shfl_sync(~0u, c[1], low) - 0.5f * score * most[1]};
   }
   return {__shfl_sync(~0u, c[0], t) + __shfl_sync(~0u, c[0], 4 + t), __shfl_sync(~0u, c[1], t) + __shfl_sync(~0u, c[1], 4 + t)};
 }
@@ -186,7 +248,8 @@ struct BetterKeys {
 
   // Their products with the turned query, to `terms`: [lane] two floats, then [lane] the row's index. Bit b of the result: a score
   // of block b grows by more than weights have room for.
-  TIERKV_DEVICE uint32_t meet(const uint32_t (&q)[D / 16][2], bool fold, uint32_t terms) const {
+  TIERKV_DEVICE uint32_t meet(const TurnedQuery<D>& turned, bool fold, uint32_t terms) const {
+    const uint32_t(&q)[D / 16][2] = turned.of;
     constexpr float kRoom = 2.0f;
     const uint32_t lane = threadIdx.x % 32;
     float c[4] = {}, d[4] = {};
@@ -282,11 +345,11 @@ TIERKV_DEVICE void attend_klt_views(const Launch& launch, const SegmentDesc& seg
     if constexpr (kBetter) better.load(views[first].keys + key_bytes, views[first + both - 1].keys + key_bytes);
     load_turns<D>(tables, here.x, here.y, own, turn);
     __syncwarp();
-    uint32_t q[D / 16][2];
+    TurnedQuery<D> q;
     turn_query<D>(query, own.turns, fold, q);
     uint32_t large = 0;
     if constexpr (kBetter) large = better.meet(q, fold, own.terms);
-    const float2 base = load_factors<D>(basis, steps, q, own.factors);
+    const float2 base = load_factors<D>(basis, table, steps, q, own.factors, kScore);
     if constexpr (kBetter) {
       const uint32_t next = first + stride * warps + (lane < 16 ? 0 : stride - 1);
       if (next < segment.views && lane % 16 < kBetterLines<D>) prefetch_line(views[next].keys + key_bytes + lane % 16 * 128);
@@ -401,7 +464,13 @@ class KltQuery {
   }
   TIERKV_DEVICE void put(const Launch& launch, uint8_t* query) const {
     const float scale = launch.scale * kLog2E;
-    if (own_) reinterpret_cast<uint32_t*>(query)[to_] = pack_halves(x_ * scale, y_ * scale);
+    if (!own_) return;
+    auto* const words = reinterpret_cast<uint32_t*>(query);
+    if constexpr (kTwoHalves<D>) {
+      words[to_] = halves_and_rest(x_ * scale, y_ * scale, words[to_ + D * 4]);
+    } else {
+      words[to_] = pack_halves(x_ * scale, y_ * scale);
+    }
   }
 
  private:

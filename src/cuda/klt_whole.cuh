@@ -61,8 +61,9 @@ TIERKV_DEVICE uint32_t factor_at(uint32_t factors, uint32_t pairs, uint32_t bloc
 // Products of the query with the rows as bytes; returns what every score begins with. `down`: the inverse units of columns 2t and
 // 2t+1; `up`: the step table, whose fourth words are the rows' factors.
 template <uint32_t D>
-TIERKV_DEVICE float2 load_byte_factors(uint32_t basis, uint32_t table, uint32_t steps, const uint32_t (&q)[D / 16][2], float2 down,
+TIERKV_DEVICE float2 load_byte_factors(uint32_t basis, uint32_t table, uint32_t steps, const TurnedQuery<D>& turned, float2 down,
                                        uint32_t factors) {
+  const uint32_t(&q)[D / 16][2] = turned.of;
   const uint32_t lane = lane_now(), g = lane / 4, t = lane % 4, pairs = (steps + 1) / 2;
   constexpr float kMagic = kWholeMagic + 128.0f;
   float c[4], d[4];
@@ -75,6 +76,10 @@ TIERKV_DEVICE float2 load_byte_factors(uint32_t basis, uint32_t table, uint32_t 
       const uint4 u = load4(at), v = load4(at + 512);
       multiply(c, u.x, u.y, u.z, u.w, q[s][0], q[s][1]);
       multiply(d, v.x, v.y, v.z, v.w, q[s + 1][0], q[s + 1][1]);
+      if constexpr (kTwoHalves<D>) {
+        multiply(c, u.x, u.y, u.z, u.w, turned.rest[s][0], turned.rest[s][1]);
+        multiply(d, v.x, v.y, v.z, v.w, turned.rest[s + 1][0], turned.rest[s + 1][1]);
+      }
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) c[i] += d[i];
@@ -246,7 +251,7 @@ TIERKV_DEVICE void attend_klt_whole_views(const Launch& launch, const SegmentDes
       __syncwarp();
     }
     if (!last_pair) ask_positions(views, first + 2 * warps, segment.views - 1, ahead);
-    uint32_t q[D / 16][2];
+    TurnedQuery<D> q;
     turn_query<D>(query, own.turns, true, q);
     const float2 bases = load_byte_factors<D>(basis, table, steps, q, load2f(heads + 16), own.factors);
     // A last step without a partner: the partner's factors are zeros.

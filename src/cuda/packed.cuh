@@ -3,6 +3,9 @@
 //
 // kivi:  the channels' scales go into the query, block by block; the minimums' product with the query is one number a head.
 // rot:   the query stays, the tokens' scales meet the finished scores; the middle of the codes is where sums begin.
+//
+// Queries of two halves (heads of 64 channels, in groups of up to 4): columns 4..7, which are free, have what the halves of columns
+// 0..3 leave out, and scores are sums of two columns.
 #pragma once
 
 #include "cuda/fast.cuh"
@@ -43,15 +46,26 @@ TIERKV_DEVICE void load_pairs(uint32_t at, uint32_t (&out)[N]) {
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
+// Whether columns 4..7 have what is left out of columns 0..3.
+template <uint32_t D>
+TIERKV_DEVICE bool has_rest(const Launch& launch) {
+  return kTwoHalves<D> && launch.group <= 4;
+}
+
 // The query as B operands: [step pair][lane][4], step = chunk half·fields + field; and raised by 2^(top - place of the field). `x`:
-// part_of_row()'s channels of head `warp`.
+// part_of_row()'s channels of the head of column `warp`.
 template <int K, int V, uint32_t D>
-TIERKV_DEVICE void load_packed_query(float (&x)[4], bool hadamard, uint32_t* plain, uint32_t* raised, float* sums, float* rows) {
+TIERKV_DEVICE void load_packed_query(float (&x)[4], bool hadamard, bool rest, uint32_t* plain, uint32_t* raised, float* sums,
+                                     float* rows) {
   using S = PackedShape<K, V, D>;
   constexpr uint32_t kRow = D + 4;
   if (const uint32_t head = threadIdx.x / 32, lane = threadIdx.x % 32; head < 8) {
     float sum = 0.0f;
     if (hadamard) turn_frame<D>(x, true);
+    if (rest && head >= 4) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) x[e] -= __half2float(__float2half(x[e]));
+    }
     if (lane < D / 4) *reinterpret_cast<float4*>(rows + head * kRow + lane * 4) = {x[0], x[1], x[2], x[3]};
       // Of the query as the operands have it, so that the codes' middle is taken out exactly.
 #pragma unroll
@@ -69,9 +83,16 @@ TIERKV_DEVICE void load_packed_query(float (&x)[4], bool hadamard, uint32_t* pla
   }
 }
 
+// The query times the channels' scales, two halves; for columns with a rest, what rounding leaves out of that.
+TIERKV_DEVICE uint32_t scaled(uint32_t query, uint32_t scale, bool rest, uint32_t query_rest) {
+  const uint32_t product = times(query, scale);
+  if (!rest) return product;
+  return times_plus(query_rest, scale, times_plus(query, scale, product ^ 0x80008000u));
+}
+
 // The query against one block's keys: operands with the channels' scales in them, and what every score begins with.
 template <int K, int V, uint32_t D, bool kByChannel>
-TIERKV_DEVICE float2 load_block_query(uint32_t meta, uint32_t mean_at, bool has_mean, uint32_t raised, uint32_t plain,
+TIERKV_DEVICE float2 load_block_query(uint32_t meta, uint32_t mean_at, bool has_mean, bool rest, uint32_t raised, uint32_t plain,
                                       uint32_t (&b)[D / 16][2]) {
   using S = PackedShape<K, V, D>;
   const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -88,8 +109,11 @@ TIERKV_DEVICE float2 load_block_query(uint32_t meta, uint32_t mean_at, bool has_
       const uint4 q = load4(raised + lane * 16 + k / 2 * 512);
       b[k][0] = q.x, b[k][1] = q.y, b[k + 1][0] = q.z, b[k + 1][1] = q.w;
       if constexpr (kByChannel) {
-        b[k][0] = times(q.x, scale[2 * f]), b[k][1] = times(q.y, scale[2 * f + 1]);
-        b[k + 1][0] = times(q.z, scale[2 * f + 2]), b[k + 1][1] = times(q.w, scale[2 * f + 3]);
+        // Lanes of columns 4..7 need the halves of their head, of columns 0..3, beside what these leave out.
+        const uint4 of = rest ? load4(raised + lane % 16 * 16 + k / 2 * 512) : q;
+        const bool own = rest && g >= 4;
+        b[k][0] = scaled(of.x, scale[2 * f], own, q.x), b[k][1] = scaled(of.y, scale[2 * f + 1], own, q.y);
+        b[k + 1][0] = scaled(of.z, scale[2 * f + 2], own, q.z), b[k + 1][1] = scaled(of.w, scale[2 * f + 3], own, q.w);
       }
       if (!has_mean) continue;
       const uint4 z = load4(plain + lane * 16 + k / 2 * 512);
@@ -97,7 +121,9 @@ TIERKV_DEVICE float2 load_block_query(uint32_t meta, uint32_t mean_at, bool has_
       multiply(base, g == 0 ? mean[2 * f + 2] : 0u, 0, g == 0 ? mean[2 * f + 3] : 0u, 0, z.z, z.w);
     }
   }
-  return {__shfl_sync(~0u, base[0], t), __shfl_sync(~0u, base[1], t)};
+  float2 both{__shfl_sync(~0u, base[0], t), __shfl_sync(~0u, base[1], t)};
+  if (rest) both.x += __shfl_sync(~0u, base[0], t ^ 2), both.y += __shfl_sync(~0u, base[1], t ^ 2);
+  return both;
 }
 
 // The first blocks of a segment. All multiprocessors ask for theirs at once, and it takes microseconds until they are there: what
@@ -124,11 +150,13 @@ TIERKV_DEVICE void attend_packed(const Launch& launch, const FastPiece& piece, W
   const uint32_t keys = shared_address(memory + warp * S::kWarp), values = keys + S::kKeySlot;
   const ViewDesc* views = launch.views + segment.first_view;
   const FastCodec& codec = piece.codec;
+  const bool rest = has_rest<D>(launch);  // false for other heads, and known to the compiler
+  const uint32_t head = rest && warp < 8 ? warp % 4 : warp;
   float query[4];
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
-    const float* const from = launch.queries + static_cast<size_t>(segment.first_row + warp) * D + part_of_row<D>() * 4 + e;
-    query[e] = warp < launch.group ? __ldg(from) * (launch.scale * kLog2E) : 0.0f;
+    const float* const from = launch.queries + static_cast<size_t>(segment.first_row + head) * D + part_of_row<D>() * 4 + e;
+    query[e] = head < launch.group ? __ldg(from) * (launch.scale * kLog2E) : 0.0f;
   }
   if (warp < kWarps / 2) begin_packed<K, V, D, kByChannel>(launch, piece, copies, memory);
   auto* plain = reinterpret_cast<uint32_t*>(memory + kWarps * S::kWarp);
@@ -139,7 +167,7 @@ TIERKV_DEVICE void attend_packed(const Launch& launch, const FastPiece& piece, W
   const uint32_t raised_at = shared_address(raised), plain_at = shared_address(plain);
   const bool has_mean = kByChannel || codec.mean_at != 0;
   const uint32_t mean_at = keys + (kByChannel ? S::kKeyCodes + 2 * D : codec.mean_at);
-  load_packed_query<K, V, D>(query, codec.key_hadamard, plain, raised, query_sums, query_sums + 32);
+  load_packed_query<K, V, D>(query, codec.key_hadamard, rest, plain, raised, query_sums, query_sums + 32);
   __syncthreads();
   if (warp >= kWarps / 2) begin_packed<K, V, D, kByChannel>(launch, piece, copies, memory);
   const float begin0 = kByChannel ? 0.0f : -codec.key_zero * query_sums[2 * t] / kScore;
@@ -152,7 +180,7 @@ TIERKV_DEVICE void attend_packed(const Launch& launch, const FastPiece& piece, W
     const uint8_t* const next_values = views[more ? v + kWarps : v].values;
     uint32_t b[S::kSteps][2];
     barrier_wait(copies.keys, copies.phase);
-    const float2 base = load_block_query<K, V, D, kByChannel>(keys + S::kKeyCodes, mean_at, has_mean, raised_at, plain_at, b);
+    const float2 base = load_block_query<K, V, D, kByChannel>(keys + S::kKeyCodes, mean_at, has_mean, rest, raised_at, plain_at, b);
     if constexpr (!kByChannel) {
       float s[4];
       log8_levels(kScore * load1f(keys + S::kKeyCodes), load1(keys + S::kKeyCodes + 4 + lane * 4), s);
@@ -176,6 +204,10 @@ TIERKV_DEVICE void attend_packed(const Launch& launch, const FastPiece& piece, W
                      b[k][1]);
           }
         }
+      }
+      if (rest) {
+#pragma unroll
+        for (int i = 0; i < 16; ++i) s[i / 4][i % 4] += __shfl_xor_sync(~0u, s[i / 4][i % 4], 2);
       }
       weigh_half<!kByChannel>(state, s, kByChannel ? kScore : 1.0f, scales + half * 256, base.x, base.y, true,
                               static_cast<float>(F::kTop), weights);

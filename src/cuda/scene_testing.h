@@ -18,6 +18,7 @@
 #include "attn/attention.h"
 #include "attn/backend.h"
 #include "cuda/brief_testing.h"
+#include "cuda/paths.h"
 #include "cuda/plan.h"
 #include "quant/registry.h"
 #include "quant/table_testing.h"
@@ -69,6 +70,9 @@ class Scene {
   std::span<const attn::BlockView> views(size_t task) const { return views_[task]; }
   uint32_t position(size_t task) const { return shape_.lengths[task / shape_.kv_heads] - 1; }
 
+  // What answers may be off by (distance()): 1e-3, and twice that where a path for whole numbers rounds queries and weights.
+  double tolerance() const { return whole_ ? 2e-3 : 1e-3; }
+
   // Double precision over decoded rows: [rows][head_dim], and the log of each row's sum.
   void reference(std::vector<double>& out, std::vector<double>& lse) const {
     const uint32_t d = shape_.head_dim;
@@ -104,7 +108,10 @@ class Scene {
     // For as long as the program runs: a device's backend knows codecs by their address.
     static std::map<std::tuple<std::string, uint32_t, uint32_t>, Pair> made;
     Pair& pair = made[{name, tokens, shape_.head_dim}];
-    if (pair.key) return &pair;
+    if (pair.key) {
+      look_at(pair);
+      return &pair;
+    }
     const auto spec = quant::parse_codec_pair(name);
     if (!spec.ok()) return fail(spec.status());
     auto key = quant::testing::make_any_codec(spec->key, quant::Side::key, {tokens, shape_.head_dim});
@@ -112,7 +119,14 @@ class Scene {
     if (!key.ok()) return fail(key.status());
     if (!value.ok()) return fail(value.status());
     pair.key = std::move(*key), pair.value = std::move(*value);
+    look_at(pair);
     return &pair;
+  }
+  void look_at(const Pair& pair) {
+    CodecDesc desc;
+    if (!readable(*pair.key, *pair.value, desc)) return;
+    const Path path = fast_path(desc, shape_.group);
+    whole_ = whole_ || path == Path::whole22 || path == Path::klt_whole;
   }
   const Pair* fail(const Status& status) {
     status_ = status;
@@ -215,6 +229,7 @@ class Scene {
   SceneShape shape_;
   std::mt19937 rng_;
   Status status_;
+  bool whole_ = false;  // a codec has a path for whole numbers
   std::vector<float> queries_, sinks_;
   std::vector<std::vector<attn::BlockView>> views_;
   std::vector<std::unique_ptr<std::byte, void (*)(void*)>> aligned_;

@@ -60,7 +60,7 @@ struct Call {
 
 double worst = 0.0;
 
-void check(const DeviceBackend& device, const SceneShape& shape, uint32_t seed, double tolerance) {
+void check(const DeviceBackend& device, const SceneShape& shape, uint32_t seed) {
   const Scene scene(shape, seed);
   ASSERT_TRUE(scene.status().ok()) << scene.status().message();
   Call call(scene);
@@ -72,11 +72,9 @@ void check(const DeviceBackend& device, const SceneShape& shape, uint32_t seed, 
   scene.reference(want, want_lse);
   const double error = testing::distance(want, call.out.data());
   worst = std::max(worst, error);
-  EXPECT_LT(error, tolerance);
+  EXPECT_LT(error, scene.tolerance());
   testing::expect_sums(want_lse, call.lse, 5e-3);
 }
-
-constexpr double kTolerance = 2e-3;
 
 TEST(CudaDevice, EveryCodecAndShape) {
   const auto device = backend();
@@ -88,7 +86,7 @@ TEST(CudaDevice, EveryCodecAndShape) {
     std::string at;  // where it is largest
     testing::for_shapes_of(name, cases, [&](const SceneShape& shape) {
       const double before = worst;
-      check(*device, shape, 11, kTolerance);
+      check(*device, shape, 11);
       if (worst > before) at = "head_dim " + std::to_string(shape.head_dim) + " group " + std::to_string(shape.group);
     });
     std::printf("%-20s %.2e  %s\n", name.c_str(), worst, at.c_str());
@@ -104,7 +102,7 @@ TEST(CudaDevice, RandomShapesAndRaggedBatches) {
   for (uint32_t seed = 1; seed <= testing::count(500, 12, 8); ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937 rng(seed);
-    check(*device, testing::any_scene(rng), seed, kTolerance);
+    check(*device, testing::any_scene(rng), seed);
     if (::testing::Test::HasFatalFailure()) return;
   }
   std::printf("largest error of the random ones: %.2e\n", worst);
@@ -322,7 +320,7 @@ TEST(CudaDevice, ALimitOfMemoryIsKept) {
   shape.kv_heads = 1, shape.group = 1;
   shape.lengths = {128 * 200};
   // One call has 13 MiB of blocks: the first three calls push each other out.
-  for (uint32_t seed = 1; seed <= 4; ++seed) check(*device, shape, seed, kTolerance);
+  for (uint32_t seed = 1; seed <= 4; ++seed) check(*device, shape, seed);
   EXPECT_LE(device->usage().block_bytes, uint64_t{32} << 20);
   shape.lengths = {128 * 700};  // 46 MiB at once
   const Scene scene(shape, 9);
@@ -330,7 +328,7 @@ TEST(CudaDevice, ALimitOfMemoryIsKept) {
   device->attend(call.works, kAlone);
   EXPECT_EQ(call.works[0].status.code(), StatusCode::resource_exhausted) << call.works[0].status.message();
   shape.lengths = {128 * 100};
-  check(*device, shape, 10, kTolerance);
+  check(*device, shape, 10);
 }
 
 TEST(CudaDevice, TheSameCallGivesTheSameBits) {
