@@ -1,4 +1,6 @@
 // The kernels of attention themselves, on the processor (simt_machine.h), and double precision over the rows that blocks decode to.
+//
+// ctest: threads
 #include <gtest/gtest.h>
 
 #include <string>
@@ -128,6 +130,20 @@ TEST(Kernels, ManyStatesAreMergedInRounds) {
   // More thread blocks than a round of states has room for, and rows that need several rounds.
   SceneShape shape = archive("kivi2", 4, {21000});
   EXPECT_EQ(check(shape, 4, 150), Path::whole22);
+}
+
+TEST(Kernels, WarpsTakeBlockAfterBlock) {
+  // A thread block has sixteen warps, each with a block, or with two of klt's: the second and third time they are asked for ahead.
+  for (const uint32_t dim : {64u, 128u}) {
+    for (const char* const codec : {"kivi2", "rot4", "klt1.875", "klt1.25+top4"}) {
+      for (const uint32_t group : {4u, 7u}) {
+        SCOPED_TRACE(std::string(codec) + " " + std::to_string(group) + " " + std::to_string(dim));
+        SceneShape shape = archive(codec, group, {70 * 128 + 4 + 21});
+        shape.head_dim = dim;
+        check(shape, group, 1);
+      }
+    }
+  }
 }
 
 TEST(Kernels, BlocksOfKltWithValuesOfAllWidthsTakeOnePath) {

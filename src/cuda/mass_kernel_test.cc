@@ -1,4 +1,6 @@
 // The kernel that says what rows received, and its scalar twin, on the processor (simt_machine.h) against double precision.
+//
+// ctest: threads
 #include <gtest/gtest.h>
 
 #include <string>

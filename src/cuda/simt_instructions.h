@@ -124,10 +124,15 @@ TIERKV_DEVICE void store2(uint32_t at, uint32_t x, uint32_t y) { simt::store(at,
 TIERKV_DEVICE void store4f(uint32_t at, float x, float y, float z, float w) { simt::store(at, float4{x, y, z, w}); }
 TIERKV_DEVICE void prefetch_line(const void*) {}
 TIERKV_DEVICE float power2(float x) { return std::exp2(x); }
-TIERKV_DEVICE void fetch4(uint32_t to, const void* from) { std::memcpy(simt::Machine::now().at(to, 4), from, 4); }
-TIERKV_DEVICE void fetch8(uint32_t to, const void* from) { std::memcpy(simt::Machine::now().at(to, 8), from, 8); }
-TIERKV_DEVICE void fetch16(uint32_t to, const void* from) { std::memcpy(simt::Machine::now().at(to, 16), from, 16); }
-TIERKV_DEVICE void wait_for_fetched() {}
+TIERKV_DEVICE void fetch4(uint32_t to, const void* from) { simt::Machine::now().fetch(to, from, 4); }
+TIERKV_DEVICE void fetch8(uint32_t to, const void* from) { simt::Machine::now().fetch(to, from, 8); }
+TIERKV_DEVICE void fetch16(uint32_t to, const void* from) { simt::Machine::now().fetch(to, from, 16); }
+TIERKV_DEVICE void wait_for_fetched() { simt::Machine::now().wait_for_fetched(); }
+TIERKV_DEVICE void end_fetches() { simt::Machine::now().end_fetches(); }
+template <int kLeft>
+TIERKV_DEVICE void wait_for_fetches() {
+  simt::Machine::now().wait_for_fetches(kLeft);
+}
 TIERKV_DEVICE float reciprocal(float x) { return 1.0f / x; }
 TIERKV_DEVICE uint32_t pack_halves(float low, float high) { return simt::two_halves(low, high); }
 TIERKV_DEVICE float2 halves_of(uint32_t x) { return {simt::half_of(x, 0), simt::half_of(x, 1)}; }

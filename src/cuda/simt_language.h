@@ -2,11 +2,11 @@
 // For tests of kernels alone: a source that includes it may include nothing of the standard library after it.
 #pragma once
 
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <utility>
 
 #include "base/f16.h"
 #include "cuda/simt_machine.h"
@@ -47,8 +47,19 @@ struct ThreadIndex {
 };
 struct BlockIndex {
   struct X {
-    operator uint32_t() const { return simt::Machine::now().block(); }
+    operator uint32_t() const { return simt::Machine::now().block().x; }
   } x;
+  struct Y {
+    operator uint32_t() const { return simt::Machine::now().block().y; }
+  } y;
+};
+struct GridSize {
+  struct X {
+    operator uint32_t() const { return simt::Machine::now().grid().x; }
+  } x;
+  struct Y {
+    operator uint32_t() const { return simt::Machine::now().grid().y; }
+  } y;
 };
 struct BlockSize {
   struct X {
@@ -58,6 +69,7 @@ struct BlockSize {
 inline constexpr ThreadIndex threadIdx{};
 inline constexpr BlockIndex blockIdx{};
 inline constexpr BlockSize blockDim{};
+inline constexpr GridSize gridDim{};
 
 inline uint32_t min(uint32_t a, uint32_t b) { return a < b ? a : b; }
 inline uint32_t max(uint32_t a, uint32_t b) { return a > b ? a : b; }
@@ -84,10 +96,19 @@ inline __half2 __hmax2(__half2 a, __half2 b) {
   return {__float2half(std::fmax(__half2float(a.x), __half2float(b.x))),
           __float2half(std::fmax(__half2float(a.y), __half2float(b.y)))};
 }
+// As PTX has it for .NaN: not a number where either is none.
+inline __half2 __hmax2_nan(__half2 a, __half2 b) {
+  const auto most = [](__half x, __half y) {
+    const float p = __half2float(x), q = __half2float(y);
+    return __float2half(p != p || q != q ? NAN : std::fmax(p, q));
+  };
+  return {most(a.x, b.x), most(a.y, b.y)};
+}
 inline __half2 __habs2(__half2 x) {
   return {{static_cast<uint16_t>(x.x.bits & 0x7FFFu)}, {static_cast<uint16_t>(x.y.bits & 0x7FFFu)}};
 }
 
+inline int __popc(uint32_t x) { return std::popcount(x); }
 inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
   const uint64_t both = static_cast<uint64_t>(b) << 32 | a;
   uint32_t out = 0;
@@ -105,13 +126,15 @@ T __ldcg(const T* at) {
 }
 template <class T>
 T atomicAdd(T* at, T by) {
-  return std::exchange(*at, *at + by);
+  return std::atomic_ref<T>(*at).fetch_add(by, std::memory_order_relaxed);
 }
 inline void __threadfence() {}
 inline void __syncthreads() { simt::Machine::now().meet_block(); }
 inline void __syncwarp() {
-  simt::Machine::now().meet<char>("syncwarp", char{}, [](const char*, char*) {});
+  simt::Machine::now().meet<char>(
+      "syncwarp", char{}, [](const char*, char*) {}, true);
 }
+inline void __syncwarp(uint32_t mask) { simt::Machine::now().meet_some(mask); }
 
 template <class T>
 T __shfl_sync(uint32_t, T x, uint32_t from) {
@@ -135,6 +158,7 @@ inline uint32_t __ballot_sync(uint32_t, bool x) {
   });
 }
 inline bool __any_sync(uint32_t mask, bool x) { return __ballot_sync(mask, x) != 0; }
+inline bool __all_sync(uint32_t mask, bool x) { return __ballot_sync(mask, x) == ~0u; }
 inline uint32_t __reduce_max_sync(uint32_t, uint32_t x) {
   return simt::Machine::now().meet<uint32_t>("redux", x, [](const uint32_t* in, uint32_t* out) {
     uint32_t most = 0;

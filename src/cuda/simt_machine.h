@@ -4,7 +4,8 @@
 // A fiber runs until it has to wait. So a thread is as far ahead of its neighbours as a program allows: what one reads before
 // another has written it, for want of a barrier, is wrong here every time. Threads may begin from the first or from the last.
 // Copies into shared memory arrive when somebody waits for them, not before; until then their place holds bytes that are no data.
-// That instructions of a warp are met by all its threads, in the same order, is checked.
+// That instructions of a warp are met by all its threads, in the same order, is checked. Under ThreadSanitizer every thread is one
+// to it too, and races between the threads of a block are found (simt_races.h).
 //
 // Not here: speed, two thread blocks at once, memory that is read in another order than it was written by other thread blocks.
 //
@@ -14,6 +15,8 @@
 
 #include <ucontext.h>
 
+#include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -24,6 +27,8 @@
 #include <string>
 #include <vector>
 
+#include "cuda/simt_races.h"
+
 namespace tierkv::cuda::simt {
 
 inline constexpr uint32_t kWarp = 32;
@@ -32,28 +37,39 @@ struct Failure : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+struct Grid {
+  Grid(uint32_t along, uint32_t across = 1) : x(along), y(across) {}
+  uint32_t x, y;
+};
+
 class Machine {
  public:
   enum class Order { first_to_last, last_to_first };
 
   // The one whose thread is running.
-  static Machine& now() { return *running(); }
+  TIERKV_UNWATCHED static Machine& now() { return *running(); }
 
-  // One thread block after another: `kernel` as each of `threads` threads, of `blocks` blocks.
-  void run(uint32_t blocks, uint32_t threads, size_t shared_bytes, Order order, const std::function<void()>& kernel) {
-    running() = this, kernel_ = &kernel, threads_ = threads;
+  // One thread block after another: `kernel` as each of `threads` threads, of all blocks of `grid`.
+  void run(Grid grid, uint32_t threads, size_t shared_bytes, Order order, const std::function<void()>& kernel) {
+    running() = this, kernel_ = &kernel, threads_ = threads, grid_ = grid;
     prepare(threads, shared_bytes);
-    for (block_ = 0; block_ < blocks; ++block_) run_block(order);
+    for (uint32_t i = 0; i < grid.x * grid.y; ++i) {
+      block_ = {i % grid.x, i / grid.x};
+      give(&home_);  // all of a block comes behind all of the one before
+      run_block(order);
+    }
     running() = nullptr;
   }
 
-  uint32_t thread() const { return thread_; }
-  uint32_t block() const { return block_; }
-  uint32_t threads() const { return threads_; }
-  uint8_t* shared() { return shared_.data() + (128 - reinterpret_cast<uintptr_t>(shared_.data()) % 128) % 128; }
+  TIERKV_UNWATCHED uint32_t thread() const { return thread_; }
+  TIERKV_UNWATCHED Grid block() const { return block_; }
+  TIERKV_UNWATCHED Grid grid() const { return grid_; }
+  TIERKV_UNWATCHED uint32_t threads() const { return threads_; }
+  TIERKV_UNWATCHED uint8_t* shared() { return shared_.data() + (128 - reinterpret_cast<uintptr_t>(shared_.data()) % 128) % 128; }
 
   // A 32-bit address of shared memory: the offset in it, or for what lies elsewhere (barriers) a number of its own.
-  uint32_t address(const void* at) {
+  TIERKV_UNWATCHED uint32_t address(const void* at) {
+    const Unwatched books;
     const auto offset = static_cast<size_t>(static_cast<const uint8_t*>(at) - shared());
     if (offset < shared_bytes_) return static_cast<uint32_t>(offset);
     for (size_t i = 0; i < elsewhere_.size(); ++i) {
@@ -62,73 +78,104 @@ class Machine {
     elsewhere_.push_back(at);
     return kElsewhere + static_cast<uint32_t>(elsewhere_.size() - 1);
   }
-  uint8_t* at(uint32_t address, size_t bytes) {
+  TIERKV_UNWATCHED uint8_t* at(uint32_t address, size_t bytes) {
     if (address % bytes != 0) fail("shared memory is read or written at an address that is not aligned");
     if (address + bytes > shared_bytes_) fail("shared memory is read or written past its end");
     return shared() + address;
   }
 
-  // All threads of a warp give something and get something: `work(in, out)` is called once, with what all of them gave.
+  // All threads of a warp give something and get something: `work(in, out)` is called once, with what all of them gave. It orders
+  // nothing that they read and write, unless `barrier`.
   template <class Out, class In, class Work>
-  Out meet(const char* instruction, const In& mine, Work work) {
+  TIERKV_UNWATCHED Out meet(const char* instruction, const In& mine, Work work, bool barrier = false) {
     static_assert(sizeof(In) <= kMost && sizeof(Out) <= kMost);
     const uint32_t lane = thread_ % kWarp;
     Warp& warp = warps_[thread_ / kWarp];
     if (warp.arrived == 0) warp.instruction = instruction;
     if (std::strcmp(warp.instruction, instruction) != 0) fail("threads of a warp meet in different instructions", instruction);
-    std::memcpy(warp.in[lane], &mine, sizeof mine);
+    const char* const token = barrier ? &warp.tokens[warp.barriers % 2] : nullptr;
+    if (token) give(token);
+    remember(warp.in[lane], mine);
     if (++warp.arrived == kWarp) {
       In in[kWarp];
       Out out[kWarp];
-      for (uint32_t l = 0; l < kWarp; ++l) std::memcpy(&in[l], warp.in[l], sizeof mine);
+      for (uint32_t l = 0; l < kWarp; ++l) recall(in[l], warp.in[l]);
       work(in, out);
-      for (uint32_t l = 0; l < kWarp; ++l) std::memcpy(warp.out[l], &out[l], sizeof(Out));
-      warp.arrived = 0;
+      for (uint32_t l = 0; l < kWarp; ++l) remember(warp.out[l], out[l]);
+      warp.arrived = 0, warp.barriers += barrier;
       wake(warp.waiting);
     } else {
       wait_in(warp.waiting);
     }
+    if (token) take(token);
     Out result;
-    std::memcpy(&result, warp.out[lane], sizeof result);
+    recall(result, warp.out[lane]);
     return result;
   }
 
-  void meet_block() {
+  // A barrier of the threads of a warp that `mask` names, this one among them.
+  TIERKV_UNWATCHED void meet_some(uint32_t mask) {
+    Party& party = warps_[thread_ / kWarp].parties[std::countr_zero(mask)];
+    if (party.arrived == 0) party.mask = mask;
+    if (party.mask != mask || (mask >> thread_ % kWarp & 1u) == 0) fail("threads of a warp meet in other parties than they say");
+    const char* const token = &party.tokens[party.barriers % 2];
+    give(token);
+    if (++party.arrived == static_cast<uint32_t>(std::popcount(mask))) {
+      party.arrived = 0, ++party.barriers;
+      wake(party.waiting);
+    } else {
+      wait_in(party.waiting);
+    }
+    take(token);
+  }
+
+  TIERKV_UNWATCHED void meet_block() {
+    const char* const token = &tokens_[barriers_met_ % 2];
+    give(token);
     if (++arrived_ == threads_) {
-      arrived_ = 0;
+      arrived_ = 0, ++barriers_met_;
       wake(waiting_);
     } else {
       wait_in(waiting_);
     }
+    take(token);
   }
 
-  // Barriers of copies.
-  void make_barrier(uint32_t at) { barrier(at) = {}; }
-  void expect(uint32_t at, uint32_t bytes) { barrier(at).expected += bytes; }
-  void copy(uint32_t to, const void* from, uint32_t bytes, uint32_t at) {
+  // Barriers of copies. To others a copy is written by the thread that asks for it, when it does.
+  TIERKV_UNWATCHED void make_barrier(uint32_t at) {
+    const Unwatched books;
+    barrier(at) = {};
+  }
+  TIERKV_UNWATCHED void expect(uint32_t at, uint32_t bytes) {
+    const Unwatched books;
+    barrier(at).expected += bytes;
+  }
+  TIERKV_UNWATCHED void copy(uint32_t to, const void* from, uint32_t bytes, uint32_t at) {
     if (to % 16 != 0 || bytes % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0) fail("a copy is not aligned");
     if (to + bytes > shared_bytes_) fail("a copy goes past the end of shared memory");
     std::memset(shared() + to, 0xFF, bytes);
+    const Unwatched books;
     idle_ = 0;
     barrier(at).copies.push_back({to, from, bytes});
+    give(&barrier(at));
   }
-  void wait_for_copies(uint32_t at, uint32_t parity) {
-    Barrier& own = barrier(at);
-    while (own.phase == parity) {
-      for (const Copy& copy : own.copies) {
-        std::memcpy(shared() + copy.to, copy.from, copy.bytes);
-        if (copy.bytes > own.expected) fail("a barrier is given more bytes than it was told to expect");
-        own.expected -= copy.bytes;
-      }
-      const bool complete = !own.copies.empty() && own.expected == 0;
-      own.copies.clear();
-      if (complete) own.phase ^= 1;
-      else yield();
-    }
+  TIERKV_UNWATCHED void wait_for_copies(uint32_t at, uint32_t parity) {
+    while (!arrive(at, parity)) yield();
+    take(&barrier(at));
   }
 
+  // A thread's own copies: they are there, to it, when it has waited for all of them.
+  TIERKV_UNWATCHED void fetch(uint32_t to, const void* from, uint32_t bytes) {
+    std::memset(at(to, bytes), 0xFF, bytes);
+    const Unwatched books;
+    fiber_->fetched.push_back({to, from, bytes, fiber_->groups});
+  }
+  TIERKV_UNWATCHED void end_fetches() { ++fiber_->groups; }
+  TIERKV_UNWATCHED void wait_for_fetched() { bring(UINT32_MAX); }
+  TIERKV_UNWATCHED void wait_for_fetches(uint32_t left) { bring(fiber_->groups - std::min(left, fiber_->groups)); }
+
   // Nothing is thrown on a fiber's stack: the fiber stays where it is, and run() throws.
-  [[noreturn]] void fail(const char* what, const char* where = "") {
+  [[noreturn]] TIERKV_UNWATCHED void fail(const char* what, const char* where = "") {
     failure_ = what;
     if (*where) failure_ += ": ", failure_ += where;
     leave();
@@ -140,21 +187,31 @@ class Machine {
   static constexpr size_t kMost = 64, kStack = 256 << 10;
   static constexpr uint32_t kPatience = 100000;
 
-  struct Fiber {
-    ucontext_t context;
-    std::unique_ptr<uint8_t[]> stack;
-  };
-  struct Warp {
-    const char* instruction = "";
-    uint32_t arrived = 0;
-    alignas(16) uint8_t in[kWarp][kMost];
-    alignas(16) uint8_t out[kWarp][kMost];
-    std::vector<uint32_t> waiting;
-  };
   struct Copy {
     uint32_t to;
     const void* from;
-    uint32_t bytes;
+    uint32_t bytes, group = 0;
+  };
+  struct Fiber {
+    ucontext_t context;
+    std::unique_ptr<uint8_t[]> stack;
+    std::vector<Copy> fetched;  // that it has not waited for
+    uint32_t groups = 0;        // of them that are complete
+    Identity identity;
+  };
+  struct Party {
+    uint32_t mask = 0, arrived = 0, barriers = 0;
+    char tokens[2];
+    std::vector<uint32_t> waiting;
+  };
+  struct Warp {
+    const char* instruction = "";
+    uint32_t arrived = 0, barriers = 0;
+    char tokens[2];  // of barriers in turn: who is woken late takes nothing of the next one
+    alignas(16) uint8_t in[kWarp][kMost];
+    alignas(16) uint8_t out[kWarp][kMost];
+    std::vector<uint32_t> waiting;
+    Party parties[kWarp];  // by their first thread
   };
   struct Barrier {
     uint32_t phase = 0;
@@ -162,7 +219,18 @@ class Machine {
     std::vector<Copy> copies;
   };
 
-  static Machine*& running() {
+  template <class T>
+  TIERKV_UNWATCHED static void remember(uint8_t* at, const T& x) {
+    const Unwatched books;
+    std::memcpy(at, &x, sizeof x);
+  }
+  template <class T>
+  TIERKV_UNWATCHED static void recall(T& x, const uint8_t* at) {
+    const Unwatched books;
+    std::memcpy(&x, at, sizeof x);
+  }
+
+  TIERKV_UNWATCHED static Machine*& running() {
     static thread_local Machine* machine = nullptr;
     return machine;
   }
@@ -178,23 +246,29 @@ class Machine {
   }
 
   void run_block(Order order) {
+    const Unwatched books;
+    self_ = present();
     std::memset(shared_.data(), 0xFF, shared_.size());
     barriers_.clear(), elsewhere_.clear(), ready_.clear(), waiting_.clear();
     arrived_ = 0, left_ = threads_, failure_.clear();
-    for (Warp& warp : warps_) warp.arrived = 0, warp.waiting.clear();
+    warps_.assign(warps_.size(), {});
     for (uint32_t i = 0; i < threads_; ++i) {
       const uint32_t t = order == Order::first_to_last ? i : threads_ - 1 - i;
+      fibers_[t]->fetched.clear(), fibers_[t]->groups = 0;
       begin(*fibers_[t]);
       ready_.push_back(t);
     }
     while (left_ != 0 && failure_.empty()) {
-      if (ready_.empty()) throw Failure(std::to_string(left_) + " threads of block " + std::to_string(block_) + " wait for ever");
+      if (ready_.empty()) take(&left_);
+      if (ready_.empty()) throw Failure(std::to_string(left_) + " threads of block " + std::to_string(block_.x) + " wait for ever");
       thread_ = ready_.front();
       ready_.pop_front();
-      swapcontext(&home_, &fibers_[thread_]->context);
+      fiber_ = fibers_[thread_].get();
+      go_on();
     }
+    take(&left_);
     if (failure_.empty()) return;
-    throw Failure(failure_ + " (block " + std::to_string(block_) + ", thread " + std::to_string(thread_) + ")");
+    throw Failure(failure_ + " (block " + std::to_string(block_.x) + ", thread " + std::to_string(thread_) + ")");
   }
 
   void begin(Fiber& fiber) {
@@ -204,27 +278,76 @@ class Machine {
     fiber.context.uc_link = &home_;
     makecontext(&fiber.context, &Machine::enter, 0);
   }
-  static void enter() {
+  TIERKV_UNWATCHED static void enter() {
     Machine& machine = now();
+    take(&machine.home_);
     (*machine.kernel_)();
+    give(&machine.left_);
     --machine.left_;
+    become(machine.self_);
   }
 
-  void leave() { swapcontext(&fibers_[thread_]->context, &home_); }
-  void wait_in(std::vector<uint32_t>& list) {
-    list.push_back(thread_);
+  TIERKV_UNWATCHED void go_on() {
+    become(fiber_->identity.name);
+    swapcontext(&home_, &fiber_->context);
+  }
+  TIERKV_UNWATCHED void leave() {
+    give(&left_);  // to whoever takes this machine apart
+    become(self_);
+    swapcontext(&fiber_->context, &home_);
+  }
+  TIERKV_UNWATCHED void wait_in(std::vector<uint32_t>& list) {
+    {
+      const Unwatched books;
+      list.push_back(thread_);
+    }
     leave();
   }
-  void wake(std::vector<uint32_t>& list) {
+  TIERKV_UNWATCHED void wake(std::vector<uint32_t>& list) {
+    const Unwatched books;
     ready_.insert(ready_.begin(), list.begin(), list.end());  // a warp goes on before others, and this thread before all
     list.clear();
     idle_ = 0;
   }
   // While others may have something to do.
-  void yield() {
+  TIERKV_UNWATCHED void yield() {
     if (++idle_ > kPatience) fail("a barrier of copies is waited for, and nothing comes");
-    ready_.push_back(thread_);
+    {
+      const Unwatched books;
+      ready_.push_back(thread_);
+    }
     leave();
+  }
+
+  // What this thread asked for, of the groups before this one.
+  TIERKV_UNWATCHED void bring(uint32_t end) {
+    std::vector<Copy> own;
+    {
+      const Unwatched books;
+      const auto late =
+          std::stable_partition(fiber_->fetched.begin(), fiber_->fetched.end(), [&](const Copy& copy) { return copy.group < end; });
+      own.assign(fiber_->fetched.begin(), late);
+      fiber_->fetched.erase(fiber_->fetched.begin(), late);
+    }
+    for (const Copy& copy : own) std::memcpy(shared() + copy.to, copy.from, copy.bytes);
+  }
+
+  // Brings what was asked for. Whether the barrier's phase is over.
+  TIERKV_UNWATCHED bool arrive(uint32_t at, uint32_t parity) {
+    const Unwatched books;
+    Barrier& own = barrier(at);
+    while (own.phase == parity) {
+      for (const Copy& copy : own.copies) {
+        std::memcpy(shared() + copy.to, copy.from, copy.bytes);
+        if (copy.bytes > own.expected) fail("a barrier is given more bytes than it was told to expect");
+        own.expected -= copy.bytes;
+      }
+      const bool complete = !own.copies.empty() && own.expected == 0;
+      own.copies.clear();
+      if (!complete) return false;
+      own.phase ^= 1;
+    }
+    return true;
   }
 
   Barrier& barrier(uint32_t at) {
@@ -233,7 +356,11 @@ class Machine {
   }
 
   const std::function<void()>* kernel_ = nullptr;
-  uint32_t threads_ = 0, thread_ = 0, block_ = 0, left_ = 0, arrived_ = 0, idle_ = 0;
+  Grid grid_{1}, block_{0, 0};
+  uint32_t threads_ = 0, thread_ = 0, left_ = 0, arrived_ = 0, idle_ = 0, barriers_met_ = 0;
+  char tokens_[2];  // as a warp's
+  Identity::Name self_{};
+  Fiber* fiber_ = nullptr;  // whose thread is running
   size_t shared_bytes_ = 0;
   std::vector<uint8_t> shared_;
   std::vector<std::unique_ptr<Fiber>> fibers_;

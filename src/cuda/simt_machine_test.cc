@@ -1,12 +1,22 @@
 // The machine that tests run kernels on: what it does right, and that it finds what kernels do wrong.
+//
+// ctest: threads
 #include "cuda/simt_machine.h"
 
 #include <gtest/gtest.h>
 
+#include <utility>
 #include <vector>
 
 #define TIERKV_SIMT
 #include "cuda/warp.cuh"
+
+#ifdef TIERKV_FINDS_RACES
+// ThreadSanitizer tells of races here. The process does not fail for them; whoever does not expect one looks.
+static int races_reported = 0;
+extern "C" void __tsan_on_report(void*) { ++races_reported; }
+extern "C" const char* __tsan_default_options() { return "exitcode=0"; }
+#endif
 
 namespace tierkv::cuda {
 namespace {
@@ -41,7 +51,76 @@ TEST(SimtMachine, AMissingBarrierIsSeen) {
     for (uint32_t i = 0; i < 32; ++i) wrong += got[i] != 100 + (i + 31) % 32;
     EXPECT_NE(wrong, 0u);
   }
+#ifdef TIERKV_FINDS_RACES
+  EXPECT_NE(std::exchange(races_reported, 0), 0);
+#endif
 }
+
+#ifdef TIERKV_FINDS_RACES
+// Results may be right in every order of the threads that there is here, and a device has others. Each race has a place of its own:
+// ThreadSanitizer tells once of each.
+void run(uint32_t threads, void (*kernel)()) { Machine().run(1, threads, 4096, Machine::Order::first_to_last, kernel); }
+
+TEST(SimtMachine, ARaceIsSeenWhereResultsAreRight) {
+  // All threads have met in the shuffle before one writes; but what they read may come later.
+  run(32, [] {
+    const uint32_t before = load1(0);
+    if (__shfl_xor_sync(~0u, uint32_t{threadIdx.x}, 1) == 1 && threadIdx.x == 0) store1(0, before + 1);
+  });
+  EXPECT_NE(std::exchange(races_reported, 0), 0) << "a shuffle orders nothing";
+  run(64, [] {
+    if (threadIdx.x == 0) store1(16, 7);
+    __syncwarp();
+    if (threadIdx.x == 40) {
+      EXPECT_NE(load1(16), 8u);
+    }
+  });
+  EXPECT_NE(std::exchange(races_reported, 0), 0) << "a warp's barrier orders nothing of another warp";
+  run(32, [] {
+    if (threadIdx.x == 0) store1(32, 7);
+    __syncwarp(threadIdx.x < 4 ? 0xFu : ~0xFu);
+    if (threadIdx.x == 9) {
+      EXPECT_NE(load1(32), 8u);
+    }
+  });
+  EXPECT_NE(std::exchange(races_reported, 0), 0) << "nor that of some threads anything of others";
+  run(32, [] {
+    alignas(16) static const uint32_t kData[4] = {1, 2, 3, 4};
+    if (threadIdx.x == 5) {
+      EXPECT_NE(load1(48), 1u);
+    }
+    if (threadIdx.x == 7) fetch16(48, kData), wait_for_fetched();
+  });
+  EXPECT_NE(std::exchange(races_reported, 0), 0) << "a copy writes where another thread reads";
+}
+
+TEST(SimtMachine, WhatBarriersOrderIsNoRace) {
+  run(64, [] {
+    if (threadIdx.x == 0) store1(64, 7);
+    __syncthreads();
+    if (threadIdx.x == 40) store1(64, load1(64) + 1);
+    __syncwarp();
+    if (threadIdx.x == 41) {
+      EXPECT_NE(load1(64), 7u);
+    }
+  });
+  run(32, [] {
+    const uint32_t quad = threadIdx.x / 4;
+    if (threadIdx.x % 4 == 1) store1(4 * quad, 7);
+    __syncwarp(0xFu << (4 * quad));
+    EXPECT_EQ(load1(4 * quad), 7u);
+  });
+  run(32, [] {
+    __shared__ uint32_t sum;
+    if (threadIdx.x == 0) sum = 0;
+    __syncwarp();
+    atomicAdd(&sum, uint32_t{threadIdx.x});
+    __syncwarp();
+    EXPECT_EQ(sum, 496u);
+  });
+  EXPECT_EQ(races_reported, 0);
+}
+#endif
 
 TEST(SimtMachine, ThreadsOfAWarpThatPartAreRefused) {
   EXPECT_THROW(Machine().run(1, 32, 0, kOrders[0], [] { threadIdx.x < 7 ? (void)__any_sync(~0u, true) : __syncwarp(); }), Failure);
@@ -87,6 +166,40 @@ TEST(SimtMachine, CopiesAreThereWhenTheyHaveBeenWaitedForAndNotBefore) {
                                barrier_wait(at, 0);
                              }),
                Failure);
+}
+
+TEST(SimtMachine, FetchedBytesAreThereWhenTheirGroupHasBeenWaitedFor) {
+  alignas(16) static const uint32_t kData[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+  Machine().run(1, 32, 64, kOrders[0], [] {
+    if (threadIdx.x != 3) return;
+    fetch16(0, kData);
+    end_fetches();
+    fetch16(16, kData + 4);
+    end_fetches();
+    EXPECT_NE(load1(0), 1u);
+    wait_for_fetches<1>();
+    EXPECT_EQ(load1(0), 1u);
+    EXPECT_NE(load1(16), 5u);
+    wait_for_fetches<0>();
+    EXPECT_EQ(load1(16), 5u);
+    fetch4(0, kData + 2);
+    wait_for_fetched();
+    EXPECT_EQ(load1(0), 3u);
+  });
+}
+
+TEST(SimtMachine, SomeThreadsOfAWarpMayMeetAlone) {
+  for (const Machine::Order order : kOrders) {
+    Machine().run({2, 3}, 32, 128, order, [] {
+      const uint32_t quad = threadIdx.x / 4, at = 4 * threadIdx.x;
+      store1(at, blockIdx.x + 10 * blockIdx.y + 100 * threadIdx.x);
+      if (quad % 2 != 0) return;
+      __syncwarp(0xFu << (4 * quad));
+      EXPECT_EQ(load1(at ^ 4u), blockIdx.x + 10 * blockIdx.y + 100 * (threadIdx.x ^ 1u));
+      EXPECT_EQ(gridDim.x * gridDim.y, 6u);
+    });
+  }
+  EXPECT_THROW(Machine().run(1, 32, 0, kOrders[0], [] { __syncwarp(threadIdx.x < 4 ? 0xFu : 0xFFu); }), Failure);
 }
 
 TEST(SimtMachine, AProductIsTheProduct) {

@@ -142,6 +142,12 @@ TIERKV_DEVICE void fetch16(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 TIERKV_DEVICE void wait_for_fetched() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// What was asked for so far is a group of its own; and a wait until no more than so many groups, the last ones, are on their way.
+TIERKV_DEVICE void end_fetches() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kLeft>
+TIERKV_DEVICE void wait_for_fetches() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+}
 
 // An 8x8 matrix of halves, transposed within the registers of a warp.
 TIERKV_DEVICE uint32_t transposed(uint32_t x) {
