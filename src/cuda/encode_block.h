@@ -1,5 +1,5 @@
 // encode_block.h — one part of a work of encode.h: the same code for the threads of a device's thread block and, in tests, for the
-// processor as a team of one.
+// processor: as a team of one, or with TIERKV_SIMT as the threads of simt_machine.h.
 //
 // A stage is a loop over things that do not look at each other, each worked on by one thread in the order in which the codec does
 // it: so the number of threads changes no bit, and neither does the processor. Nothing is fused (the device's compiler is told so).
@@ -10,19 +10,24 @@
 #include "cuda/reading.h"
 #include "quant/grid_search.h"
 
+// A device's threads, or in tests a team of as many on the processor (simt_machine.h).
+#if defined(__CUDA_ARCH__) || defined(TIERKV_SIMT)
+#define TIERKV_MANY_THREADS
+#endif
+
 namespace tierkv::cuda {
 
 // The threads that work on a part together.
 struct Team {
   uint32_t thread = 0, threads = 1;
   TIERKV_BOTH void sync() const {
-#ifdef __CUDA_ARCH__
+#ifdef TIERKV_MANY_THREADS
     __syncthreads();
 #endif
   }
   // Of a warp alone.
   TIERKV_BOTH void sync_warp() const {
-#ifdef __CUDA_ARCH__
+#ifdef TIERKV_MANY_THREADS
     __syncwarp();
 #endif
   }
