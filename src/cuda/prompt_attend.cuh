@@ -18,15 +18,6 @@ struct PromptShared {
   float factors[kQueryTile];
 };
 
-TIERKV_DEVICE void copy_async(uint32_t to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-TIERKV_DEVICE void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kLeft>
-TIERKV_DEVICE void wait_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
-}
-
 // Address of a lane's row of four matrices, runs of 128 bytes: 16 runs from `first` on, 16 halves of each from unit `unit` on.
 // Operands B, [n][k]: matrices are n 0-7 k 0-7, n 0-7 k 8-15, n 8-15 k 0-7, n 8-15 k 8-15. Operands A have the middle two
 // exchanged.
@@ -40,7 +31,7 @@ TIERKV_DEVICE void copy_keys(const PromptLaunch& launch, uint32_t step, uint32_t
 #pragma unroll
   for (uint32_t i = threadIdx.x; i < D * kPromptKeys / 8; i += kPromptThreads) {
     constexpr uint32_t kPart = kPromptKeys * 8;  // units of 64 channels
-    copy_async(to + i * 16, from + i / kPart * (kKeyTile * 128) + i % kPart * 16);
+    fetch16(to + i * 16, from + i / kPart * (kKeyTile * 128) + i % kPart * 16);
   }
 }
 template <int D>
@@ -48,20 +39,19 @@ TIERKV_DEVICE void copy_values(const PromptLaunch& launch, uint32_t step, uint32
   const uint8_t* const from =
       launch.scratch + static_cast<size_t>(step / 2) * key_tile_bytes(D) + key_tile_side(D) + step % 2 * (D * 128);
 #pragma unroll
-  for (uint32_t i = threadIdx.x; i < D * kPromptKeys / 8; i += kPromptThreads) copy_async(to + i * 16, from + i * 16);
+  for (uint32_t i = threadIdx.x; i < D * kPromptKeys / 8; i += kPromptThreads) fetch16(to + i * 16, from + i * 16);
 }
 
 template <int D, bool kCapped>
 __global__ void __launch_bounds__(kPromptThreads, 1) prompt_kernel(const __grid_constant__ PromptLaunch launch) {
-  extern __shared__ __align__(128) uint8_t memory[];
-  auto& all = *reinterpret_cast<PromptShared<D>*>(memory);
+  auto& all = *reinterpret_cast<PromptShared<D>*>(dynamic_shared());
   const PromptItem item = launch.items[blockIdx.x];
   const QueryTileDesc tile = launch.tiles[item.tile];
   const uint32_t warp = threadIdx.x / 32, first_row = warp * 16, row = first_row + threadIdx.x % 32 / 4;
   const uint32_t queries = shared_address(all.queries), keys = shared_address(all.keys), values = shared_address(all.values);
   const uint32_t begin = item.first_key * 2, end = begin + item.keys * 2;
   copy_keys<D>(launch, begin, keys);
-  end_copies();
+  end_fetches();
   load_queries<D>(launch, tile, all.queries, all.factors, warp, kPromptThreads / 32);
   __syncthreads();
   RowPair rows = row_pair(launch, tile, all.factors, row);
@@ -69,8 +59,8 @@ __global__ void __launch_bounds__(kPromptThreads, 1) prompt_kernel(const __grid_
 #pragma unroll 1
   for (uint32_t step = begin; step < end; ++step) {
     copy_values<D>(launch, step, values);
-    end_copies();
-    wait_copies<1>();
+    end_fetches();
+    wait_for_fetches<1>();
     __syncthreads();
     float s[kPromptKeys / 8][4] = {};
 #pragma unroll
@@ -85,11 +75,11 @@ __global__ void __launch_bounds__(kPromptThreads, 1) prompt_kernel(const __grid_
     }
     __syncthreads();  // keys are read
     if (step + 1 < end) copy_keys<D>(launch, step + 1, keys);
-    end_copies();
+    end_fetches();
     const Shrink shrink = weigh<kPromptKeys, kCapped>(launch, rows, s, needs_mask(launch, tile, launch.key_tiles[step / 2]),
                                                       launch.key_positions + step * kPromptKeys);
     shrink_rows(shrink, out);
-    wait_copies<1>();
+    wait_for_fetches<1>();
     __syncthreads();
 #pragma unroll
     for (uint32_t k = 0; k < kPromptKeys / 16; ++k) {

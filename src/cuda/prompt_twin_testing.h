@@ -1,5 +1,5 @@
 // prompt_twin_testing.h — the scalar twin of the kernels for many queries (prompt.h): the same descriptors, the same scratch of
-// halves, the same states and merge, in plain loops.
+// halves, the same states and merge, in plain loops. With TIERKV_SIMT prompt_on_host() runs the kernels themselves.
 #pragma once
 
 #include <algorithm>
@@ -11,6 +11,10 @@
 #include "cuda/prompt.h"
 #include "cuda/twin_testing.h"
 #include "tierkv/cache.h"
+
+#ifdef TIERKV_SIMT
+#include "cuda/prompt_kernel_testing.h"
+#endif
 
 namespace tierkv::cuda::testing {
 
@@ -132,5 +136,17 @@ class PromptTwin {
   const PromptLaunch& launch_;
   const uint32_t d_, dim_;
 };
+
+// A step of a launch. Memory is the processor's.
+inline void prompt_on_host(const PromptLaunch& launch, PromptStep step) {
+#ifdef TIERKV_SIMT
+  static simt::Machine machine;
+  static bool turned = false;
+  turned = !turned;  // not both orders of threads: states that an earlier round left are changed
+  PromptKernels(launch, machine, turned ? simt::Machine::Order::last_to_first : simt::Machine::Order::first_to_last).run(step);
+#else
+  PromptTwin(launch).run(step);
+#endif
+}
 
 }  // namespace tierkv::cuda::testing

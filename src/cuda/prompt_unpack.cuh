@@ -32,8 +32,7 @@ struct UnpackShared {
 
 template <int D>
 TIERKV_DEVICE UnpackShared<D>& unpack_shared() {
-  extern __shared__ __align__(128) uint8_t memory[];
-  return *reinterpret_cast<UnpackShared<D>*>(memory);
+  return *reinterpret_cast<UnpackShared<D>*>(dynamic_shared());
 }
 
 // One view, one side.

@@ -354,9 +354,8 @@ class TileUnpacking {
 
 // Thread blocks take views in turn, so that neighbours, which mostly share a basis, load it once.
 __global__ void __launch_bounds__(kTileThreads, 2) unpack_tile_kernel(const __grid_constant__ PromptLaunch launch) {
-  extern __shared__ __align__(128) uint8_t memory[];
   const bool keys = blockIdx.y == 0;
-  TileUnpacking unpacking(launch, *reinterpret_cast<UnpackTileShared*>(memory), keys);
+  TileUnpacking unpacking(launch, *reinterpret_cast<UnpackTileShared*>(dynamic_shared()), keys);
   for (uint32_t v = blockIdx.x; v < launch.tile_views; v += gridDim.x) {
     if (v + gridDim.x < launch.tile_views) unpacking.prefetch(launch.views[v + gridDim.x]);
     unpacking.run(launch.views[v]);

@@ -94,7 +94,7 @@ class TwinMachine final : public Machine {
   }
   Status prompt(const PromptLaunch& launch, PromptStep step) override {
     if (!attends) return {};
-    return queue_->add([launch, step] { PromptTwin(launch).run(step); });
+    return queue_->add([launch, step] { prompt_on_host(launch, step); });
   }
   Status fetch(void* to, const uint8_t* from, size_t bytes) override {
     if (lost) return gone();

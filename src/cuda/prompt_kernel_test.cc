@@ -1,0 +1,72 @@
+// The kernels of attention of many queries, on the processor (prompt_kernel_testing.h), and double precision over the rows that
+// blocks decode to.
+//
+// ctest: threads
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <list>
+#include <map>
+#include <mutex>
+#include <set>
+#include <span>
+#include <thread>
+
+#include "attn/cpu_backend.h"
+
+#define TIERKV_SIMT
+#include "cuda/device_attention.h"
+#include "cuda/prompt_check_testing.h"
+#include "cuda/twin_machine_testing.h"
+
+namespace tierkv::cuda {
+namespace {
+
+using testing::PromptShape;
+using testing::TwinMachine;
+
+#if defined(TIERKV_FINDS_RACES) || defined(__SANITIZE_ADDRESS__)
+constexpr uint32_t kNth = 4;  // of everything: it takes several times as long
+#else
+constexpr uint32_t kNth = 1;
+#endif
+
+void check(const PromptShape& shape, uint32_t seed) {
+  static const auto device = std::make_shared<DeviceAttention>(std::make_unique<TwinMachine>(), 0);
+  double worst = 0.0;
+  testing::check_prompt(*device, shape, seed, 3, worst);
+}
+
+TEST(PromptKernels, ReadEveryCodec) {
+  const std::vector<std::string> names = testing::readable_codecs();
+  for (size_t i = 0; i < names.size(); i += kNth) {
+    SCOPED_TRACE(names[i]);
+    PromptShape shape;
+    shape.scene.head_dim = std::vector<uint32_t>{128, 64, 256}[i % 3], shape.scene.group = 2, shape.scene.kv_heads = 1;
+    shape.scene.codecs = {names[i]};
+    shape.scene.lengths = {128 + 40}, shape.scene.sinks = 4, shape.tokens = {20};
+    check(shape, 11);
+  }
+}
+
+TEST(PromptKernels, UnpackWholeBlocksATileAtATime) {
+  for (const char* const name : {"klt1.875", "klt1.25+top4", "kivi2", "kivi4+top3", "rot2", "rot2+top4", "mid4"}) {
+    SCOPED_TRACE(name);
+    PromptShape shape;
+    shape.scene.head_dim = 128, shape.scene.block = 128, shape.scene.kv_heads = 1;
+    shape.scene.codecs = {name};
+    shape.scene.lengths = {128 * 5 + 40}, shape.tokens = {30};
+    check(shape, 5);
+  }
+}
+
+TEST(PromptKernels, RandomShapesAndRaggedBatches) {
+  const std::vector<std::string> names = testing::readable_codecs();
+  for (uint32_t seed = 1; seed <= 20; seed += kNth / 2 + 1) {
+    SCOPED_TRACE(seed);
+    check(testing::random_prompt(seed, names, true), seed);
+  }
+}
+
+}  // namespace
+}  // namespace tierkv::cuda
