@@ -101,7 +101,7 @@ asan: deps  ## every test under AddressSanitizer and UndefinedBehaviorSanitizer
 	$(call build_preset,asan)
 	cd build-asan && $(CTEST) --no-tests=error
 
-tsan: deps  ## the tests that use threads under ThreadSanitizer
+tsan: deps  ## the tests that use threads, and a device's kernels on the processor, under ThreadSanitizer
 	$(call build_preset,tsan)
 	cd build-tsan && $(NO_ASLR) $(CTEST) -L '^threads$$' --no-tests=error
 
