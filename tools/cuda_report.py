@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""cuda_report.py: the tables of the grid that bench/cuda/bench.py --grid measures on a device, in docs/use/performance.md.
+"""cuda_report.py: the tables of the grid that bench/cuda/bench.py --grid measures on a device, in docs/build/cuda.md.
 
-    tools/cuda_report.py [--data docs/build/data/cuda_grid.json] [--doc docs/use/performance.md]
+    tools/cuda_report.py [--data docs/build/data/cuda_grid.json] [--doc docs/build/cuda.md]
 
 What stands between <!-- bench:cuda-grid --> and the next <!-- /bench --> is replaced. The file of the data is written anew with a
 row a line, in the order of the tables, so that another run shows what changed.
@@ -86,7 +86,7 @@ def written(rows):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=ROOT / "docs/build/data/cuda_grid.json")
-    parser.add_argument("--doc", type=Path, default=ROOT / "docs/use/performance.md")
+    parser.add_argument("--doc", type=Path, default=ROOT / "docs/build/cuda.md")
     options = parser.parse_args()
     rows = json.loads(options.data.read_text(encoding="utf-8"))
     options.data.write_text(written(rows), encoding="utf-8")

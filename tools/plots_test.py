@@ -48,7 +48,7 @@ class PlotsData(unittest.TestCase):
         data = ROOT / "docs/build/data/cuda_grid.json"
         if not data.exists():
             self.skipTest("not measured yet")
-        self.assertIn(cuda_report.grid(json.loads(data.read_text(encoding="utf-8"))), page("docs/use/performance.md"))
+        self.assertIn(cuda_report.grid(json.loads(data.read_text(encoding="utf-8"))), page("docs/build/cuda.md"))
 
     def test_every_picture_of_the_data_is_there(self):
         for name in ("pareto", "divergence", "decode-32x8x128", "decode-ratio", "prefill512-ratio", "model-decode"):
