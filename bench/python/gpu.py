@@ -127,9 +127,15 @@ def bytes_of(cache: Any) -> int:
     return sum(seen.values())
 
 
+def fp16_bytes(model: Any, rows: int) -> int:
+    """What so many tokens of all layers take in 16 bits."""
+    config = model.config
+    width = config.num_key_value_heads * config.hidden_size // config.num_attention_heads
+    return 2 * 2 * config.num_hidden_layers * width * rows
+
+
 def measure(name: str, model: Any, context: int, batches: list[int], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A cache filled once, for the largest batch; then smaller ones, of its first rows."""
-    config = model.config
     start, batches = time.perf_counter(), sorted(batches, reverse=True)
     if name.startswith("AKV"):
         if model.dtype == torch.bfloat16:
@@ -165,9 +171,8 @@ def measure(name: str, model: Any, context: int, batches: list[int], options: ar
         else:
             one["device_bytes"] = bytes_of(cache)
         # Copies of blocks that nobody reads any more stay until their room is wanted: bytes of ours are the largest batch's.
-        width = config.num_key_value_heads * config.hidden_size // config.num_attention_heads
-        size = 2 * 2 * config.num_hidden_layers * width * (batches[0] if ours else batch)
-        one["of_fp16"] = size * (context + options.tokens + WARM_UP) / one["device_bytes"]
+        rows = (context + options.tokens + WARM_UP) * (batches[0] if ours else batch)
+        one["of_fp16"] = fp16_bytes(model, rows) / one["device_bytes"]
         yield one
 
 

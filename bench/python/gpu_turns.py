@@ -4,7 +4,8 @@
 
 Contexts as gpu.py makes them, all caches filled first. Then round after round each makes --tokens tokens behind what it has:
 medians of tokens a second, and of the ratio to the first cache in the same round. What the caller's thread takes of a token is
-printed too: where that is as much as the time, the device waits for the caller.
+printed too: where that is as much as the time, the device waits for the caller. And the bytes on the device: of ours the most that
+the cache had there, of others what their tensors take.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import time
 
 import torch
 from common import say, settings
-from gpu import fill_other, fill_ours, generate, make, make_model
+from gpu import bytes_of, fill_other, fill_ours, fp16_bytes, generate, make, make_model
 
 from tierkv.hf import TieredCache
 
@@ -56,6 +57,10 @@ def main() -> None:
         say(f"{name:32} {options.ctx:7} x {options.batch}, {options.layers} layers: {statistics.median(own):8.1f} tokens/s "
             f"(best {max(own):.1f}), {ratio:.3f} times {first}; the caller's thread {statistics.median(thread[name]):.2f} ms "
             f"of {1e3 * options.batch / statistics.median(own):.2f} a token")  # fmt: skip
+        cache = caches[name]
+        there = cache.device_usage().peak_bytes if isinstance(cache, TieredCache) else bytes_of(cache)
+        fp16 = fp16_bytes(model, options.batch * cache.get_seq_length())
+        say(f"{'':32} {there / 2**30:.2f} GiB on the device, FP16 is {fp16 / 2**30:.2f}: {fp16 / there:.2f}x")
 
 
 if __name__ == "__main__":
