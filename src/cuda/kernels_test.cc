@@ -135,7 +135,7 @@ TEST(Kernels, ManyStatesAreMergedInRounds) {
 TEST(Kernels, WarpsTakeBlockAfterBlock) {
   // A thread block has sixteen warps, each with a block, or with two of klt's: the second and third time they are asked for ahead.
   for (const uint32_t dim : {64u, 128u}) {
-    for (const char* const codec : {"kivi2", "rot4", "klt1.875", "klt1.25+top4"}) {
+    for (const char* const codec : {"kivi2", "rot2", "rot4", "klt1.875", "klt1.25+top4"}) {
       for (const uint32_t group : {4u, 7u}) {
         SCOPED_TRACE(std::string(codec) + " " + std::to_string(group) + " " + std::to_string(dim));
         SceneShape shape = archive(codec, group, {70 * 128 + 4 + 21});

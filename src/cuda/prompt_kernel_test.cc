@@ -31,10 +31,16 @@ constexpr uint32_t kNth = 4;  // of everything: it takes several times as long
 constexpr uint32_t kNth = 1;
 #endif
 
-void check(const PromptShape& shape, uint32_t seed) {
-  static const auto device = std::make_shared<DeviceAttention>(std::make_unique<TwinMachine>(), 0);
-  double worst = 0.0;
-  testing::check_prompt(*device, shape, seed, 3, worst);
+// Fewer multiprocessors, longer runs of key tiles.
+void check(const PromptShape& shape, uint32_t seed, uint32_t multiprocessors = 7) {
+  const auto device = std::make_shared<DeviceAttention>(std::make_unique<TwinMachine>(MachineFacts{multiprocessors, true}), 0);
+  for (const bool hopper : {false, true}) {
+    SCOPED_TRACE(hopper ? "9.0" : "8.0");
+    testing::prompts_as_hopper() = hopper;
+    if (hopper && shape.scene.head_dim > 128) continue;
+    double worst = 0.0;
+    testing::check_prompt(*device, shape, seed, 3, worst);
+  }
 }
 
 TEST(PromptKernels, ReadEveryCodec) {
@@ -55,8 +61,17 @@ TEST(PromptKernels, UnpackWholeBlocksATileAtATime) {
     PromptShape shape;
     shape.scene.head_dim = 128, shape.scene.block = 128, shape.scene.kv_heads = 1;
     shape.scene.codecs = {name};
-    shape.scene.lengths = {128 * 5 + 40}, shape.tokens = {30};
-    check(shape, 5);
+    shape.scene.lengths = {128 * 7 + 40}, shape.tokens = {30};
+    check(shape, 5, 1);
+  }
+}
+
+TEST(PromptKernels, SumsFollowScoresThatRise) {
+  for (const uint32_t dim : {64u, 128u}) {
+    PromptShape shape;
+    shape.scene.head_dim = dim, shape.scene.codecs = {"kivi4"}, shape.scene.sharpness = 3.0f, shape.scene.kv_heads = 1;
+    shape.scene.lengths = {900}, shape.tokens = {40};
+    check(shape, 8, 1);
   }
 }
 

@@ -1,8 +1,9 @@
-// prompt_kernel_testing.h — the kernels for many queries on simt_machine.h: unpacking, attention as capability 8.0 has it, merging.
-// What 9.0 alone has (prompt_hopper.cu) needs a device.
+// prompt_kernel_testing.h — the kernels for many queries on simt_machine.h: unpacking, attention as capabilities 8.0 and 9.0 have
+// it, merging.
 #pragma once
 
 #include "cuda/prompt_attend.cuh"
+#include "cuda/prompt_hopper.cuh"
 #include "cuda/prompt_unpack.cuh"
 #include "cuda/prompt_unpack_tile.cuh"
 
@@ -10,8 +11,9 @@ namespace tierkv::cuda::testing {
 
 class PromptKernels {
  public:
-  PromptKernels(const PromptLaunch& launch, simt::Machine& machine, simt::Machine::Order order)
-      : launch_(launch), machine_(machine), order_(order) {}
+  // `hopper`: as capability 9.0 has it, where heads are not too wide for that.
+  PromptKernels(const PromptLaunch& launch, simt::Machine& machine, simt::Machine::Order order, bool hopper)
+      : launch_(launch), machine_(machine), order_(order), hopper_(hopper) {}
 
   void run(PromptStep step) const {
     const uint32_t dim = prompt_dim(launch_.head_dim);
@@ -25,6 +27,8 @@ class PromptKernels {
       }
       if (launch_.view_count == launch_.tile_views) return;
       dim == 64 ? unpack<64>() : dim == 128 ? unpack<128>() : unpack<256>();
+    } else if (hopper_ && dim <= 128) {
+      dim == 64 ? attend_hopper<64>() : attend_hopper<128>();
     } else {
       dim == 64 ? attend<64>() : dim == 128 ? attend<128>() : attend<256>();
     }
@@ -43,10 +47,18 @@ class PromptKernels {
       else prompt_kernel<D, false>(launch_);
     });
   }
+  template <int D>
+  void attend_hopper() const {
+    machine_.run(launch_.item_count, hopper::kThreadsAll, hopper::kHopperBytes<D>, order_, [&] {
+      if (launch_.softcap > 0.0f) hopper::hopper_kernel<D, true>(launch_);
+      else hopper::hopper_kernel<D, false>(launch_);
+    });
+  }
 
   const PromptLaunch& launch_;
   simt::Machine& machine_;
   const simt::Machine::Order order_;
+  const bool hopper_;
 };
 
 }  // namespace tierkv::cuda::testing

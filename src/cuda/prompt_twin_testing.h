@@ -137,13 +137,22 @@ class PromptTwin {
   const uint32_t d_, dim_;
 };
 
+#ifdef TIERKV_SIMT
+// Which of the two ways to attend a test wants.
+inline bool& prompts_as_hopper() {
+  static bool hopper = false;
+  return hopper;
+}
+#endif
+
 // A step of a launch. Memory is the processor's.
 inline void prompt_on_host(const PromptLaunch& launch, PromptStep step) {
 #ifdef TIERKV_SIMT
   static simt::Machine machine;
-  static bool turned = false;
-  turned = !turned;  // not both orders of threads: states that an earlier round left are changed
-  PromptKernels(launch, machine, turned ? simt::Machine::Order::last_to_first : simt::Machine::Order::first_to_last).run(step);
+  static uint32_t steps = 0;  // in turn, not both: states that an earlier round left are changed
+  const bool turned = steps++ % 2 != 0;
+  const auto order = turned ? simt::Machine::Order::last_to_first : simt::Machine::Order::first_to_last;
+  PromptKernels(launch, machine, order, prompts_as_hopper()).run(step);
 #else
   PromptTwin(launch).run(step);
 #endif

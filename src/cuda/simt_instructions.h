@@ -166,12 +166,12 @@ TIERKV_DEVICE void store_transposed(uint32_t at, uint32_t x, uint32_t y, uint32_
   simt::Machine::now().meet<char>("stmatrix", simt::Matrices{at, {x, y, z, w}}, work);
 }
 
-TIERKV_DEVICE void barrier_init(uint32_t at) { simt::Machine::now().make_barrier(at); }
+TIERKV_DEVICE void barrier_init(uint32_t at) { simt::Machine::now().make_barrier(at, 1); }
 TIERKV_DEVICE void barrier_end(uint32_t) {}
-TIERKV_DEVICE void barrier_wait(uint32_t at, uint32_t parity) { simt::Machine::now().wait_for_copies(at, parity); }
+TIERKV_DEVICE void barrier_wait(uint32_t at, uint32_t parity) { simt::Machine::now().wait_at(at, parity); }
 TIERKV_DEVICE void fence_writes() {}
 TIERKV_DEVICE void fence_copies() {}
-TIERKV_DEVICE void expect_bytes(uint32_t barrier, uint32_t bytes) { simt::Machine::now().expect(barrier, bytes); }
+TIERKV_DEVICE void expect_bytes(uint32_t barrier, uint32_t bytes) { simt::Machine::now().arrive(barrier, bytes); }
 TIERKV_DEVICE void copy_more(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   simt::Machine::now().copy(to, from, bytes, barrier);
 }

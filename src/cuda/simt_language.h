@@ -128,6 +128,10 @@ template <class T>
 T atomicAdd(T* at, T by) {
   return std::atomic_ref<T>(*at).fetch_add(by, std::memory_order_relaxed);
 }
+template <class T>
+T atomicExch(T* at, T to) {
+  return std::atomic_ref<T>(*at).exchange(to, std::memory_order_relaxed);
+}
 inline void __threadfence() {}
 inline void __syncthreads() { simt::Machine::now().meet_block(); }
 inline void __syncwarp() {

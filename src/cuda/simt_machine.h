@@ -3,9 +3,9 @@
 //
 // A fiber runs until it has to wait. So a thread is as far ahead of its neighbours as a program allows: what one reads before
 // another has written it, for want of a barrier, is wrong here every time. Threads may begin from the first or from the last.
-// Copies into shared memory arrive when somebody waits for them, not before; until then their place holds bytes that are no data.
-// That instructions of a warp are met by all its threads, in the same order, is checked. Under ThreadSanitizer every thread is one
-// to it too, and races between the threads of a block are found (simt_races.h).
+// Copies arrive, and products that go on by themselves are made, when somebody waits for them (simt_copies.h). That instructions of
+// a warp are met by all its threads, in the same order, is checked. Under ThreadSanitizer every thread is one to it too, and races
+// between the threads of a block are found (simt_races.h).
 //
 // Not here: speed, two thread blocks at once, memory that is read in another order than it was written by other thread blocks.
 //
@@ -27,6 +27,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/simt_copies.h"
 #include "cuda/simt_races.h"
 
 namespace tierkv::cuda::simt {
@@ -118,15 +119,12 @@ class Machine {
     Party& party = warps_[thread_ / kWarp].parties[std::countr_zero(mask)];
     if (party.arrived == 0) party.mask = mask;
     if (party.mask != mask || (mask >> thread_ % kWarp & 1u) == 0) fail("threads of a warp meet in other parties than they say");
-    const char* const token = &party.tokens[party.barriers % 2];
-    give(token);
-    if (++party.arrived == static_cast<uint32_t>(std::popcount(mask))) {
-      party.arrived = 0, ++party.barriers;
-      wake(party.waiting);
-    } else {
-      wait_in(party.waiting);
-    }
-    take(token);
+    meet_in(party, static_cast<uint32_t>(std::popcount(mask)), true);
+  }
+  // A barrier of `threads` threads by its number. Not `waits`: this one goes on.
+  TIERKV_UNWATCHED void meet_numbered(uint32_t number, uint32_t threads, bool waits) {
+    if (number >= kNumbered) fail("a barrier has no such number");
+    meet_in(numbered_[number], threads, waits);
   }
 
   TIERKV_UNWATCHED void meet_block() {
@@ -141,40 +139,48 @@ class Machine {
     take(token);
   }
 
-  // Barriers of copies. To others a copy is written by the thread that asks for it, when it does.
-  TIERKV_UNWATCHED void make_barrier(uint32_t at) {
+  // Barriers that threads arrive at and copies complete.
+  TIERKV_UNWATCHED void make_barrier(uint32_t at, uint32_t arrivals) {
+    changes(place_of(at));
     const Unwatched books;
-    barrier(at) = {};
+    barriers_[at] = CopyBarrier(arrivals);
   }
-  TIERKV_UNWATCHED void expect(uint32_t at, uint32_t bytes) {
-    const Unwatched books;
-    barrier(at).expected += bytes;
+  TIERKV_UNWATCHED void arrive(uint32_t at, uint32_t bytes) {
+    idle_ = 0;
+    if (const char* const wrong = barrier(at).arrive(bytes)) fail(wrong);
   }
   TIERKV_UNWATCHED void copy(uint32_t to, const void* from, uint32_t bytes, uint32_t at) {
     if (to % 16 != 0 || bytes % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0) fail("a copy is not aligned");
     if (to + bytes > shared_bytes_) fail("a copy goes past the end of shared memory");
-    std::memset(shared() + to, 0xFF, bytes);
-    const Unwatched books;
+    const Copy copy{shared() + to, from, bytes};
+    copy.spoil();
     idle_ = 0;
-    barrier(at).copies.push_back({to, from, bytes});
-    give(&barrier(at));
+    barrier(at).add(copy);
   }
-  TIERKV_UNWATCHED void wait_for_copies(uint32_t at, uint32_t parity) {
-    while (!arrive(at, parity)) yield();
-    take(&barrier(at));
+  TIERKV_UNWATCHED void wait_at(uint32_t at, uint32_t parity) {
+    CopyBarrier& own = barrier(at);
+    while (!own.over(parity)) yield();
+    if (const char* const wrong = own.wrong()) fail(wrong);
   }
 
-  // A thread's own copies: they are there, to it, when it has waited for all of them.
+  // A thread's own copies.
   TIERKV_UNWATCHED void fetch(uint32_t to, const void* from, uint32_t bytes) {
-    std::memset(at(to, bytes), 0xFF, bytes);
-    const Unwatched books;
-    fiber_->fetched.push_back({to, from, bytes, fiber_->groups});
+    const Copy copy{at(to, bytes), from, bytes};
+    copy.spoil();
+    fiber_->fetches.add(copy);
   }
-  TIERKV_UNWATCHED void end_fetches() { ++fiber_->groups; }
-  TIERKV_UNWATCHED void wait_for_fetched() { bring(UINT32_MAX); }
-  TIERKV_UNWATCHED void wait_for_fetches(uint32_t left) { bring(fiber_->groups - std::min(left, fiber_->groups)); }
+  TIERKV_UNWATCHED void end_fetches() { fiber_->fetches.end_group(); }
+  TIERKV_UNWATCHED void wait_for_fetched() { make(fiber_->fetches.take_all()); }
+  TIERKV_UNWATCHED void wait_for_fetches(uint32_t left) { make(fiber_->fetches.take_but(left)); }
 
-  // Nothing is thrown on a fiber's stack: the fiber stays where it is, and run() throws.
+  // Work that goes on while its thread does something else: done when the thread waits for it.
+  TIERKV_UNWATCHED void put_off(std::function<void()> work) { fiber_->products.add(std::move(work)); }
+  TIERKV_UNWATCHED void end_put_off() { fiber_->products.end_group(); }
+  TIERKV_UNWATCHED void do_put_off(uint32_t left) {
+    for (const auto& work : fiber_->products.take_but(left)) work();
+  }
+
+  // Nothing is thrown on a fiber's stack: the fiber stays where it is, and run() throws. REQUIRES: no Unwatched.
   [[noreturn]] TIERKV_UNWATCHED void fail(const char* what, const char* where = "") {
     failure_ = what;
     if (*where) failure_ += ": ", failure_ += where;
@@ -185,18 +191,13 @@ class Machine {
  private:
   static constexpr uint32_t kElsewhere = 1u << 30;
   static constexpr size_t kMost = 64, kStack = 256 << 10;
-  static constexpr uint32_t kPatience = 100000;
+  static constexpr uint32_t kPatience = 100000, kNumbered = 16;
 
-  struct Copy {
-    uint32_t to;
-    const void* from;
-    uint32_t bytes, group = 0;
-  };
   struct Fiber {
     ucontext_t context;
     std::unique_ptr<uint8_t[]> stack;
-    std::vector<Copy> fetched;  // that it has not waited for
-    uint32_t groups = 0;        // of them that are complete
+    PutOff<Copy> fetches;
+    PutOff<std::function<void()>> products;
     Identity identity;
   };
   struct Party {
@@ -213,12 +214,6 @@ class Machine {
     std::vector<uint32_t> waiting;
     Party parties[kWarp];  // by their first thread
   };
-  struct Barrier {
-    uint32_t phase = 0;
-    uint64_t expected = 0;
-    std::vector<Copy> copies;
-  };
-
   template <class T>
   TIERKV_UNWATCHED static void remember(uint8_t* at, const T& x) {
     const Unwatched books;
@@ -252,9 +247,10 @@ class Machine {
     barriers_.clear(), elsewhere_.clear(), ready_.clear(), waiting_.clear();
     arrived_ = 0, left_ = threads_, failure_.clear();
     warps_.assign(warps_.size(), {});
+    for (Party& party : numbered_) party = {};
     for (uint32_t i = 0; i < threads_; ++i) {
       const uint32_t t = order == Order::first_to_last ? i : threads_ - 1 - i;
-      fibers_[t]->fetched.clear(), fibers_[t]->groups = 0;
+      fibers_[t]->fetches.clear(), fibers_[t]->products.clear();
       begin(*fibers_[t]);
       ready_.push_back(t);
     }
@@ -285,6 +281,18 @@ class Machine {
     give(&machine.left_);
     --machine.left_;
     become(machine.self_);
+  }
+
+  TIERKV_UNWATCHED void meet_in(Party& party, uint32_t threads, bool waits) {
+    const char* const token = &party.tokens[party.barriers % 2];
+    give(token);
+    if (++party.arrived == threads) {
+      party.arrived = 0, ++party.barriers;
+      wake(party.waiting);
+    } else if (waits) {
+      wait_in(party.waiting);
+    }
+    if (waits) take(token);
   }
 
   TIERKV_UNWATCHED void go_on() {
@@ -319,40 +327,25 @@ class Machine {
     leave();
   }
 
-  // What this thread asked for, of the groups before this one.
-  TIERKV_UNWATCHED void bring(uint32_t end) {
-    std::vector<Copy> own;
-    {
-      const Unwatched books;
-      const auto late =
-          std::stable_partition(fiber_->fetched.begin(), fiber_->fetched.end(), [&](const Copy& copy) { return copy.group < end; });
-      own.assign(fiber_->fetched.begin(), late);
-      fiber_->fetched.erase(fiber_->fetched.begin(), late);
-    }
-    for (const Copy& copy : own) std::memcpy(shared() + copy.to, copy.from, copy.bytes);
+  TIERKV_UNWATCHED static void make(const std::vector<Copy>& copies) {
+    const Copy* const first = copies.data();
+    for (size_t i = 0, count = copies.size(); i < count; ++i) first[i].make();
   }
 
-  // Brings what was asked for. Whether the barrier's phase is over.
-  TIERKV_UNWATCHED bool arrive(uint32_t at, uint32_t parity) {
+  TIERKV_UNWATCHED uint8_t* place_of(uint32_t address) {
     const Unwatched books;
-    Barrier& own = barrier(at);
-    while (own.phase == parity) {
-      for (const Copy& copy : own.copies) {
-        std::memcpy(shared() + copy.to, copy.from, copy.bytes);
-        if (copy.bytes > own.expected) fail("a barrier is given more bytes than it was told to expect");
-        own.expected -= copy.bytes;
-      }
-      const bool complete = !own.copies.empty() && own.expected == 0;
-      own.copies.clear();
-      if (!complete) return false;
-      own.phase ^= 1;
-    }
-    return true;
+    return address < kElsewhere ? shared() + address : static_cast<uint8_t*>(const_cast<void*>(elsewhere_[address - kElsewhere]));
   }
-
-  Barrier& barrier(uint32_t at) {
-    if (barriers_.size() <= at - kElsewhere) barriers_.resize(at - kElsewhere + 1);
-    return barriers_[at - kElsewhere];
+  TIERKV_UNWATCHED CopyBarrier& barrier(uint32_t at) {
+    looks_at(place_of(at));
+    CopyBarrier* const found = find_barrier(at);
+    if (!found) fail("a barrier is used that nobody has made yet");
+    return *found;
+  }
+  TIERKV_UNWATCHED CopyBarrier* find_barrier(uint32_t at) {
+    const Unwatched books;
+    const auto found = barriers_.find(at);
+    return found == barriers_.end() ? nullptr : &found->second;
   }
 
   const std::function<void()>* kernel_ = nullptr;
@@ -365,7 +358,8 @@ class Machine {
   std::vector<uint8_t> shared_;
   std::vector<std::unique_ptr<Fiber>> fibers_;
   std::vector<Warp> warps_;
-  std::deque<Barrier> barriers_;
+  Party numbered_[kNumbered];
+  std::map<uint32_t, CopyBarrier> barriers_;  // by address
   std::vector<const void*> elsewhere_;
   std::deque<uint32_t> ready_;
   std::vector<uint32_t> waiting_;

@@ -6,6 +6,8 @@
 // Without ThreadSanitizer all of it is nothing.
 #pragma once
 
+#include <cstdint>
+
 #if defined(__SANITIZE_THREAD__)
 #define TIERKV_FINDS_RACES 1
 #elif defined(__has_feature)
@@ -51,6 +53,10 @@ TIERKV_UNWATCHED inline void become(Identity::Name who) { __tsan_switch_to_fiber
 TIERKV_UNWATCHED inline void give(const void* token) { __tsan_release(const_cast<void*>(token)); }
 TIERKV_UNWATCHED inline void take(const void* token) { __tsan_acquire(const_cast<void*>(token)); }
 
+// The running thread reads what is there, or writes it.
+inline void looks_at(const uint8_t* place) { (void)*static_cast<const volatile uint8_t*>(place); }
+inline void changes(uint8_t* place) { *static_cast<volatile uint8_t*>(place) = *static_cast<volatile uint8_t*>(place); }
+
 // What the running thread does is not looked at meanwhile.
 class Unwatched {
  public:
@@ -76,6 +82,8 @@ inline Identity::Name present() { return {}; }
 inline void become(Identity::Name) {}
 inline void give(const void*) {}
 inline void take(const void*) {}
+inline void looks_at(const uint8_t*) {}
+inline void changes(uint8_t*) {}
 class Unwatched {
  public:
   Unwatched() {}  // not trivial, so that nobody calls it unused

@@ -1,7 +1,13 @@
 // warpgroup.cuh — products by four warps together, and barriers between warps: compute capability 9.0a.
+//
+// With TIERKV_SIMT, in tests, they are the processor's (simt_warpgroup.h).
 #pragma once
 
 #include "cuda/warp.cuh"
+
+#ifdef TIERKV_SIMT
+#include "cuda/simt_warpgroup.h"
+#else
 
 namespace tierkv::cuda {
 
@@ -85,3 +91,5 @@ TIERKV_DEVICE void barrier_init_for(uint32_t at, uint32_t arrivals) {
 TIERKV_DEVICE void barrier_arrive(uint32_t at) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory"); }
 
 }  // namespace tierkv::cuda
+
+#endif
