@@ -1,5 +1,6 @@
-// simt_copies.h — copies into the shared memory of simt_machine.h: those that a barrier completes, and a thread's own. They arrive
-// when somebody waits for them, as late as they may; until then their place holds bytes that are no data.
+// simt_copies.h — what goes on by itself on simt_machine.h while its threads do something else: copies into shared memory that a
+// barrier completes, and a thread's own copies and products. All of it is done when somebody waits for it, as late as may be; until
+// then the place of a copy holds bytes that are no data.
 //
 // To ThreadSanitizer a copy is written by the thread that asks for it, when it does (simt_races.h).
 #pragma once
@@ -7,7 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <map>
+#include <utility>
 #include <vector>
 
 #include "cuda/simt_races.h"
@@ -17,7 +18,7 @@ namespace tierkv::cuda::simt {
 struct Copy {
   uint8_t* to;
   const void* from;
-  uint32_t bytes, group = 0;
+  uint32_t bytes;
 
   TIERKV_UNWATCHED void make() const { std::memcpy(to, from, bytes); }
   TIERKV_UNWATCHED void spoil() const { std::memset(to, 0xFF, bytes); }
