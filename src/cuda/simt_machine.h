@@ -128,17 +128,8 @@ class Machine {
     meet_in(numbered_[number], threads, waits);
   }
 
-  TIERKV_UNWATCHED void meet_block() {
-    const char* const token = &tokens_[barriers_met_ % 2];
-    give(token);
-    if (++arrived_ == threads_) {
-      arrived_ = 0, ++barriers_met_;
-      wake(waiting_);
-    } else {
-      wait_in(waiting_);
-    }
-    take(token);
-  }
+  // As on a device, number 0 of all threads.
+  TIERKV_UNWATCHED void meet_block() { meet_numbered(0, threads_, true); }
 
   // Barriers that threads arrive at and copies complete.
   TIERKV_UNWATCHED void make_barrier(uint32_t at, uint32_t arrivals) {
@@ -203,7 +194,7 @@ class Machine {
   };
   struct Party {
     uint32_t mask = 0, arrived = 0, barriers = 0;
-    char tokens[2];
+    char tokens[2];  // as a warp's
     std::vector<uint32_t> waiting;
   };
   struct Warp {
@@ -245,8 +236,8 @@ class Machine {
     const Unwatched books;
     self_ = present();
     std::memset(shared_.data(), 0xFF, shared_.size());
-    barriers_.clear(), elsewhere_.clear(), ready_.clear(), waiting_.clear();
-    arrived_ = 0, left_ = threads_, failure_.clear();
+    barriers_.clear(), elsewhere_.clear(), ready_.clear();
+    left_ = threads_, failure_.clear();
     warps_.assign(warps_.size(), {});
     for (Party& party : numbered_) party = {};
     for (uint32_t i = 0; i < threads_; ++i) {
@@ -351,8 +342,7 @@ class Machine {
 
   const std::function<void()>* kernel_ = nullptr;
   Grid grid_{1}, block_{0, 0};
-  uint32_t threads_ = 0, thread_ = 0, left_ = 0, arrived_ = 0, idle_ = 0, barriers_met_ = 0;
-  char tokens_[2];  // as a warp's
+  uint32_t threads_ = 0, thread_ = 0, left_ = 0, idle_ = 0;
   Identity::Name self_{};
   Fiber* fiber_ = nullptr;  // whose thread is running
   size_t shared_bytes_ = 0;
@@ -363,7 +353,6 @@ class Machine {
   std::map<uint32_t, CopyBarrier> barriers_;  // by address
   std::vector<const void*> elsewhere_;
   std::deque<uint32_t> ready_;
-  std::vector<uint32_t> waiting_;
   std::string failure_;
   ucontext_t home_;
 };
