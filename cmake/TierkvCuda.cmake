@@ -1,5 +1,5 @@
-# The kernels for CUDA devices and the host code beside them (src/cuda/*.cu), compiled with nvcc as custom commands: a toolkit's, or
-# the one that tools/fetch_nvcc.sh gets from PyPI, no GPU needed. CMake's own CUDA language wants a toolkit's layout of folders.
+# The kernels for CUDA devices and the host code beside them (src/cuda/runtime/*.cu), compiled with nvcc as custom commands: a
+# toolkit's, or the one that tools/fetch_nvcc.sh gets from PyPI, no GPU needed. CMake's own CUDA language wants a toolkit's layout.
 find_program(TIERKV_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda/bin PATH_SUFFIXES bin
   DOC "nvcc of CUDA 13.0 or later")
 if(NOT TIERKV_NVCC)
@@ -58,7 +58,7 @@ function(tierkv_cuda_object source out)
   set(${out} ${object} PARENT_SCOPE)
 endfunction()
 
-file(GLOB cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/*.cu)
+file(GLOB cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/runtime/*.cu)
 foreach(source IN LISTS cuda_sources)
   tierkv_cuda_object(${source} object)
   target_sources(tierkv PRIVATE ${object})

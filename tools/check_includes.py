@@ -43,6 +43,27 @@ ROOMS = {
                ()),
 }
 ALLOWED = {room: set(below) for room, (_, below) in ROOMS.items()}
+# Rooms that are too large for one folder: folder -> (what is in it, the folders of the room that it may include beside itself).
+# "" is the room's own folder. Tests, and what makes their data, may include all of the room.
+FOLDERS = {
+    "cuda": {
+        "": ("the backend: what a call, a step or a piece of a prompt sends, and in which order",
+             ("launch", "plan", "memory", "mass", "prompt", "encode")),
+        "launch": ("what a launch reads: plain arrays that the host fills in, and how bytes of blocks are read", ()),
+        "plan": ("from views and queries to what a launch reads: ways to read a codec, pieces of equal work", ("launch",)),
+        "memory": ("the device as a machine, and the books of its memory: copies of blocks, hot rows, descriptors, staging",
+                   ("launch", "plan")),
+        "simt": ("the instructions of a device, and a machine that runs kernels on the processor, for tests", ()),
+        "decode": ("kernels of attention of few queries, one a path, and the merge", ("launch", "simt")),
+        "mass": ("what rows receive: the kernel, and the processor's part", ("launch", "decode")),
+        "prompt": ("attention of many queries: the kernels and what is sent for them",
+                   ("launch", "plan", "memory", "decode", "simt")),
+        "encode": ("blocks coded on a device, to the codec's very bytes, and decoded where they are coded anew",
+                   ("launch", "plan", "memory")),
+        "runtime": ("all that nvcc compiles: launches, CUDA's memory, streams and graphs. Nothing is decided here",
+                    ("", "launch", "plan", "memory", "simt", "decode", "mass", "prompt", "encode")),
+    },
+}
 # Folders outside src/ that live on the public headers, and the rooms they may include beside them.
 PUBLIC_ONLY = {"apps": ("engine",), "python": ()}
 CODE = (".h", ".hpp", ".cc", ".cpp", ".c", ".cu", ".cuh")
@@ -104,6 +125,22 @@ def check_include(path, bracket, target):
     return f"{target}: {room} may include {allowed} (and itself and tierkv/)"
 
 
+def check_folder(path, target):
+    """Why `path` may not include `target`, which is in the same room, or None: the folders of a large room."""
+    here, there = path.split("/")[1:-1], target.split("/")[:-1]
+    folders = FOLDERS.get(here[0]) if path.startswith("src/") else None
+    if not folders or there[:1] != here[:1] or path.endswith(("_test.cc", "testing.h")):
+        return None
+    here, there = "/".join(here[1:]), "/".join(there[1:])
+    for folder in (here, there):
+        if folder not in folders:
+            return f"folder {folder} of src/{path.split('/')[1]} is not in tools/check_includes.py: say there what it may include"
+    if here == there or there in folders[here][1]:
+        return None
+    allowed = ", ".join(sorted(folder or "the room's own" for folder in folders[here][1])) or "no other"
+    return f"{target}: folder {here or 'of the room itself'} may include {allowed} of this room (and itself)"
+
+
 def check_file(root, path):
     with open(os.path.join(root, path), encoding="utf-8") as file:
         text = file.read()
@@ -114,7 +151,7 @@ def check_file(root, path):
     if path.endswith(CODE):
         for number, line in enumerate(code_without_comments(text).split("\n"), 1):
             match = INCLUDE.match(line)
-            problem = match and check_include(path, match.group(1), match.group(2))
+            problem = match and (check_include(path, match.group(1), match.group(2)) or check_folder(path, match.group(2)))
             if problem:
                 problems.append(f"{path}:{number}: {problem}")
     return problems
@@ -133,6 +170,10 @@ def map_of_rooms():
     lines = ["| room | what it is | may include |", "|---|---|---|"]
     for room, (what, below) in ROOMS.items():
         lines.append(f"| `src/{room}/` | {what} | {', '.join(below) or 'no other room'} |")
+        for folder, (part, inside) in FOLDERS.get(room, {}).items():
+            if folder:
+                inside = "all" if "" in inside else ", ".join(inside) or "itself"
+                lines.append(f"| … `{folder}/` | {part} | of this room: {inside} |")
     return "\n".join(lines) + "\n"
 
 

@@ -76,6 +76,16 @@ class CheckIncludes(unittest.TestCase):
     def test_an_unknown_room_must_be_declared(self):
         self.refuses("src/attic/a.cc", "#include <vector>\n", "room src/attic is not in")
 
+    def test_folders_of_a_large_room_have_directions_too(self):
+        self.accepts("src/cuda/decode/a.cuh", '#include "cuda/decode/b.cuh"\n#include "cuda/launch/desc.h"\n#include "base/a.h"\n')
+        self.accepts("src/cuda/a.cc", '#include "cuda/memory/a.h"\n#include "cuda/a.h"\n')
+        self.accepts("src/cuda/launch/a_test.cc", '#include "cuda/plan/twin_testing.h"\n#include "cuda/a.h"\n')
+        self.refuses("src/cuda/launch/a.h", '#include "cuda/plan/plan.h"\n',
+                     "src/cuda/launch/a.h:1: cuda/plan/plan.h: folder launch may include no other of this room")
+        self.refuses("src/cuda/decode/a.cuh", '#include "cuda/device_attention.h"\n', "folder decode may include launch, simt of")
+        self.refuses("src/cuda/a.cc", '#include "cuda/runtime/runtime.h"\n', "folder of the room itself may include")
+        self.refuses("src/cuda/attic/a.h", '#include "cuda/launch/desc.h"\n', "folder attic of src/cuda is not in")
+
     def test_comments_do_not_count(self):
         self.accepts("src/base/c.h", '/* gone:\n#include "quant/codec.h"\n*/\n// #include "quant/codec.h"\n')
 

@@ -13,10 +13,10 @@
 
 #include "base/status_macros.h"
 #include "cuda/backend.h"
-#include "cuda/codec_tables.h"
-#include "cuda/device_form.h"
-#include "cuda/kernels.h"
-#include "cuda/runtime.h"
+#include "cuda/memory/codec_tables.h"
+#include "cuda/plan/device_form.h"
+#include "cuda/runtime/kernels.h"
+#include "cuda/runtime/runtime.h"
 #include "exact.h"
 #include "quant/table_testing.h"
 

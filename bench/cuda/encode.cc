@@ -19,8 +19,8 @@
 #include "attn/cpu_backend.h"
 #include "base/thread_pool.h"
 #include "cuda/backend.h"
-#include "cuda/codec_tables.h"
-#include "cuda/encode_batch.h"
+#include "cuda/encode/encode_batch.h"
+#include "cuda/memory/codec_tables.h"
 #include "quant/table_testing.h"
 
 namespace tierkv::cuda {

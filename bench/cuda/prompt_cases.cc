@@ -11,11 +11,11 @@
 
 #include "base/status_macros.h"
 #include "cuda/backend.h"
-#include "cuda/device_form.h"
-#include "cuda/graph.h"
-#include "cuda/prompt_attention.h"
-#include "cuda/prompt_kernels.h"
-#include "cuda/runtime.h"
+#include "cuda/memory/graph.h"
+#include "cuda/plan/device_form.h"
+#include "cuda/prompt/prompt_attention.h"
+#include "cuda/runtime/prompt_kernels.h"
+#include "cuda/runtime/runtime.h"
 #include "quant/table_testing.h"
 
 using namespace tierkv;

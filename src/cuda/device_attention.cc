@@ -8,8 +8,8 @@
 #include "attn/cpu_backend.h"
 #include "attn/rows.h"
 #include "base/guarded.h"
-#include "cuda/better.h"
-#include "cuda/device_form.h"
+#include "cuda/launch/better.h"
+#include "cuda/plan/device_form.h"
 #include "cuda/works.h"
 
 namespace tierkv::cuda {

@@ -20,13 +20,13 @@
 #include <vector>
 
 #include "cuda/backend.h"
-#include "cuda/encode_batch.h"
-#include "cuda/mass_beside.h"
-#include "cuda/mass_plan.h"
-#include "cuda/prompt_attention.h"
-#include "cuda/slots.h"
-#include "cuda/standing.h"
-#include "cuda/tails.h"
+#include "cuda/encode/encode_batch.h"
+#include "cuda/mass/mass_beside.h"
+#include "cuda/memory/slots.h"
+#include "cuda/memory/standing.h"
+#include "cuda/memory/tails.h"
+#include "cuda/plan/mass_plan.h"
+#include "cuda/prompt/prompt_attention.h"
 
 namespace tierkv::cuda {
 

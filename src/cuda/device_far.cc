@@ -7,7 +7,7 @@
 #include "base/arena.h"
 #include "base/guarded.h"
 #include "cuda/device_attention.h"
-#include "cuda/mass_beside.h"
+#include "cuda/mass/mass_beside.h"
 
 namespace tierkv::cuda {
 

@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "cuda/device_attention.h"
-#include "cuda/mass_beside.h"
+#include "cuda/mass/mass_beside.h"
 
 namespace tierkv::cuda {
 

@@ -3,7 +3,7 @@
 
 #include "attn/cpu_backend.h"
 #include "cuda/device_attention.h"
-#include "cuda/scene_testing.h"
+#include "cuda/plan/scene_testing.h"
 #include "cuda/twin_machine_testing.h"
 
 namespace tierkv::cuda {

@@ -3,7 +3,7 @@
 
 #include "attn/rows.h"
 #include "cuda/device_attention.h"
-#include "cuda/mass_beside.h"
+#include "cuda/mass/mass_beside.h"
 
 namespace tierkv::cuda {
 

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "cuda/device_attention.h"
-#include "cuda/graph.h"
+#include "cuda/memory/graph.h"
 
 namespace tierkv::cuda {
 

@@ -15,12 +15,12 @@
 #include <mutex>
 #include <vector>
 
-#include "cuda/encode_twin_testing.h"
-#include "cuda/graph.h"
-#include "cuda/machine.h"
-#include "cuda/mass_twin_testing.h"
-#include "cuda/prompt_twin_testing.h"
-#include "cuda/twin_testing.h"
+#include "cuda/encode/encode_twin_testing.h"
+#include "cuda/mass/mass_twin_testing.h"
+#include "cuda/memory/graph.h"
+#include "cuda/memory/machine.h"
+#include "cuda/plan/twin_testing.h"
+#include "cuda/prompt/prompt_twin_testing.h"
 
 namespace tierkv::cuda::testing {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "attn/backend.h"
-#include "cuda/machine.h"
+#include "cuda/memory/machine.h"
 #include "tierkv/cuda.h"
 
 namespace tierkv::cuda {

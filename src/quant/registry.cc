@@ -255,7 +255,7 @@ std::string_view resolve_auto(std::string_view name, bool calibrated) {
   struct Row {
     std::string_view name, with_tables, without;
   };
-  // Those for a device are what its fast kernels read (cuda/paths.h), of about the same size.
+  // Those for a device are what its fast kernels read (cuda/plan/paths.h), of about the same size.
   static constexpr Row rows[] = {
       {"auto", "klt1.875", "even4/mid2"},     {"auto1", "klt1.5", "even3/mid2"},     {"auto3", "klt2.5", "even4/mid3"},
       {"auto-cuda", "klt1.875", "rot4/mid2"}, {"auto1-cuda", "klt1.5", "rot4/mid2"}, {"auto3-cuda", "klt2.5", "rot4"},

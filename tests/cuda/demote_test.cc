@@ -5,9 +5,9 @@
 #include "attn/cpu_backend.h"
 #include "cuda/backend.h"
 #include "cuda/brief_testing.h"
-#include "cuda/codec_tables.h"
-#include "cuda/demote_testing.h"
-#include "cuda/encode_batch.h"
+#include "cuda/encode/demote_testing.h"
+#include "cuda/encode/encode_batch.h"
+#include "cuda/memory/codec_tables.h"
 
 namespace tierkv::cuda {
 namespace {

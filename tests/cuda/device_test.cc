@@ -5,8 +5,8 @@
 #include <numeric>
 
 #include "attn/cpu_backend.h"
-#include "cuda/asked_testing.h"
 #include "cuda/backend.h"
+#include "cuda/plan/asked_testing.h"
 #include "remote_memory_testing.h"
 #include "steps_testing.h"
 

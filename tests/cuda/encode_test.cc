@@ -8,8 +8,8 @@
 #include "base/f16.h"
 #include "cuda/backend.h"
 #include "cuda/brief_testing.h"
-#include "cuda/encode_batch.h"
-#include "cuda/encode_testing.h"
+#include "cuda/encode/encode_batch.h"
+#include "cuda/encode/encode_testing.h"
 
 namespace tierkv::cuda {
 namespace {

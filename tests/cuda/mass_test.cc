@@ -4,8 +4,8 @@
 
 #include <random>
 
-#include "cuda/asked_testing.h"
 #include "cuda/device_attention.h"
+#include "cuda/plan/asked_testing.h"
 #include "remote_memory_testing.h"
 
 namespace tierkv::cuda {

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "cuda/backend.h"
-#include "cuda/prompt_check_testing.h"
+#include "cuda/prompt/prompt_check_testing.h"
 
 namespace tierkv::cuda {
 namespace {

@@ -1,0 +1,87 @@
+// The kernels of attention of many queries, on the processor (prompt_kernel_testing.h), and double precision over the rows that
+// blocks decode to.
+//
+// ctest: threads
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <list>
+#include <map>
+#include <mutex>
+#include <set>
+#include <span>
+#include <thread>
+
+#include "attn/cpu_backend.h"
+
+#define TIERKV_SIMT
+#include "cuda/device_attention.h"
+#include "cuda/prompt/prompt_check_testing.h"
+#include "cuda/twin_machine_testing.h"
+
+namespace tierkv::cuda {
+namespace {
+
+using testing::PromptShape;
+using testing::TwinMachine;
+
+#if defined(TIERKV_FINDS_RACES) || defined(__SANITIZE_ADDRESS__)
+constexpr uint32_t kNth = 4;  // of everything: it takes several times as long
+#else
+constexpr uint32_t kNth = 1;
+#endif
+
+// Fewer multiprocessors, longer runs of key tiles.
+void check(const PromptShape& shape, uint32_t seed, uint32_t multiprocessors = 7) {
+  const auto device = std::make_shared<DeviceAttention>(std::make_unique<TwinMachine>(MachineFacts{multiprocessors, true}), 0);
+  for (const bool hopper : {false, true}) {
+    SCOPED_TRACE(hopper ? "9.0" : "8.0");
+    testing::prompts_as_hopper() = hopper;
+    if (hopper && shape.scene.head_dim > 128) continue;
+    double worst = 0.0;
+    testing::check_prompt(*device, shape, seed, 3, worst);
+  }
+}
+
+TEST(PromptKernels, ReadEveryCodec) {
+  const std::vector<std::string> names = testing::readable_codecs();
+  for (size_t i = 0; i < names.size(); i += kNth) {
+    SCOPED_TRACE(names[i]);
+    PromptShape shape;
+    shape.scene.head_dim = std::vector<uint32_t>{128, 64, 256}[i % 3], shape.scene.group = 2, shape.scene.kv_heads = 1;
+    shape.scene.codecs = {names[i]};
+    shape.scene.lengths = {128 + 40}, shape.scene.sinks = 4, shape.tokens = {20};
+    check(shape, 11);
+  }
+}
+
+TEST(PromptKernels, UnpackWholeBlocksATileAtATime) {
+  for (const char* const name : {"klt1.875", "klt1.25+top4", "kivi2", "kivi4+top3", "rot2", "rot2+top4", "mid4"}) {
+    SCOPED_TRACE(name);
+    PromptShape shape;
+    shape.scene.head_dim = 128, shape.scene.block = 128, shape.scene.kv_heads = 1;
+    shape.scene.codecs = {name};
+    shape.scene.lengths = {128 * 7 + 40}, shape.tokens = {30};
+    check(shape, 5, 1);
+  }
+}
+
+TEST(PromptKernels, SumsFollowScoresThatRise) {
+  for (const uint32_t dim : {64u, 128u}) {
+    PromptShape shape;
+    shape.scene.head_dim = dim, shape.scene.codecs = {"kivi4"}, shape.scene.sharpness = 3.0f, shape.scene.kv_heads = 1;
+    shape.scene.lengths = {900}, shape.tokens = {40};
+    check(shape, 8, 1);
+  }
+}
+
+TEST(PromptKernels, RandomShapesAndRaggedBatches) {
+  const std::vector<std::string> names = testing::readable_codecs();
+  for (uint32_t seed = 1; seed <= 20; seed += kNth / 2 + 1) {
+    SCOPED_TRACE(seed);
+    check(testing::random_prompt(seed, names, true), seed);
+  }
+}
+
+}  // namespace
+}  // namespace tierkv::cuda
