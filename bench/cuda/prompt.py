@@ -13,7 +13,7 @@ import sys
 
 import torch
 import torch.nn.functional as functional
-from timing import chosen, median_ms, write
+from timing import chosen, median_ms, medians_in_turns, write
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 # Largest relative error of a result that is timed.
@@ -54,27 +54,38 @@ def load(path):
     return lib
 
 
-def sdpa_ms(tokens, past, query_heads, kv_heads, dim, repeats):
+def sdpa_calls(tokens, past, query_heads, kv_heads, dim):
+    """Name -> a call of torch's SDPA over the past."""
     half = dict(device="cuda", dtype=torch.float16)
     q = torch.randn(1, query_heads, tokens, dim, **half)
     k, v = (torch.randn(1, kv_heads, past, dim, **half) for _ in range(2))
     group = query_heads // kv_heads
     wide = [x.repeat_interleave(group, 1) for x in (k, v)] if group > 1 else None
-    times = {}
+
+    def call(which, keys, values, grouped):
+        with sdpa_kernel(which):
+            functional.scaled_dot_product_attention(q, keys, values, enable_gqa=grouped)
+
+    calls = {}
     for name, which in (("flash", SDPBackend.FLASH_ATTENTION), ("cudnn", SDPBackend.CUDNN_ATTENTION)):
-        for repeated in (False, True) if wide else (False,):
-            keys, values = wide if repeated else (k, v)
-            try:
-                with sdpa_kernel(which):
-                    grouped = not repeated and group > 1
-                    times[name + ("-repeated" if repeated else "")] = median_ms(
-                        [lambda: functional.scaled_dot_product_attention(q, keys, values, enable_gqa=grouped)], repeats, warm_up=2)
-            except RuntimeError:
-                continue
+        calls[name] = lambda which=which: call(which, k, v, group > 1)
+        if wide:
+            calls[name + "-repeated"] = lambda which=which: call(which, *wide, False)
+    return calls
+
+
+def sdpa_times(calls, repeats):
+    times = {}
+    for name, call in calls.items():
+        try:
+            times[name] = median_ms([call], repeats, warm_up=2)
+        except RuntimeError:
+            continue
     return times
 
 
-def run_case(lib, cache, shape, repeats):
+def run_case(lib, cache, shape, peer, repeats):
+    """`peer`: a call that is timed in turns with ours. What a device at full load has warmed up to is the same for both then."""
     archive, warm, warm_tokens, sinks = CACHES[cache]
     tokens, past, query_heads, kv_heads, dim = shape
     bench = lib.tierkv_prompt_make(ctypes.byref(
@@ -89,6 +100,8 @@ def run_case(lib, cache, shape, repeats):
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         for name, what in (("ms", 7), ("unpack_ms", UNPACK), ("attend_ms", ATTEND), ("merge_ms", MERGE)):
             result[name] = median_ms([lambda: lib.tierkv_prompt_run(bench, what, stream)], repeats, warm_up=2)
+        ours, theirs = medians_in_turns([lambda: lib.tierkv_prompt_run(bench, 7, stream), peer], 2 * repeats + 1)
+        result["turns_ms"], result["turns_sdpa_ms"] = ours, theirs
         return result
     finally:
         lib.tierkv_prompt_free(bench)
@@ -102,21 +115,25 @@ def main():
     for shape in shapes:
         tokens, past, query_heads, kv_heads, dim = shape
         work = 4e-9 * tokens * past * query_heads * dim
-        times = sdpa_ms(*shape, 9)
+        calls = sdpa_calls(*shape)
+        times = sdpa_times(calls, 9)
         best = min(times, key=times.get)
         print(f"{tokens} tokens, past {past}, {query_heads}/{kv_heads}, d{dim}: SDPA " +
               ", ".join(f"{name} {ms:.2f} ms" for name, ms in times.items()) + f"; {work / times[best]:.0f} TFLOP/s", flush=True)
-        torch.cuda.empty_cache()
         for cache in caches:
-            result = run_case(lib, cache, shape, 9)
+            result = run_case(lib, cache, shape, calls[best], 9)
             rows.append(result | {"shape": shape, "sdpa": times})
             if "ms" not in result:
                 print(f"  {cache:10s} wrong: error {result['error']:.1e}", flush=True)
                 continue
-            print(f"  {cache:10s} {result['ms']:7.2f} ms  {times[best] / result['ms']:.2f}x  (unpack {result['unpack_ms']:.2f}, "
-                  f"attend {result['attend_ms']:.2f}: {work / result['attend_ms']:.0f} TFLOP/s, merge {result['merge_ms']:.2f})  "
+            print(f"  {cache:10s} {result['ms']:7.2f} ms  {times[best] / result['ms']:.2f}x, in turns {result['turns_ms']:.2f} of "
+                  f"{result['turns_sdpa_ms']:.2f}: {result['turns_sdpa_ms'] / result['turns_ms']:.2f}x  "
+                  f"(unpack {result['unpack_ms']:.2f}, attend {result['attend_ms']:.2f}: {work / result['attend_ms']:.0f} TFLOP/s, "
+                  f"merge {result['merge_ms']:.2f})  "
                   f"error {result['error']:.1e}, {result['rounds']} rounds, past {result['past_bytes'] / 1e6:.0f} MB, "
                   f"scratch and states {result['scratch_bytes'] / 1e6:.0f} MB", flush=True)
+        del calls
+        torch.cuda.empty_cache()
     write(rows)
 
 

@@ -28,6 +28,17 @@ def median_ms(calls, repeats, warm_up=1, sleep=0, between=None):
     return sorted(times)[repeats // 2]
 
 
+def medians_in_turns(calls, rounds):
+    """Median milliseconds of each of the calls, which take turns."""
+    times = [[] for _ in calls]
+    for turn in range(rounds + 1):
+        for call, own in zip(calls, times):
+            ms = median_ms([call], 1, warm_up=0)
+            if turn != 0:  # the first one warms up
+                own.append(ms)
+    return [sorted(own)[len(own) // 2] for own in times]
+
+
 def option(name):
     """What stands behind a name on the command line; None: it is not there."""
     return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else None
