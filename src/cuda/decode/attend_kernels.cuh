@@ -17,18 +17,6 @@
 
 namespace tierkv::cuda {
 
-// Where several kernels have work they run side by side: one begins while the one before it is still at work, and ends after it.
-TIERKV_DEVICE void let_next_begin() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-TIERKV_DEVICE void wait_for_previous() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
 template <int T>
 __global__ void __launch_bounds__(TileShared<T>::kWarps * 32, 1) tiles_kernel(const __grid_constant__ Launch launch) {
   let_next_begin();
@@ -107,11 +95,12 @@ __global__ void __launch_bounds__(kStagedThreads, kOnlyBeside ? kBesideRoom
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 template <int K, int V, uint32_t D>
-TIERKV_DEVICE void packed_segment(const Launch& launch, const FastPiece& piece, WarpCopies& copies, uint8_t* memory) {
+TIERKV_DEVICE void packed_segment(const Launch& launch, const FastPiece& piece, const Barriers& barriers, uint32_t& phase,
+                                  uint8_t* memory) {
   if (piece.codec.by_channel) {
-    attend_packed<K, V, D, true>(launch, piece, copies, memory);
+    attend_packed<K, V, D, true>(launch, piece, barriers, phase, memory);
   } else {
-    attend_packed<K, V, D, false>(launch, piece, copies, memory);
+    attend_packed<K, V, D, false>(launch, piece, barriers, phase, memory);
   }
 }
 
@@ -151,9 +140,9 @@ __global__ void __launch_bounds__(kThreads, 1)
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   let_next_begin();
   uint8_t* const memory = dynamic_shared();
-  __shared__ uint64_t barriers[kThreads / 32][2], tables;
-  const uint32_t warp = threadIdx.x / 32;
-  WarpCopies copies{shared_address(&barriers[warp][0]), shared_address(&barriers[warp][1]), 0};
+  __shared__ Barriers barriers;
+  __shared__ uint64_t tables;
+  WarpCopies copies(barriers, threadIdx.x / 32);
   if (threadIdx.x % 32 == 0) {
     barrier_init(copies.keys), barrier_init(copies.values);
     if (threadIdx.x == 0) barrier_init(shared_address(&tables));  // klt's
@@ -167,10 +156,10 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x == 0) piece = piece_of<P>(launch, firsts, first, i);
     if (i != 0) fence_copies();
     __syncthreads();
-    if constexpr (P == Path::packed22) packed_segment<2, 2, D>(launch, piece, copies, memory);
+    if constexpr (P == Path::packed22) packed_segment<2, 2, D>(launch, piece, barriers, copies.phase, memory);
     if constexpr (P == Path::whole22) whole_segment(launch, piece, copies, memory);
-    if constexpr (P == Path::packed44) packed_segment<4, 4, D>(launch, piece, copies, memory);
-    if constexpr (P == Path::packed42) packed_segment<4, 2, D>(launch, piece, copies, memory);
+    if constexpr (P == Path::packed44) packed_segment<4, 4, D>(launch, piece, barriers, copies.phase, memory);
+    if constexpr (P == Path::packed42) packed_segment<4, 2, D>(launch, piece, barriers, copies.phase, memory);
     const TableCopy once{shared_address(&tables), i % 2};
     if constexpr (P == Path::klt) attend_klt<D, false>(launch, SegmentDesc(piece.segment), piece.codec, once, copies, memory);
     if constexpr (P == Path::klt_whole) attend_klt_whole<D>(launch, SegmentDesc(piece.segment), piece, once, copies, memory);
@@ -190,8 +179,6 @@ struct KernelRow {
   std::variant<void (*)(Launch), void (*)(Launch, CtaFirsts)> kernel;  // the second are the fast ones
   uint32_t threads, shared_bytes;
   bool tensor_paths;
-  uint32_t by_channel_bytes = 0;  // instead of shared_bytes, where no keys have scales by token; 0: the same
-  uint32_t shared(const Launch& launch) const { return by_channel_bytes && !launch.by_token ? by_channel_bytes : shared_bytes; }
 };
 
 // A new path is a file like packed.cuh, a line in fast_kernel() and a row here.
@@ -207,8 +194,7 @@ inline const KernelRow kPaths[] = {
     {Path::packed22, 8, 64, &fast_kernel<Path::packed22, 64>, kThreads, PackedShape<2, 2, 64>::kBytes, true},
     {Path::packed22, 8, 128, &fast_kernel<Path::packed22, 128>, kThreads, PackedShape<2, 2, 128>::kBytes, true},
     {Path::packed44, 8, 64, &fast_kernel<Path::packed44, 64>, kThreads, PackedShape<4, 4, 64>::kBytes, true},
-    {Path::packed44, 8, 128, &fast_kernel<Path::packed44, 128>, kThreads, PackedShape<4, 4, 128>::kBytes, true,
-     PackedShape<4, 4, 128>::kKiviBytes},
+    {Path::packed44, 8, 128, &fast_kernel<Path::packed44, 128>, kThreads, PackedShape<4, 4, 128>::kBytes, true},
     {Path::packed42, 8, 64, &fast_kernel<Path::packed42, 64>, kThreads, PackedShape<4, 2, 64>::kBytes, true},
     {Path::packed42, 8, 128, &fast_kernel<Path::packed42, 128>, kThreads, PackedShape<4, 2, 128>::kBytes, true},
     {Path::klt, 8, 64, &fast_kernel<Path::klt, 64>, kThreads, kKltBytes, true},

@@ -46,10 +46,14 @@ struct WarpState {
   }
 };
 
+using Barriers = uint64_t[kThreads / 32][2];  // of all warps, in shared memory
+
 // The two barriers of a warp (its keys' and its values' copies) and how often they have been waited for.
 struct WarpCopies {
   uint32_t keys, values;
-  uint32_t phase;
+  uint32_t phase = 0;
+  TIERKV_DEVICE WarpCopies(const Barriers& all, uint32_t warp)
+      : keys(shared_address(&all[warp][0])), values(shared_address(&all[warp][1])) {}
 };
 
 // A segment and its codec. In shared memory: registers are what the loops over codes lack.

@@ -25,7 +25,7 @@ constexpr Machine::Order kBothOrders[] = {Machine::Order::first_to_last, Machine
 void run(Machine& machine, const Launch& launch, const Plan& plan, Machine::Order order) {
   for_each_kernel(launch, plan.fast, [&](const KernelRow* row, uint32_t ctas) {
     ASSERT_TRUE(row) << "no kernel for path " << static_cast<int>(plan.fast);
-    machine.run(ctas, row->threads, row->shared(launch), order, [&] {
+    machine.run(ctas, row->threads, row->shared_bytes, order, [&] {
       if (const auto* const fast = std::get_if<void (*)(Launch, CtaFirsts)>(&row->kernel)) (*fast)(launch, plan.firsts);
       else std::get<void (*)(Launch)>(row->kernel)(launch);
     });

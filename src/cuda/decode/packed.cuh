@@ -18,14 +18,16 @@ struct PackedShape {
   static constexpr int kWords = D / (4 * kPerWord), kSteps = D / 16;  // chunks that a lane takes; products of 16 channels
   static constexpr uint32_t kKeyCodes = 16 * D * K, kValueCodes = 16 * D * V, kKeyTile = kKeyCodes / 8;
   static constexpr uint32_t kKeySlot = kKeyCodes + 512, kValueSlot = kValueCodes + 512;
-  // Warps at work. Memory is what kivi waits for, and fewer that end together do; tokens' scales of 4 bits want more of them.
-  static constexpr uint32_t kKiviWarps = packed_warps(K, V, D), kRotWarps = K + V >= 8 && D > 64 ? 11 : kKiviWarps;
-  // Of a warp: copies of keys and values, weights, the values' grid, the tokens' scales.
-  static constexpr uint32_t kWarp = kKeySlot + kValueSlot + kWeightBytes + kGridBytes + 512;
+  // Blocks at work at a time, and warps. Of 4 bits there is room for few blocks, and a warp alone would be at work on one for
+  // longer than memory takes to bring the next: two warps take a block there, 64 tokens each.
+  static constexpr uint32_t kEach = K + V >= 8 && D > 64 ? 2 : 1, kBlocks = packed_blocks(K, V, D), kWarps = kBlocks * kEach;
+  static_assert(kWarps <= kThreads / 32);
+  // Of a block: copies of keys and values. Of a warp: weights, the values' grid, the tokens' scales.
+  static constexpr uint32_t kBlock = kKeySlot + kValueSlot, kWarp = kWeightBytes + kGridBytes + 512;
+  static constexpr uint32_t kQueryAt = kBlocks * kBlock + kWarps * kWarp;
   static constexpr uint32_t kQuery =
       2 * kSteps * 64 * 4 + 128 + 8 * (D + 4) * 4;  // operands of the query, plain and raised; sums of its heads; rows
-  static constexpr uint32_t kKiviBytes = kKiviWarps * kWarp + kQuery, kRotBytes = kRotWarps * kWarp + kQuery;
-  static constexpr uint32_t kBytes = kRotBytes > kKiviBytes ? kRotBytes : kKiviBytes;
+  static constexpr uint32_t kBytes = kQueryAt + kQuery;
 };
 
 // Two neighbouring halves each at `at`, `at + 4`, ...: the pairs (0, 2) and (1, 3) of every four, as operands have them.
@@ -126,28 +128,59 @@ TIERKV_DEVICE float2 load_block_query(uint32_t meta, uint32_t mean_at, bool has_
   return both;
 }
 
+// What a warp has to do with its block and with whoever works on it too. Where two do, the first one's barriers are for copies, and
+// by the second one's each tells that it has read what the other will have copied to.
+template <class Shape>
+struct PackedPart {
+  uint32_t block, first_half, last_half;  // of the blocks at a time, and of its tokens
+  bool copies_keys, copies_values;        // it asks for the next ones
+  WarpCopies there, read;
+
+  TIERKV_DEVICE explicit PackedPart(const Barriers& barriers)
+      : block(threadIdx.x / 32 / Shape::kEach),
+        there(barriers, block * Shape::kEach),
+        read(barriers, block * Shape::kEach + Shape::kEach - 1) {
+    const uint32_t part = threadIdx.x / 32 % Shape::kEach;
+    first_half = part, last_half = Shape::kEach == 1 ? 1 : part;
+    copies_keys = part == 0, copies_values = part + 1 == Shape::kEach;
+  }
+  TIERKV_DEVICE bool works() const { return block < Shape::kBlocks; }
+
+  // All lanes have read a side of the block: the other warp is told, or the next block's is copied there if there is `more`.
+  TIERKV_DEVICE void end_side(bool copies, uint32_t read, uint32_t phase, bool more, uint32_t to, const uint8_t* next,
+                              uint32_t bytes, uint32_t there) const {
+    if (threadIdx.x % 32 != 0) return;
+    if (!copies) {
+      barrier_arrive(read);
+    } else if (more) {
+      if constexpr (Shape::kEach == 2) barrier_wait(read, phase);
+      copy_in(to, next, bytes, there);
+    }
+  }
+};
+
 // The first blocks of a segment. All multiprocessors ask for theirs at once, and it takes microseconds until they are there: what
 // is needed before them has to be asked for before. Half of the warps begin later, so that the others have theirs sooner.
-template <int K, int V, uint32_t D, bool kByChannel>
-TIERKV_DEVICE void begin_packed(const Launch& launch, const FastPiece& piece, const WarpCopies& copies, uint8_t* memory) {
-  using S = PackedShape<K, V, D>;
-  const uint32_t warp = threadIdx.x / 32, keys = shared_address(memory + warp * S::kWarp);
-  if (warp >= (kByChannel ? S::kKiviWarps : S::kRotWarps) || warp >= piece.segment.views || threadIdx.x % 32 != 0) return;
-  const ViewDesc& view = launch.views[piece.segment.first_view + warp];
+template <class Shape>
+TIERKV_DEVICE void begin_packed(const Launch& launch, const FastPiece& piece, const PackedPart<Shape>& part, uint8_t* memory) {
+  if (!part.works() || part.block >= piece.segment.views || threadIdx.x % 32 != 0) return;
+  const uint32_t keys = shared_address(memory + part.block * Shape::kBlock);
+  const ViewDesc& view = launch.views[piece.segment.first_view + part.block];
   const uint8_t *const from = view.keys, *const others = view.values;
-  copy_in(keys, from, piece.codec.key_bytes, copies.keys);
-  copy_in(keys + S::kKeySlot, others, piece.codec.value_bytes, copies.values);
+  if (part.copies_keys) copy_in(keys, from, piece.codec.key_bytes, part.there.keys);
+  if (part.copies_values) copy_in(keys + Shape::kKeySlot, others, piece.codec.value_bytes, part.there.values);
 }
 
 template <int K, int V, uint32_t D, bool kByChannel>
-TIERKV_DEVICE void attend_packed(const Launch& launch, const FastPiece& piece, WarpCopies& copies, uint8_t* memory) {
+TIERKV_DEVICE void attend_packed(const Launch& launch, const FastPiece& piece, const Barriers& barriers, uint32_t& phase,
+                                 uint8_t* memory) {
   using S = PackedShape<K, V, D>;
   using F = ValueFormat<V, D>;
   constexpr float kScore = static_cast<float>(1u << (24 - S::kTop));
-  constexpr uint32_t kWarps = kByChannel ? S::kKiviWarps : S::kRotWarps;
+  const PackedPart<S> part(barriers);
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const SegmentDesc& segment = piece.segment;
-  const uint32_t keys = shared_address(memory + warp * S::kWarp), values = keys + S::kKeySlot;
+  const uint32_t keys = shared_address(memory + part.block * S::kBlock), values = keys + S::kKeySlot;
   const ViewDesc* views = launch.views + segment.first_view;
   const FastCodec& codec = piece.codec;
   const bool rest = has_rest<D>(launch);  // false for other heads, and known to the compiler
@@ -158,28 +191,29 @@ TIERKV_DEVICE void attend_packed(const Launch& launch, const FastPiece& piece, W
     const float* const from = launch.queries + static_cast<size_t>(segment.first_row + head) * D + part_of_row<D>() * 4 + e;
     query[e] = head < launch.group ? __ldg(from) * (launch.scale * kLog2E) : 0.0f;
   }
-  if (warp < kWarps / 2) begin_packed<K, V, D, kByChannel>(launch, piece, copies, memory);
-  auto* plain = reinterpret_cast<uint32_t*>(memory + kWarps * S::kWarp);
+  if (part.block < S::kBlocks / 2) begin_packed(launch, piece, part, memory);
+  auto* plain = reinterpret_cast<uint32_t*>(memory + S::kQueryAt);
   uint32_t* raised = plain + S::kSteps * 64;
   auto* query_sums = reinterpret_cast<float*>(raised + S::kSteps * 64);
   WarpState<D> state;
-  const uint32_t weights = values + S::kValueSlot, grid = weights + kWeightBytes, scales = grid + kGridBytes;
+  const uint32_t weights = shared_address(memory + S::kBlocks * S::kBlock + warp * S::kWarp), grid = weights + kWeightBytes,
+                 scales = grid + kGridBytes;
   const uint32_t raised_at = shared_address(raised), plain_at = shared_address(plain);
   const bool has_mean = kByChannel || codec.mean_at != 0;
   const uint32_t mean_at = keys + (kByChannel ? S::kKeyCodes + 2 * D : codec.mean_at);
   load_packed_query<K, V, D>(query, codec.key_hadamard, rest, plain, raised, query_sums, query_sums + 32);
   __syncthreads();
-  if (warp >= kWarps / 2) begin_packed<K, V, D, kByChannel>(launch, piece, copies, memory);
+  if (part.block >= S::kBlocks / 2) begin_packed(launch, piece, part, memory);
   const float begin0 = kByChannel ? 0.0f : -codec.key_zero * query_sums[2 * t] / kScore;
   const float begin1 = kByChannel ? 0.0f : -codec.key_zero * query_sums[2 * t + 1] / kScore;
 
-  for (uint32_t v = warp; warp < kWarps && v < segment.views; v += kWarps, copies.phase ^= 1) {
-    const bool more = v + kWarps < segment.views;
+  for (uint32_t v = part.block; part.works() && v < segment.views; v += S::kBlocks, phase ^= 1) {
+    const bool more = v + S::kBlocks < segment.views;
     // Read now, needed when the slots are free: the addresses must not be waited for then.
-    const uint8_t* const next_keys = views[more ? v + kWarps : v].keys;
-    const uint8_t* const next_values = views[more ? v + kWarps : v].values;
+    const uint8_t* const next_keys = views[more ? v + S::kBlocks : v].keys;
+    const uint8_t* const next_values = views[more ? v + S::kBlocks : v].values;
     uint32_t b[S::kSteps][2];
-    barrier_wait(copies.keys, copies.phase);
+    barrier_wait(part.there.keys, phase);
     const float2 base = load_block_query<K, V, D, kByChannel>(keys + S::kKeyCodes, mean_at, has_mean, rest, raised_at, plain_at, b);
     if constexpr (!kByChannel) {
       float s[4];
@@ -188,7 +222,8 @@ TIERKV_DEVICE void attend_packed(const Launch& launch, const FastPiece& piece, W
       __syncwarp();
     }
 #pragma unroll 1
-    for (int half = 0; half < 2; ++half) {
+    for (uint32_t half = part.first_half; half <= part.last_half; ++half) {
+      const bool last = half == part.last_half;
       float s[4][4];
 #pragma unroll
       for (int tile = 0; tile < 4; ++tile) s[tile][0] = s[tile][2] = begin0, s[tile][1] = s[tile][3] = begin1;
@@ -212,18 +247,22 @@ TIERKV_DEVICE void attend_packed(const Launch& launch, const FastPiece& piece, W
       weigh_half<!kByChannel>(state, s, kByChannel ? kScore : 1.0f, scales + half * 256, base.x, base.y, true,
                               static_cast<float>(F::kTop), weights);
       __syncwarp();
-      if (half == 1 && more && lane == 0) copy_in(keys, next_keys, codec.key_bytes, copies.keys);
-      if (half == 0) {
-        barrier_wait(copies.values, copies.phase);
+      if (last) {
+        part.end_side(part.copies_keys, part.read.keys, phase, more, keys, next_keys, codec.key_bytes, part.there.keys);
+      }
+      if (half == part.first_half) {
+        barrier_wait(part.there.values, phase);
         load_value_grid(state, piece.value_terms(), values + S::kValueCodes, grid);
         __syncwarp();
       }
-      add_value_half<V>(state, values, grid, weights, half);
+      add_value_half<V>(state, values, grid, weights, static_cast<int>(half));
       __syncwarp();
-      if (half == 1 && more && lane == 0) copy_in(values, next_values, codec.value_bytes, copies.values);
+      if (last) {
+        part.end_side(part.copies_values, part.read.values, phase, more, values, next_values, codec.value_bytes, part.there.values);
+      }
     }
   }
-  end_segment(launch, segment, state, kWarps, static_cast<float>(F::kTop), false, codec.value_hadamard, memory);
+  end_segment(launch, segment, state, S::kWarps, static_cast<float>(F::kTop), false, codec.value_hadamard, memory);
 }
 
 #endif

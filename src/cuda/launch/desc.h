@@ -32,8 +32,8 @@ inline bool by_tiles(Path path) { return path == Path::plain || path == Path::st
 inline constexpr bool is_klt(Path path) { return path == Path::klt || path == Path::klt_whole || path == Path::klt_better; }
 inline bool beside_fast(Path path) { return path == Path::warm || by_tiles(path); }
 
-// Warps of a thread block that have room for a block each on a packed path.
-inline constexpr uint32_t packed_warps(uint32_t key_bits, uint32_t value_bits, uint32_t head_dim) {
+// Blocks that a thread block has room for at a time on a packed path.
+inline constexpr uint32_t packed_blocks(uint32_t key_bits, uint32_t value_bits, uint32_t head_dim) {
   return head_dim <= 64 || key_bits + value_bits <= 4 ? 16 : key_bits + value_bits >= 8 ? 8 : 12;
 }
 
@@ -150,7 +150,6 @@ struct Launch {
   uint32_t general_ctas = 0, staged_ctas = 0;
   bool staged_last = false;
   bool only_beside = false;  // staged ones are all warm or plain: a kernel that has more room takes them
-  bool by_token = false;     // some blocks of the fast path have keys of one scale a token
   uint8_t out_type = 0;      // a DType
 };
 static_assert(sizeof(Launch) == 168);

@@ -263,9 +263,6 @@ class Planner {
   void add_segments() {
     plan_.only_beside = beside_takes(input_.params.head_dim) &&
                         std::none_of(runs_.begin(), runs_.end(), [](const Run& run) { return run.path == Path::staged; });
-    plan_.by_token = std::any_of(runs_.begin(), runs_.end(), [&](const Run& run) {
-      return run.path == plan_.fast && !input_.codecs[run.codec].key.by_channel;
-    });
     plan_.staged_last = staged_last();
     const uint32_t most = std::clamp(input_.ctas - (plan_.staged_last ? kSpare : 0), 2u, kMostFirsts);
     Sharing fresh;

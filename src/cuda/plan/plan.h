@@ -74,7 +74,6 @@ struct Plan {
   uint32_t chunk_rows = 64;   // that a warp of the general path takes at a time: 16, 32 or 64
   bool staged_last = false;   // Launch's
   bool only_beside = false;   // Launch's
-  bool by_token = false;      // Launch's
   Path fast = Path::general;
   uint64_t bytes = 0;  // of keys and values that a launch reads
 };
@@ -86,7 +85,7 @@ inline void take_blocks(const Plan& plan, Launch& launch) {
   launch.ctas = static_cast<uint32_t>(plan.cta_begin.size() - 1), launch.chunk_rows = plan.chunk_rows;
   launch.general_ctas = plan.general_ctas, launch.staged_ctas = plan.staged_ctas;
   launch.first_staged = plan.first_staged, launch.staged_last = plan.staged_last;
-  launch.only_beside = plan.only_beside, launch.by_token = plan.by_token;
+  launch.only_beside = plan.only_beside;
 }
 
 }  // namespace tierkv::cuda

@@ -27,8 +27,8 @@ class Sharer {
   // Blocks that the warps of a fast thread block work on at a time (packed.cuh, klt.cuh).
   uint64_t round_views() const {
     switch (input_.fast) {
-      case Path::packed44: return packed_warps(4, 4, input_.head_dim);
-      case Path::packed42: return packed_warps(4, 2, input_.head_dim);
+      case Path::packed44: return packed_blocks(4, 4, input_.head_dim);
+      case Path::packed42: return packed_blocks(4, 2, input_.head_dim);
       case Path::klt:
       case Path::klt_whole:
       case Path::klt_better: return input_.group <= 4 ? 32 : 16;

@@ -1,5 +1,6 @@
 // attend.cu — the launch of attention.
 #include "cuda/decode/attend_kernels.cuh"
+#include "cuda/runtime/beside.h"
 #include "cuda/runtime/kernels.h"
 
 namespace tierkv::cuda {
@@ -9,18 +10,10 @@ const void* address_of(const KernelRow& row) {
   return std::visit([](auto* kernel) { return reinterpret_cast<const void*>(kernel); }, row.kernel);
 }
 
-// Beside what is under way already: it ends after that.
 cudaError_t launch_kernel(const void* kernel, uint32_t threads, uint32_t shared_bytes, uint32_t ctas, bool beside,
                           const Launch& launch, const CtaFirsts& firsts, cudaStream_t stream) {
-  cudaLaunchAttribute side_by_side{};
-  side_by_side.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  side_by_side.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = ctas, config.blockDim = threads;
-  config.dynamicSmemBytes = shared_bytes, config.stream = stream;
-  config.attrs = &side_by_side, config.numAttrs = beside ? 1 : 0;
   void* parameters[] = {const_cast<Launch*>(&launch), const_cast<CtaFirsts*>(&firsts)};  // the second is the fast ones' alone
-  return cudaLaunchKernelExC(&config, kernel, parameters);
+  return launch_beside(kernel, ctas, threads, shared_bytes, parameters, beside, stream);
 }
 
 }  // namespace
@@ -40,7 +33,7 @@ int launch_attend(const Launch& launch, const CtaFirsts& firsts, Path fast, cuda
   cudaError_t first_error = cudaSuccess;
   for_each_kernel(launch, fast, [&](const KernelRow* row, uint32_t ctas) {
     if (first_error != cudaSuccess) return;
-    first_error = row ? launch_kernel(address_of(*row), row->threads, row->shared(launch), ctas, beside, launch, firsts, stream)
+    first_error = row ? launch_kernel(address_of(*row), row->threads, row->shared_bytes, ctas, beside, launch, firsts, stream)
                       : cudaErrorInvalidValue;
     beside = true;
   });
@@ -60,7 +53,7 @@ int kernels_of(const Launch& launch, Path fast, AttendKernel (&out)[kAttendKerne
       error = cudaErrorInvalidValue;
       return;
     }
-    out[kernel_of(row->path)] = {address_of(*row), row->threads, row->shared(launch), ctas};
+    out[kernel_of(row->path)] = {address_of(*row), row->threads, row->shared_bytes, ctas};
   });
   return error;
 }

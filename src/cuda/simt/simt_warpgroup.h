@@ -57,6 +57,7 @@ void make_product(float (&c)[N][4], const TwoRows& a, uint32_t base, bool add) {
 }  // namespace simt
 
 TIERKV_DEVICE uint64_t operand_desc(uint32_t at) { return at; }
+TIERKV_DEVICE uint64_t operand_behind(uint64_t desc, uint32_t bytes) { return desc + bytes; }
 TIERKV_DEVICE void group_begin() {}
 TIERKV_DEVICE void group_commit() { simt::Machine::now().end_put_off(); }
 template <int kLeft>
@@ -91,6 +92,5 @@ TIERKV_DEVICE void meet(uint32_t barrier, uint32_t threads) { simt::Machine::now
 TIERKV_DEVICE void let_pass(uint32_t barrier, uint32_t threads) { simt::Machine::now().meet_numbered(barrier, threads, false); }
 
 TIERKV_DEVICE void barrier_init_for(uint32_t at, uint32_t arrivals) { simt::Machine::now().make_barrier(at, arrivals); }
-TIERKV_DEVICE void barrier_arrive(uint32_t at) { simt::Machine::now().arrive(at, 0); }
 
 }  // namespace tierkv::cuda

@@ -185,11 +185,21 @@ TIERKV_DEVICE void store_transposed(uint32_t at, uint32_t x, uint32_t y, uint32_
 // A barrier that one thread's copies complete.
 TIERKV_DEVICE void barrier_init(uint32_t at) { asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at) : "memory"); }
 TIERKV_DEVICE void barrier_end(uint32_t at) { asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(at) : "memory"); }
+TIERKV_DEVICE void barrier_arrive(uint32_t at) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory"); }
 TIERKV_DEVICE void barrier_wait(uint32_t at, uint32_t parity) {
   asm volatile(
       "{\n.reg .pred p;\nWAIT: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra DONE;\nbra WAIT;\nDONE:\n}" ::"r"(at),
       "r"(parity)
       : "memory");
+}
+// Asks once: no may also mean that it is not known yet. Who asks early has the answer when it is wanted.
+TIERKV_DEVICE bool barrier_passed(uint32_t at, uint32_t parity) {
+  uint32_t passed;
+  asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+               : "=r"(passed)
+               : "r"(at), "r"(parity)
+               : "memory");
+  return passed != 0;
 }
 // What a thread wrote to shared memory comes before copies into it that follow; and so do barriers that it made.
 TIERKV_DEVICE void fence_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -212,6 +222,18 @@ TIERKV_DEVICE void copy_in(uint32_t to, const void* from, uint32_t bytes, uint32
   copy_more(to, from, bytes, barrier);
 }
 #endif
+
+// Where several kernels have work they run side by side: one begins while the one before it is still at work, and ends after it.
+TIERKV_DEVICE void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+TIERKV_DEVICE void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 }  // namespace tierkv::cuda
 

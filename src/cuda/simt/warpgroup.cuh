@@ -16,6 +16,9 @@ TIERKV_DEVICE uint64_t operand_desc(uint32_t at) {
   return static_cast<uint64_t>((at & 0x3FFFFu) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
 
+// The operand so many bytes behind.
+TIERKV_DEVICE uint64_t operand_behind(uint64_t desc, uint32_t bytes) { return desc + (bytes >> 4); }
+
 TIERKV_DEVICE void group_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 TIERKV_DEVICE void group_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Until no more than kLeft committed groups are under way.
@@ -88,7 +91,6 @@ TIERKV_DEVICE void let_pass(uint32_t barrier, uint32_t threads) {
 TIERKV_DEVICE void barrier_init_for(uint32_t at, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
 }
-TIERKV_DEVICE void barrier_arrive(uint32_t at) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory"); }
 
 }  // namespace tierkv::cuda
 
