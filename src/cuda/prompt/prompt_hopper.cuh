@@ -3,7 +3,8 @@
 //
 // Three groups of four warps. One thread of the first has key tiles copied as they lie in scratch, two of each side under way. The
 // other two groups have 64 rows of queries each: while the products of weights and values of a tile are under way they make weights
-// of the next tile's scores, and while one group does that the other's products are issued.
+// of the next tile's scores, and while one group does that the other's products are issued. Queries are on their way while the last
+// tiles are still unpacked.
 #pragma once
 
 #include "cuda/prompt/prompt_rows.cuh"
@@ -32,6 +33,7 @@ inline constexpr size_t kHopperBytes = sizeof(HopperShared<D>) + 1024;  // to be
 // One thread has key tiles copied.
 template <int D>
 TIERKV_DEVICE void copy_tiles(const PromptLaunch& launch, const PromptItem& item, HopperShared<D>& all) {
+  wait_for_previous();
   for (uint32_t j = 0; j < item.keys; ++j) {
     const uint32_t stage = j % kStages, parity = (j / kStages & 1u) ^ 1u;
     const uint8_t* const from = launch.scratch + static_cast<size_t>(item.first_key + j) * key_tile_bytes(D);
@@ -51,6 +53,7 @@ class Worker {
 
   TIERKV_DEVICE void run() {
     load_queries<D>(launch_, tile_, all_.queries, all_.factors, threadIdx.x / 32 - 4, kWorkers / 32);
+    wait_for_previous();
     meet(kQueriesThere, kWorkers);
     const uint32_t first_row = index_ * 64 + threadIdx.x % kGroup / 32 * 16, row = first_row + threadIdx.x % 32 / 4;
 #pragma unroll
@@ -63,25 +66,29 @@ class Worker {
     float s[kKeyTile / 8][4];
     uint32_t weights[kKeyTile / 16][4];
     if (index_ == 1) let_pass(kFirstTurn, kWorkers);
-    bool masked = needs_mask(launch_, tile_, launch_.key_tiles[item_.first_key]);
+    const KeyTileDesc first = key_tile(0);
+    KeyTileDesc ahead = key_tile(1);
     take_turn();
-    score(0, s);
+    score(0, false, s);
     end_turn(item_.keys == 1);
     group_wait<0>();
     group_pin(s);
     read(all_.keys_read[0]);
-    weigh<kKeyTile, kCapped>(launch_, rows, s, masked, positions(0));
+    There next = there(0);
+    weigh<kKeyTile, kCapped>(launch_, rows, s, needs_mask(launch_, tile_, first), positions(0));
     pack(s, weights);
 #pragma unroll 1
     for (uint32_t j = 1; j < item_.keys; ++j) {
       take_turn();
-      score(j, s);
-      add_values(j - 1, weights, out);
+      score(j, next.keys, s);
+      add_values(j - 1, next.values, weights, out);
       end_turn(j + 1 == item_.keys);
-      masked = needs_mask(launch_, tile_, launch_.key_tiles[item_.first_key + j]);
+      const bool masked = needs_mask(launch_, tile_, ahead);
+      ahead = key_tile(j + 1);
       group_wait<1>();
       group_pin(s);
       read(all_.keys_read[j % kStages]);
+      next = there(j);
       const Shrink shrink = weigh<kKeyTile, kCapped>(launch_, rows, s, masked, positions(j));
       hold_before_wait(rows);
       group_wait<0>();
@@ -90,13 +97,15 @@ class Worker {
       shrink_rows(shrink, out);
       pack(s, weights);
     }
-    add_values(item_.keys - 1, weights, out);
+    add_values(item_.keys - 1, next.values, weights, out);
     group_wait<0>();
     group_pin(out);
     keep_state<D>(launch_, item_, tile_, rows, row, out);
   }
 
  private:
+  // Asked for a tile ahead: what is far is not to be waited for between products and weights. Behind the last one, the last.
+  TIERKV_DEVICE KeyTileDesc key_tile(uint32_t j) const { return launch_.key_tiles[item_.first_key + min(j, item_.keys - 1)]; }
   TIERKV_DEVICE const uint32_t* positions(uint32_t j) const {
     return launch_.key_positions + static_cast<size_t>(item_.first_key + j) * kKeyTile;
   }
@@ -119,26 +128,36 @@ class Worker {
     if (threadIdx.x % 32 == 0) barrier_arrive(shared_address(&barrier));
   }
 
-  TIERKV_DEVICE void score(uint32_t j, float (&s)[kKeyTile / 8][4]) const {
-    const uint32_t stage = j % kStages, keys = shared_address(all_.keys[stage]);
-    barrier_wait(shared_address(&all_.keys_there[stage]), j / kStages & 1u);
+  // Asked while a tile's weights are made: whether the next products, of values of tile j and keys behind it, could begin.
+  struct There {
+    bool keys, values;
+  };
+  TIERKV_DEVICE There there(uint32_t j) const {
+    return {barrier_passed(shared_address(&all_.keys_there[(j + 1) % kStages]), (j + 1) / kStages & 1u),
+            barrier_passed(shared_address(&all_.values_there[j % kStages]), j / kStages & 1u)};
+  }
+
+  TIERKV_DEVICE void score(uint32_t j, bool there, float (&s)[kKeyTile / 8][4]) const {
+    const uint32_t stage = j % kStages;
+    const uint64_t keys = operand_desc(shared_address(all_.keys[stage]));
+    if (!there) barrier_wait(shared_address(&all_.keys_there[stage]), j / kStages & 1u);
     group_pin(s);
     group_begin();
 #pragma unroll
     for (uint32_t k = 0; k < D / 16; ++k) {
-      const uint32_t at = k / 4 * (kKeyTile * 128) + k % 4 * 32;
-      group_multiply(s, queries_[k], operand_desc(keys + at), k != 0);
+      group_multiply(s, queries_[k], operand_behind(keys, k / 4 * (kKeyTile * 128) + k % 4 * 32), k != 0);
     }
     group_commit();
   }
-  TIERKV_DEVICE void add_values(uint32_t j, const uint32_t (&weights)[kKeyTile / 16][4], float (&out)[D / 8][4]) const {
-    const uint32_t stage = j % kStages, values = shared_address(all_.values[stage]);
-    barrier_wait(shared_address(&all_.values_there[stage]), j / kStages & 1u);
+  TIERKV_DEVICE void add_values(uint32_t j, bool there, const uint32_t (&weights)[kKeyTile / 16][4], float (&out)[D / 8][4]) const {
+    const uint32_t stage = j % kStages;
+    const uint64_t values = operand_desc(shared_address(all_.values[stage]));
+    if (!there) barrier_wait(shared_address(&all_.values_there[stage]), j / kStages & 1u);
     group_pin(out);
     group_begin();
 #pragma unroll
     for (uint32_t k = 0; k < kKeyTile / 16; ++k) {
-      group_multiply(out, weights[k], operand_desc(values + k / 4 * (D * 128) + k % 4 * 32), true);
+      group_multiply(out, weights[k], operand_behind(values, k / 4 * (D * 128) + k % 4 * 32), true);
     }
     group_commit();
   }

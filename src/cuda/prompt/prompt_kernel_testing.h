@@ -22,8 +22,9 @@ class PromptKernels {
     } else if (step == PromptStep::unpack) {
       if (launch_.tile_views != 0) {
         // Fewer thread blocks than views: some take several.
-        machine_.run({(launch_.tile_views + 1) / 2, 2}, kTileThreads, sizeof(UnpackTileShared), order_,
-                     [&] { unpack_tile_kernel(launch_); });
+        const uint32_t blocks = (launch_.tile_views + 1) / 2;
+        machine_.run(blocks, kTileThreads, kUnpackTileBytes<true>, order_, [&] { unpack_tile_kernel<true>(launch_); });
+        machine_.run(blocks, kTileThreads, kUnpackTileBytes<false>, order_, [&] { unpack_tile_kernel<false>(launch_); });
       }
       if (launch_.view_count == launch_.tile_views) return;
       dim == 64 ? unpack<64>() : dim == 128 ? unpack<128>() : unpack<256>();

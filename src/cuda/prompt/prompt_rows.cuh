@@ -122,16 +122,21 @@ TIERKV_DEVICE Shrink weigh(const PromptLaunch& launch, RowPair& rows, float (&s)
       most[r][n % 4] = n < 4 ? two : fmaxf(most[r][n % 4], two);
     }
   }
+  // A lane's own maxima say whether there is anything to do; those of a row are wanted only then, which is rare.
   float top[2];
 #pragma unroll
-  for (int r = 0; r < 2; ++r) top[r] = fmaxf(fmaxf(most[r][0], most[r][1]), fmaxf(most[r][2], most[r][3]));
-#pragma unroll
-  for (int d = 1; d < 4; d *= 2) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], d));
+  for (int r = 0; r < 2; ++r) {
+    top[r] = fmaxf(fmaxf(most[r][0], most[r][1]), fmaxf(most[r][2], most[r][3]));
+    if (!kCapped) top[r] *= rows.factor[r];
   }
-  if (!kCapped) top[0] *= rows.factor[0], top[1] *= rows.factor[1];
   Shrink shrink{__any_sync(~0u, top[0] > rows.top[0] + kTilePatience || top[1] > rows.top[1] + kTilePatience) != 0, {1.0f, 1.0f}};
+  if (shrink.needed) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int d = 1; d < 4; d *= 2) top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], d));
+    }
+  }
   float base[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {

@@ -362,6 +362,7 @@ class Unpacking {
 
 template <int D>
 __global__ void __launch_bounds__(kUnpackThreads) unpack_kernel(const __grid_constant__ PromptLaunch launch) {
+  let_next_begin();
   Unpacking<D>(launch, launch.views[launch.tile_views + blockIdx.x], blockIdx.y == 0).run();
 }
 

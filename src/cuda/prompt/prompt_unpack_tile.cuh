@@ -17,54 +17,57 @@ inline constexpr uint32_t kTileThreads = 256, kTileDim = 128, kTileComponents = 
 
 struct UnpackTileShared {
   alignas(128) uint8_t image[kTileDim * kKeyTile * 2];
-  alignas(16) __half basis[kTileComponents * kTileBasisPitch];
   float2 scales[kTileDim];  // and offsets: of rows or of channels; klt: of channels the mean
+  float signs[kTileDim];    // of the Hadamard frame, and its norm
+  // Of klt's keys.
   float2 turns[kTileDim / 2];
-  float signs[kTileDim];  // of the Hadamard frame, and its norm
+  alignas(16) __half basis[kTileComponents * kTileBasisPitch];
 };
+// Values need less, so that a multiprocessor has room for more thread blocks.
+template <bool kKeys>
+inline constexpr size_t kUnpackTileBytes = kKeys ? sizeof(UnpackTileShared) : offsetof(UnpackTileShared, turns);
+template <bool kKeys>
+inline constexpr uint32_t kUnpackTileRoom = kKeys ? 2 : 3;  // thread blocks of a multiprocessor
 
+template <bool kKeys>
 class TileUnpacking {
  public:
-  TIERKV_DEVICE TileUnpacking(const PromptLaunch& launch, UnpackTileShared& all, bool keys)
-      : launch_(launch), all_(all), keys_(keys), warp_(threadIdx.x / 32), lane_(threadIdx.x % 32), g_(lane_ / 4), t_(lane_ % 4) {
+  TIERKV_DEVICE TileUnpacking(const PromptLaunch& launch, UnpackTileShared& all)
+      : launch_(launch), all_(all), warp_(threadIdx.x / 32), lane_(threadIdx.x % 32), g_(lane_ / 4), t_(lane_ % 4) {
     if (threadIdx.x < kTileDim) all.signs[threadIdx.x] = frame_sign(kTileDim, threadIdx.x) * rsqrtf(static_cast<float>(kTileDim));
   }
 
-  // On its way while another view is unpacked.
-  TIERKV_DEVICE void prefetch(const PromptView& view) const {
+  // `next` is the view after it.
+  TIERKV_DEVICE void run(const PromptView& view, const PromptView& next) {
     const CodecDesc& codec = launch_.codecs[view.codec];
-    const uint32_t at = threadIdx.x * 128;
-    if (at < (keys_ ? device_bytes(codec.key, codec.key_better) : device_bytes(codec.value, codec.value_better)))
-      prefetch_line((keys_ ? view.keys : view.values) + at);
-  }
-
-  TIERKV_DEVICE void run(const PromptView& view) {
-    const CodecDesc& codec = launch_.codecs[view.codec];
-    const quant::SideLayout& side = keys_ ? codec.key : codec.value;
-    const uint8_t* const bytes = keys_ ? view.keys : view.values;
-    const uint32_t better = keys_ ? codec.key_better : codec.value_better;
-    const bool words = side.kind == quant::LayoutKind::words;
+    const quant::SideLayout& side = kKeys ? codec.key : codec.value;
+    const uint8_t* const bytes = kKeys ? view.keys : view.values;
+    const uint32_t better = kKeys ? codec.key_better : codec.value_better;
+    const bool words = kKeys && side.kind == quant::LayoutKind::words;
     float sums[kTileDim / 8][4] = {};
     if (words) {
+      // On their way while the basis comes and others are waited for.
+      ComponentWords codes;
+      load_components(side, bytes, codes);
       prepare_words(side, view);
       __syncthreads();
-      add_components(side, bytes, sums);
+      add_components(side, codes, sums);
       turn(sums);
     } else {
       prepare_scales(side, bytes);
-      if (keys_) add_codes<true>(side, bytes, sums);
-      else add_codes<false>(side, bytes, sums);
+      add_codes(side, bytes, sums);
       __syncthreads();
       if (side.hadamard) leave_frame(sums);
       scale(side, sums);
     }
-    if (keys_) store_keys(sums);
+    prefetch(view, next);
+    if (kKeys) store_keys(sums);
     else store_values(sums);
     __syncthreads();
     if (better != 0) {
       const uint8_t* const rows = bytes + padded_bytes(side.bytes);
       for (uint32_t b = warp_; b < better; b += kTileThreads / 32) {
-        if (keys_) add_better_key(rows, better, b, words);
+        if (kKeys) add_better_key(rows, better, b, words);
         else add_better_value(rows, better, b, side.hadamard != 0);
       }
       __syncthreads();
@@ -75,6 +78,14 @@ class TileUnpacking {
   }
 
  private:
+  // On its way while `view` is stored; of the same codec, which is known already.
+  TIERKV_DEVICE void prefetch(const PromptView& view, const PromptView& next) const {
+    if (next.codec != view.codec) return;
+    const CodecDesc& codec = launch_.codecs[view.codec];
+    const uint32_t at = threadIdx.x * 128;
+    if (at < (kKeys ? device_bytes(codec.key, codec.key_better) : device_bytes(codec.value, codec.value_better)))
+      prefetch_line((kKeys ? next.keys : next.values) + at);
+  }
   TIERKV_DEVICE void prepare_scales(const quant::SideLayout& side, const uint8_t* bytes) const {
     if (threadIdx.x >= kTileDim) return;
     const ScaleOffset entry = meta_entry(side, bytes + side.meta_at, threadIdx.x, kTileDim);
@@ -101,28 +112,49 @@ class TileUnpacking {
     }
   }
 
-  // Codes of klt less their middle, times the basis.
-  TIERKV_DEVICE void add_components(const quant::SideLayout& side, const uint8_t* bytes, float (&sums)[kTileDim / 8][4]) const {
-    const uint32_t wide = side.words[2], middle = side.words[1], total = wide + middle + side.words[0];
-    const uint32_t components = side.components, steps = (components + 15) / 16;
+  // Of every step of 16 components a lane's words: of rows g and g + 8.
+  struct ComponentWords {
+    uint32_t of[kTileComponents / 16][2];
+  };
+  // Where the codes of a lane's four components of a step lie.
+  struct ComponentPlace {
+    uint32_t bits, word, field;
+  };
+  TIERKV_DEVICE ComponentPlace place_of(uint32_t wide, uint32_t middle, uint32_t step) const {
+    const uint32_t quad = 4 * step + t_;
+    if (quad < wide) return {8, quad, 0};
+    if (quad < wide + 2 * middle) return {4, wide + (quad - wide) / 2, (quad - wide) % 2};
+    return {2, wide + middle + (quad - wide - 2 * middle) / 4, (quad - wide - 2 * middle) % 4};
+  }
+  TIERKV_DEVICE void load_components(const quant::SideLayout& side, const uint8_t* bytes, ComponentWords& codes) const {
+    const uint32_t wide = side.words[2], middle = side.words[1], total = wide + middle + side.words[0],
+                   components = side.components;
     const uint8_t* const from = bytes + (warp_ * total * kTile + g_) * 4;
+#pragma unroll
+    for (uint32_t step = 0; step < kTileComponents / 16; ++step) {
+      codes.of[step][0] = codes.of[step][1] = 0;
+      const bool there = 16 * step + 4 * t_ < components;
+      const uint32_t word = there ? place_of(wide, middle, step).word : 0;
+      if (there) codes.of[step][0] = load_word(from + word * 64), codes.of[step][1] = load_word(from + word * 64 + 32);
+    }
+  }
+
+  // Codes of klt less their middle, times the basis.
+  TIERKV_DEVICE void add_components(const quant::SideLayout& side, const ComponentWords& codes,
+                                    float (&sums)[kTileDim / 8][4]) const {
+    const uint32_t wide = side.words[2], middle = side.words[1], components = side.components;
     const uint32_t basis = shared_address(all_.basis) + ((lane_ % 16) * kTileBasisPitch + lane_ / 16 * 8) * 2;
-#pragma unroll 1
-    for (uint32_t step = 0; step < steps; ++step) {
-      const uint32_t quad = 4 * step + t_;
-      uint32_t bits = 8, word = quad, field = 0;
-      if (quad >= wide + 2 * middle) {
-        bits = 2, word = wide + middle + (quad - wide - 2 * middle) / 4, field = (quad - wide - 2 * middle) % 4;
-      } else if (quad >= wide) {
-        bits = 4, word = wide + (quad - wide) / 2, field = (quad - wide) % 2;
-      }
+#pragma unroll
+    for (uint32_t step = 0; step < kTileComponents / 16; ++step) {
+      if (16 * step >= components) break;
+      const ComponentPlace place = place_of(wide, middle, step);
       uint32_t low[2] = {0, 0}, high[2] = {0, 0};
-      if (4 * quad < components) {
-        const uint32_t mask = ((1u << bits) - 1u) * 0x01010101u;
-        const __half2 less = __float2half2_rn(1024.0f + static_cast<float>((1u << bits) - 1u) * 0.5f - 0.5f);
+      if (16 * step + 4 * t_ < components) {
+        const uint32_t mask = ((1u << place.bits) - 1u) * 0x01010101u, skip = place.bits * place.field;
+        const __half2 less = __float2half2_rn(1024.0f + static_cast<float>((1u << place.bits) - 1u) * 0.5f - 0.5f);
         const __half2 rest = __float2half2_rn(0.5f);
-        code_pair(load_word(from + word * 64) >> (bits * field) & mask, less, rest, low);
-        code_pair(load_word(from + word * 64 + 32) >> (bits * field) & mask, less, rest, high);
+        code_pair(codes.of[step][0] >> skip & mask, less, rest, low);
+        code_pair(codes.of[step][1] >> skip & mask, less, rest, high);
       }
 #pragma unroll
       for (uint32_t n = 0; n < kTileDim / 16; ++n) {
@@ -159,7 +191,6 @@ class TileUnpacking {
   }
 
   // Codes where accumulators have them. In a Hadamard frame, sums over every 16 channels of the frame.
-  template <bool kRows>
   TIERKV_DEVICE void add_codes(const quant::SideLayout& side, const uint8_t* bytes, float (&sums)[kTileDim / 8][4]) const {
     const quant::LayoutPlane plane = side.planes[0];
     const uint32_t fields_log = plane.bits == 2 ? 2 : plane.bits == 4 ? 1 : 0, mask = (1u << plane.bits) - 1u;
@@ -171,7 +202,7 @@ class TileUnpacking {
 #pragma unroll
     for (uint32_t s = 0; s < kTileDim / 16; ++s) {
       uint32_t a[4];  // rows g, g + 8; then the same of eight channels on
-      if (kRows) {
+      if (kKeys) {
 #pragma unroll
         for (uint32_t i = 0; i < 4; ++i) {
           const uint32_t quad = 4 * s + t_ / 2 + i / 2 * 2, chunk = quad >> fields_log;
@@ -336,30 +367,35 @@ class TileUnpacking {
 
   TIERKV_DEVICE void copy_out(const PromptView& view) const {
     uint8_t* const to = launch_.scratch + static_cast<size_t>(view.to / kKeyTile) * key_tile_bytes(kTileDim) +
-                        (keys_ ? 0 : key_tile_side(kTileDim));
+                        (kKeys ? 0 : key_tile_side(kTileDim));
 #pragma unroll
     for (uint32_t i = threadIdx.x; i < sizeof(all_.image) / 16; i += kTileThreads)
       reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(all_.image)[i];
-    if (keys_ && threadIdx.x < kKeyTile) launch_.key_positions[view.to + threadIdx.x] = view.first_position + threadIdx.x;
+    if (kKeys && threadIdx.x < kKeyTile) launch_.key_positions[view.to + threadIdx.x] = view.first_position + threadIdx.x;
   }
 
   const PromptLaunch& launch_;
   UnpackTileShared& all_;
-  const bool keys_;
   const uint32_t warp_, lane_, g_, t_;
   const uint16_t* basis_ = nullptr;  // whose rows are in shared memory
   __half2 most_ = __float2half2_rn(0.0f);
   bool bad_ = false;
 };
 
-// Thread blocks take views in turn, so that neighbours, which mostly share a basis, load it once.
-__global__ void __launch_bounds__(kTileThreads, 2) unpack_tile_kernel(const __grid_constant__ PromptLaunch launch) {
-  const bool keys = blockIdx.y == 0;
-  TileUnpacking unpacking(launch, *reinterpret_cast<UnpackTileShared*>(dynamic_shared()), keys);
-  for (uint32_t v = blockIdx.x; v < launch.tile_views; v += gridDim.x) {
-    if (v + gridDim.x < launch.tile_views) unpacking.prefetch(launch.views[v + gridDim.x]);
-    unpacking.run(launch.views[v]);
+// Thread blocks take views in turn, so that neighbours, which mostly share a basis, load it once. A view's description is asked for
+// while the one before it is unpacked.
+template <bool kKeys>
+__global__ void __launch_bounds__(kTileThreads, kUnpackTileRoom<kKeys>)
+    unpack_tile_kernel(const __grid_constant__ PromptLaunch launch) {
+  let_next_begin();
+  TileUnpacking<kKeys> unpacking(launch, *reinterpret_cast<UnpackTileShared*>(dynamic_shared()));
+  PromptView view = launch.views[blockIdx.x], next = view;
+  for (uint32_t v = blockIdx.x; v < launch.tile_views; v += gridDim.x, view = next) {
+    const uint32_t after = min(v + gridDim.x, launch.tile_views - 1);
+    next = launch.views[after];
+    unpacking.run(view, next);
   }
+  if (blockIdx.x == 0) wait_for_previous();
 }
 
 }  // namespace tierkv::cuda

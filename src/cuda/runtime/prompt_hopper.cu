@@ -1,8 +1,7 @@
 // prompt_hopper.cu — the launch of prompt_hopper.cuh. Compiled for sm_90a alone (cmake/TierkvCuda.cmake).
 #include "cuda/prompt/prompt_hopper.cuh"
 
-#include <cuda_runtime_api.h>
-
+#include "cuda/runtime/beside.h"
 #include "cuda/runtime/prompt_kernels.h"
 
 namespace tierkv::cuda {
@@ -17,9 +16,11 @@ int prepare() {
 }
 
 template <int D>
-void launch_items(const PromptLaunch& launch, cudaStream_t stream) {
-  if (launch.softcap > 0.0f) hopper_kernel<D, true><<<launch.item_count, kThreadsAll, kHopperBytes<D>, stream>>>(launch);
-  else hopper_kernel<D, false><<<launch.item_count, kThreadsAll, kHopperBytes<D>, stream>>>(launch);
+int launch_items(PromptLaunch launch, cudaStream_t stream) {
+  const auto kernel = launch.softcap > 0.0f ? hopper_kernel<D, true> : hopper_kernel<D, false>;
+  void* parameters[] = {&launch};
+  return launch_beside(reinterpret_cast<const void*>(kernel), launch.item_count, kThreadsAll, kHopperBytes<D>, parameters, true,
+                       stream);
 }
 
 }  // namespace
@@ -32,9 +33,7 @@ int prepare_prompt_hopper() {
 }
 
 int launch_prompt_hopper(const PromptLaunch& launch, cudaStream_t stream) {
-  if (prompt_dim(launch.head_dim) == 64) launch_items<64>(launch, stream);
-  else launch_items<128>(launch, stream);
-  return cudaGetLastError();
+  return prompt_dim(launch.head_dim) == 64 ? launch_items<64>(launch, stream) : launch_items<128>(launch, stream);
 }
 
 }  // namespace tierkv::cuda
