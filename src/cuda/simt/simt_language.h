@@ -89,6 +89,9 @@ inline __half2 __float2half2_rn(float x) { return {__float2half(x), __float2half
 inline float2 __half22float2(__half2 x) { return {__half2float(x.x), __half2float(x.y)}; }
 inline float __low2float(__half2 x) { return __half2float(x.x); }
 inline float __high2float(__half2 x) { return __half2float(x.y); }
+inline __half2 __hadd2(__half2 a, __half2 b) {
+  return {__float2half(__half2float(a.x) + __half2float(b.x)), __float2half(__half2float(a.y) + __half2float(b.y))};
+}
 inline __half2 __hsub2(__half2 a, __half2 b) {
   return {__float2half(__half2float(a.x) - __half2float(b.x)), __float2half(__half2float(a.y) - __half2float(b.y))};
 }
