@@ -30,7 +30,7 @@ bool side_by_tile(const quant::SideLayout& side) {
   }
   const quant::LayoutPlane& plane = side.planes[0];
   return side.kind == quant::LayoutKind::packed && side.groups == 1 && side.planes[1].bits == 0 && plane.shift == 0 &&
-         plane.bits >= 2 && plane.offset % 8 == 0 && !side.has_levels && !side.even && side.mean_at == 0 &&
+         plane.bits >= 2 && plane.bits != 3 && plane.offset % 8 == 0 && !side.has_levels && !side.even && side.mean_at == 0 &&
          !(side.hadamard && side.by_channel);
 }
 
