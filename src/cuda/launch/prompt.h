@@ -3,12 +3,13 @@
 //
 // A round:    unpack some views of some KV heads, each once, into scratch; attend to them with every query that sees them. Rounds
 //             follow one another in the same scratch, so that the past is never there as a whole.
-// key tile:   128 rows of scratch, of one KV head: keys and values as halves in the plain frame, and a position each. Rows that
-//             are dead, or only fill a tile up, are zeros at attn::kDeadPosition.
+// key tile:   128 rows of scratch, of one KV head: keys as halves in the plain frame, values as halves in the frame that the
+//             launch says (value_frame), and a position each. Rows that are dead, or only fill a tile up, are zeros at
+//             attn::kDeadPosition.
 // query tile: up to 128 rows of queries of one KV head: tokens, and the query heads of a group within each.
 // item:       one query tile against a run of key tiles, the work of one thread block. Its state (maximum, sum, weighted values)
 //             goes to a slot, or is merged with what an earlier round left there.
-// merge:      the slots of each query tile, and sink logits, to outputs.
+// merge:      the slots of each query tile, and sink logits, to outputs in the plain frame.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +23,7 @@ inline constexpr uint32_t kKeyTile = 128, kQueryTile = 128;
 inline constexpr uint32_t kUnpackRows = 16;  // views begin at multiples of so many rows of scratch
 inline constexpr uint32_t kNoPositions = 0xFFFFFFFFu;
 inline constexpr uint32_t kNowhere = 0xFFFFFFFFu;  // attn::kDeadPosition
+inline constexpr uint32_t kMostWords = 8;          // of a bit a channel
 
 // Channels of a head in scratch: heads are padded with zeros.
 TIERKV_BOTH uint32_t prompt_dim(uint32_t head_dim) { return head_dim <= 64 ? 64u : head_dim <= 128 ? 128u : 256u; }
@@ -107,6 +109,8 @@ struct PromptLaunch {
   uint32_t head_dim = 0, group = 1;
   float scale = 1.0f, softcap = 0.0f;
   uint32_t causal = 1, window = 0;
+  uint32_t value_frame = 0;         // 1: values of tiles and states are in the Hadamard frame
+  uint32_t minus[kMostWords] = {};  // bit c % 32 of word c / 32: the frame's sign of channel c
   // The first `tile_views` are whole blocks that are unpacked a tile at a time (prompt_unpack_tile.cuh).
   uint32_t view_count = 0, tile_views = 0, item_count = 0, tile_count = 0;
 };

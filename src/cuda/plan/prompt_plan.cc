@@ -41,6 +41,7 @@ class Planner {
   }
 
   PromptPlan make() {
+    choose_frame();
     for (uint32_t t = 0; t < input_.tasks.size(); ++t) {
       add_queries(t);
       for (uint32_t h = 0; h < input_.tasks[t].heads.size(); ++h) add_head(t, h);
@@ -67,6 +68,22 @@ class Planner {
   bool could_see(const Range& queries, const Range& keys) const {
     if (keys.empty() || (input_.params.causal && keys.low > queries.high)) return false;
     return input_.params.window == 0 || static_cast<uint64_t>(keys.high) + input_.params.window > queries.low;
+  }
+
+  bool rotated(uint32_t codec) const { return codec < input_.codecs.size() && input_.codecs[codec].value.hadamard != 0; }
+
+  // The one for which fewer rows have to be turned.
+  void choose_frame() {
+    uint64_t leave = 0, enter = 0;
+    for (const PromptTask& task : input_.tasks) {
+      for (const PromptHead& head : task.heads) {
+        for (size_t v = 0; v < head.views.size(); ++v) {
+          (rotated(head.placed[v].codec) ? leave : enter) += head.views[v].rows;
+        }
+        enter += task.positions.size() * input_.group;  // and results leave it
+      }
+    }
+    plan_.value_frame = leave > enter;
   }
 
   void add_queries(uint32_t t) {
@@ -191,6 +208,7 @@ class Planner {
     round.tile_views = static_cast<uint32_t>(std::stable_partition(views, plan_.views.end(),
                                                                    [&](const PromptView& view) {
                                                                      return view.codec < by_tile_.size() && by_tile_[view.codec] &&
+                                                                            (rotated(view.codec) || !plan_.value_frame) &&
                                                                             view.rows == kKeyTile && view.filled == kKeyTile &&
                                                                             view.positions == kNoPositions;
                                                                    }) -

@@ -3,6 +3,7 @@
 //
 // Rounds:  the KV heads of all sequences one after the other, as many as scratch holds; one that it does not hold alone is cut into
 //          about equal parts. Views that no query of their sequence sees are left out.
+// Frame:   values stay in the Hadamard frame where more rows have it than have to be turned then: those without it, and results.
 // Items:   of every round, each query tile against the run of key tiles from the first to the last that one of its queries sees.
 //          Where these are too few for the device, or too uneven, runs are cut: as finely as shortens the round, and no finer.
 // Errors:  none. Throws std::bad_alloc.
@@ -35,7 +36,7 @@ struct PromptPlanInput {
   attn::AttendParams params;
   uint32_t group = 1;
   uint32_t multiprocessors = 1;
-  std::span<const CodecDesc> codecs = {};  // with pointers of the host; none: no view is unpacked a tile at a time
+  std::span<const CodecDesc> codecs = {};  // with pointers of the host; none: nothing is known of any view
   uint32_t scratch_tiles = 2048;           // at least 3: a view of 256 rows that begins inside a tile
 };
 
@@ -56,9 +57,11 @@ struct PromptPlan {
   std::vector<PromptRound> rounds;
   uint32_t slot_count = 0;
   uint32_t most_key_tiles = 0;  // of a round
+  bool value_frame = false;     // PromptLaunch::value_frame
 };
 
-// Whether whole blocks of a codec are unpacked a tile at a time. Pointers are the host's.
+// Whether whole blocks of a codec are unpacked a tile at a time, unless their values have to enter the Hadamard frame. Pointers are
+// the host's.
 bool unpacks_by_tile(const CodecDesc& codec);
 
 PromptPlan make_prompt_plan(const PromptPlanInput& input);

@@ -4,6 +4,7 @@
 // keys while values are summed.
 #pragma once
 
+#include "cuda/prompt/frame.cuh"
 #include "cuda/prompt/prompt_rows.cuh"
 
 namespace tierkv::cuda {
@@ -98,9 +99,11 @@ __global__ void __launch_bounds__(kPromptThreads, 1) prompt_kernel(const __grid_
 }
 
 // A warp a row: the slots of a query tile, and sink logits, to outputs.
+template <int D>
 __global__ void __launch_bounds__(256) prompt_merge_kernel(const __grid_constant__ PromptLaunch launch) {
   const QueryTileDesc tile = launch.tiles[blockIdx.x];
   const PromptRows& to = launch.rows[tile.rows_of];
+  constexpr uint32_t kEach = D / 32;
   const uint32_t lane = threadIdx.x % 32;
   for (uint32_t r = blockIdx.y * 8 + threadIdx.x / 32; r < tile.rows; r += gridDim.y * 8) {
     const uint32_t flat = tile.first + r, token = flat / launch.group, head = tile.first_head + flat % launch.group;
@@ -109,25 +112,26 @@ __global__ void __launch_bounds__(256) prompt_merge_kernel(const __grid_constant
     const auto slot_row = [&](uint32_t s) { return static_cast<size_t>(launch.slots[tile.first_slot + s]) * kQueryTile + r; };
     for (uint32_t s = 0; s < tile.slots; ++s) top = fmaxf(top, launch.state_top[slot_row(s)]);
     const float base = top == -INFINITY ? 0.0f : top;
-    float sum = power2(sink - base), out[8] = {};
+    float sum = power2(sink - base), out[kEach] = {};
     for (uint32_t s = 0; s < tile.slots; ++s) {
       const size_t at = slot_row(s);
       const float share = power2(launch.state_top[at] - base);
       sum += share * launch.state_sum[at];
 #pragma unroll
-      for (uint32_t k = 0; k < 8; ++k) {
+      for (uint32_t k = 0; k < kEach; ++k) {
         const uint32_t c = lane + 32 * k;
         if (c < launch.head_dim) out[k] += share * launch.state_out[at * launch.head_dim + c];
       }
     }
+    if (launch.value_frame) turn_row(launch, launch.head_dim, out, false);
     const size_t row = static_cast<size_t>(token) * to.query_heads + head;
     const float over = sum == 0.0f ? 0.0f : 1.0f / sum;
     bool good = sum == 0.0f || (isfinite(sum) && isfinite(top));
 #pragma unroll
-    for (uint32_t k = 0; k < 8; ++k) good = good && isfinite(out[k] * over);
+    for (uint32_t k = 0; k < kEach; ++k) good = good && isfinite(out[k] * over);
     good = __all_sync(~0u, good);
 #pragma unroll
-    for (uint32_t k = 0; k < 8; ++k) {
+    for (uint32_t k = 0; k < kEach; ++k) {
       const uint32_t c = lane + 32 * k;
       if (c < launch.head_dim) to.out[row * launch.head_dim + c] = good ? out[k] * over : 0.0f;
     }

@@ -62,6 +62,7 @@ Status PromptAttention::attend(const PromptCall& call) {
 Status PromptAttention::run(const PromptCall& call, const Pass& pass) {
   PromptLaunch launch;
   launch.head_dim = call.params.head_dim, launch.group = call.group;
+  for (uint32_t c = 0; c < launch.head_dim; ++c) launch.minus[c / 32] |= frame_sign(launch.head_dim, c) < 0.0f ? 1u << (c % 32) : 0;
   launch.scale = call.params.scale, launch.softcap = call.params.softcap;
   launch.causal = call.params.causal, launch.window = call.params.window;
   launch.failed = call.failed;
@@ -96,6 +97,7 @@ Status PromptAttention::make_room(const Pass& pass, const PromptCall& call, Prom
     if (room.ok()) room = states_.reserve(states * (call.params.head_dim + 2) * sizeof(float));
     if (!room.ok() && (room.code() != StatusCode::resource_exhausted || tiles == kLeastTiles)) return room;
     if (!room.ok()) continue;
+    launch.value_frame = plan.value_frame;
     launch.scratch = scratch_.data();
     launch.key_positions = reinterpret_cast<uint32_t*>(scratch_.data() + size_t{plan.most_key_tiles} * key_tile_bytes(dim));
     launch.state_out = reinterpret_cast<float*>(states_.data());

@@ -66,6 +66,19 @@ TEST(PromptKernels, UnpackWholeBlocksATileAtATime) {
   }
 }
 
+// Values of tiles are in one frame, whoever wrote them.
+TEST(PromptKernels, ValuesOfBothFramesMeet) {
+  for (const std::vector<std::string>& codecs :
+       {std::vector<std::string>{"klt1.25+top4", "kivi2", "mid4+top4"}, {"kivi2+top4", "mid4", "kivi4"}}) {
+    SCOPED_TRACE(codecs[0]);
+    PromptShape shape;
+    shape.scene.head_dim = 128, shape.scene.block = 128, shape.scene.kv_heads = 1, shape.scene.sinks = 4;
+    shape.scene.codecs = codecs;
+    shape.scene.lengths = {128 * 6 + 60}, shape.scene.hot = 50, shape.tokens = {30};
+    check(shape, 7, 1);
+  }
+}
+
 TEST(PromptKernels, SumsFollowScoresThatRise) {
   for (const uint32_t dim : {64u, 128u}) {
     PromptShape shape;

@@ -18,7 +18,7 @@ class PromptKernels {
   void run(PromptStep step) const {
     const uint32_t dim = prompt_dim(launch_.head_dim);
     if (step == PromptStep::merge) {
-      if (launch_.tile_count != 0) machine_.run({launch_.tile_count, 2}, 256, 0, order_, [&] { prompt_merge_kernel(launch_); });
+      dim == 64 ? merge<64>() : dim == 128 ? merge<128>() : merge<256>();
     } else if (step == PromptStep::unpack) {
       if (launch_.tile_views != 0) {
         // Fewer thread blocks than views: some take several.
@@ -47,6 +47,11 @@ class PromptKernels {
       if (launch_.softcap > 0.0f) prompt_kernel<D, true>(launch_);
       else prompt_kernel<D, false>(launch_);
     });
+  }
+  template <int D>
+  void merge() const {
+    if (launch_.tile_count == 0) return;
+    machine_.run({launch_.tile_count, 2}, 256, 0, order_, [&] { prompt_merge_kernel<D>(launch_); });
   }
   template <int D>
   void attend_hopper() const {

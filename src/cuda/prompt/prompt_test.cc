@@ -174,10 +174,32 @@ TEST(PromptPlan, FewQueriesKeepEveryMultiprocessorBusy) {
   }
 }
 
-// Whole blocks in codes of one plane, and klt's, are unpacked a tile at a time; they are listed first and fill a tile.
-TEST(PromptPlan, BlocksThatFillATileComeFirst) {
+// The first head of a scene, with the newest queries of its sequence.
+struct OneHead {
+  PromptPlan plan;
+  std::vector<CodecDesc> codecs;  // by view
+};
+OneHead plan_one_head(testing::SceneShape shape) {
+  shape.kv_heads = 1;
   TwinMachine machine;
   CodecTables tables(machine);
+  const testing::Scene scene(shape, 6);
+  EXPECT_TRUE(scene.status().ok());
+  std::vector<Placed> placed;
+  for (const attn::BlockView& view : scene.views(0))
+    placed.push_back({nullptr, nullptr, *tables.find(*view.key_codec, *view.value_codec)});
+  const PromptHead head{scene.views(0), placed};
+  const std::vector<uint32_t> positions(20, shape.lengths[0] - 1);
+  const PromptTask task{{&head, 1}, positions, 0};
+  OneHead out;
+  out.plan = make_prompt_plan({{&task, 1}, scene.shape().params, 4, 8, tables.on_host(), 64});
+  EXPECT_EQ(out.plan.rounds.size(), 1u);
+  for (const PromptView& view : out.plan.views) out.codecs.push_back(tables.on_host()[view.codec]);
+  return out;
+}
+
+// Whole blocks in codes of one plane, and klt's, are unpacked a tile at a time; they are listed first and fill a tile.
+TEST(PromptPlan, BlocksThatFillATileComeFirst) {
   for (const auto& [name, by_tile] : {std::pair<std::string, bool>{"klt1.25+top4", true},
                                       {"kivi2", true},
                                       {"mid4", true},
@@ -186,20 +208,11 @@ TEST(PromptPlan, BlocksThatFillATileComeFirst) {
                                       {"kivi3", false}}) {
     SCOPED_TRACE(name);
     testing::SceneShape shape;
-    shape.codecs = {name}, shape.lengths = {1200}, shape.sinks = 4, shape.kv_heads = 1, shape.cut = true;
-    const testing::Scene scene(shape, 6);
-    ASSERT_TRUE(scene.status().ok());
-    std::vector<Placed> placed;
-    for (const attn::BlockView& view : scene.views(0))
-      placed.push_back({nullptr, nullptr, *tables.find(*view.key_codec, *view.value_codec)});
-    const PromptHead head{scene.views(0), placed};
-    const std::vector<uint32_t> positions(20, 1199);
-    const PromptTask task{{&head, 1}, positions, 0};
-    const PromptPlan plan = make_prompt_plan({{&task, 1}, scene.shape().params, 4, 8, tables.on_host(), 64});
-    ASSERT_EQ(plan.rounds.size(), 1u);
+    shape.codecs = {name}, shape.lengths = {1200}, shape.sinks = 4, shape.cut = true;
+    const auto [plan, codecs] = plan_one_head(shape);
     uint32_t whole = 0;
     for (uint32_t v = 0; v < plan.views.size(); ++v) {
-      const bool fits = unpacks_by_tile(tables.on_host()[plan.views[v].codec]) && plan.views[v].rows == kKeyTile;
+      const bool fits = unpacks_by_tile(codecs[v]) && plan.views[v].rows == kKeyTile;
       whole += fits;
       EXPECT_TRUE(!fits || (plan.views[v].to % kKeyTile == 0 && plan.views[v].filled == kKeyTile));
       EXPECT_EQ(fits, v < plan.rounds[0].tile_views);
@@ -207,6 +220,36 @@ TEST(PromptPlan, BlocksThatFillATileComeFirst) {
     EXPECT_EQ(whole != 0, by_tile);
     EXPECT_LT(whole, plan.views.size());
   }
+}
+
+// And values that have to enter the frame go the general way.
+TEST(PromptPlan, FewerRowsChangeTheFrameOfValues) {
+  using Names = std::vector<std::string>;
+  struct Case {
+    Names names;
+    uint32_t blocks;
+    bool rotated;
+  };
+  // 20 queries of a group of 4: 80 rows of results.
+  for (const auto& [names, blocks, rotated] : {Case{{"kivi2"}, 9, false},
+                                               {{"klt1.875"}, 9, true},
+                                               {{"klt1.875"}, 1, true},
+                                               {{"mid2", "kivi2", "mid2"}, 9, true},
+                                               {{"mid2", "kivi2"}, 8, false},
+                                               {{"kivi2", "mid2", "kivi2"}, 9, false}}) {
+    SCOPED_TRACE(names[0] + ", " + std::to_string(names.size()));
+    testing::SceneShape shape;
+    shape.codecs = names, shape.lengths = {128 * blocks + 16};
+    const auto [plan, codecs] = plan_one_head(shape);
+    EXPECT_EQ(plan.value_frame, rotated);
+    for (uint32_t v = 0; v < plan.views.size(); ++v) {
+      const bool enters = rotated && codecs[v].value.hadamard == 0;
+      EXPECT_EQ(!enters && plan.views[v].rows == kKeyTile, v < plan.rounds[0].tile_views);
+    }
+  }
+  testing::SceneShape few;  // of which there are fewer than results
+  few.codecs = {"mid2"}, few.block = 64, few.lengths = {64 + 16};
+  EXPECT_FALSE(plan_one_head(few).plan.value_frame);
 }
 
 std::shared_ptr<DeviceAttention> twin(uint64_t memory = 0) {

@@ -1,12 +1,13 @@
-// prompt_unpack.cuh — views of any codec to key tiles of halves in the plain frame (prompt.h): one thread block a view and a side.
+// prompt_unpack.cuh — views of any codec to key tiles of halves (prompt.h): one thread block a view and a side.
 //
-// 32 rows at a time are floats in shared memory, where whatever a codec has between its codes and plain channels is done: a basis
-// (klt, on tensor cores), better rows, the Hadamard frame, factors and means, the turn of RoPE.
+// 32 rows at a time are floats in shared memory, where whatever a codec has between its codes and a tile is done: a basis (klt, on
+// tensor cores), better rows, the Hadamard frame, factors and means, the turn of RoPE.
 #pragma once
 
 #include "cuda/decode/halves.cuh"
 #include "cuda/launch/better.h"
 #include "cuda/launch/prompt.h"
+#include "cuda/prompt/frame.cuh"
 #include "cuda/simt/warp.cuh"
 
 namespace tierkv::cuda {
@@ -121,18 +122,19 @@ class Unpacking {
     }
   }
 
+  // Whether rows are not in the tile's frame.
+  TIERKV_DEVICE bool rotates() const { return (side().hadamard != 0) != (!keys_ && launch_.value_frame != 0); }
+
   TIERKV_DEVICE void decode(uint32_t first) {
     const quant::LayoutKind kind = side().kind;
-    if (kind == quant::LayoutKind::rows16) {
-      if (!keys_) decode_plain(first);
-      return;
-    }
-    if (kind == quant::LayoutKind::words) decode_words(first);
+    if (kind == quant::LayoutKind::rows16 && keys_) return;  // they are stored as they are
+    if (kind == quant::LayoutKind::rows16) decode_plain(first);
+    else if (kind == quant::LayoutKind::words) decode_words(first);
     else if (keys_) decode_packed_keys(first);
     else decode_packed_values(first);
     __syncthreads();
     if (better_ != 0 && (!keys_ || kind == quant::LayoutKind::words)) add_better(first);
-    if (side().hadamard || side().even) finish_rows();
+    if (rotates() || (keys_ && side().even)) finish_rows();
     if (kind == quant::LayoutKind::words) turn_rows();
     if (better_ != 0 && keys_ && kind != quant::LayoutKind::words) add_better(first);
   }
@@ -247,47 +249,21 @@ class Unpacking {
     __syncthreads();
   }
 
-  // Out of the Hadamard frame, a warp a row, and factors and means of channels.
+  // Into the frame that a tile has or out of it, a warp a row, and factors and means of channels.
   TIERKV_DEVICE void finish_rows() const {
     constexpr uint32_t kEach = D / 32;
-    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, run = dim() & (~dim() + 1u);
-    const float norm = rsqrtf(static_cast<float>(run));
-    const bool rotated = side().hadamard != 0;
-    float signs[kEach];
-#pragma unroll
-    for (uint32_t k = 0; k < kEach; ++k) signs[k] = rotated ? frame_sign(dim(), lane + 32 * k) * norm : 1.0f;
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const bool rotated = rotates(), enter = side().hadamard == 0;
     for (uint32_t row = warp; row < kUnpackChunk; row += kUnpackWarps) {
       float x[kEach];
 #pragma unroll
       for (uint32_t k = 0; k < kEach; ++k) x[k] = lane + 32 * k < dim() ? at(row, lane + 32 * k) : 0.0f;
-      if (rotated) {
-#pragma unroll
-        for (uint32_t half = 1; half < 32; half *= 2) {
-          if (half >= run) break;
-#pragma unroll
-          for (uint32_t k = 0; k < kEach; ++k) {
-            const float other = __shfl_xor_sync(~0u, x[k], half);
-            x[k] = (lane & half) != 0 ? other - x[k] : x[k] + other;
-          }
-        }
-#pragma unroll
-        for (uint32_t half = 1; half < kEach; half *= 2) {
-          if (32 * half >= run) break;
-#pragma unroll
-          for (uint32_t k = 0; k < kEach; ++k) {
-            if ((k & half) != 0) continue;
-            const float a = x[k], b = x[k + half];
-            x[k] = a + b, x[k + half] = a - b;
-          }
-        }
-      }
+      if (rotated) turn_row(launch_, dim(), x, enter);
 #pragma unroll
       for (uint32_t k = 0; k < kEach; ++k) {
         const uint32_t c = lane + 32 * k;
         if (c >= dim()) continue;
-        float y = x[k] * signs[k];
-        if (keys_ && side().even) y = y * all_.terms[c].x + all_.terms[c].y;
-        at(row, c) = y;
+        at(row, c) = keys_ && side().even ? x[k] * all_.terms[c].x + all_.terms[c].y : x[k];
       }
     }
     __syncthreads();

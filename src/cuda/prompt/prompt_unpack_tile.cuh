@@ -2,13 +2,15 @@
 // in one plane with one scale a row or a channel, or klt's keys. Everything else goes through prompt_unpack.cuh.
 //
 // A warp has 16 rows in the layout of tensor-core accumulators. klt's codes are multiplied by their basis. A Hadamard frame is left
-// by three steps of sums between runs of 16 channels, of codes two at a time, and one product over every run. The tile is put
-// together in shared memory as it will lie in scratch, better rows are added there, and it is copied out.
+// by three steps of sums between runs of 16 channels, of codes two at a time, and one product over every run, if the tile's values
+// are not to be in it. The tile is put together in shared memory as it will lie in scratch, better rows are added there, and it is
+// copied out.
 #pragma once
 
 #include "cuda/decode/halves.cuh"
 #include "cuda/launch/better.h"
 #include "cuda/launch/prompt.h"
+#include "cuda/prompt/frame.cuh"
 #include "cuda/simt/warp.cuh"
 
 namespace tierkv::cuda {
@@ -18,8 +20,7 @@ inline constexpr uint32_t kTileThreads = 256, kTileDim = 128, kTileComponents = 
 struct UnpackTileShared {
   alignas(128) uint8_t image[kTileDim * kKeyTile * 2];
   float2 scales[kTileDim];   // and offsets: of rows or of channels; klt: of two channels the means
-  float signs[kTileDim];     // of the Hadamard frame, and its norm
-  uint32_t flips[kTileDim];  // and the signs alone, of two halves each
+  uint32_t flips[kTileDim];  // signs of the Hadamard frame, of two halves each
   quant::SideLayout side;    // of the codec at hand
   uint32_t better;           // rows that it keeps better
   // Of klt's keys.
@@ -47,9 +48,8 @@ class TileUnpacking {
  public:
   TIERKV_DEVICE TileUnpacking(const PromptLaunch& launch, UnpackTileShared& all)
       : launch_(launch), all_(all), warp_(threadIdx.x / 32) {
-    if (threadIdx.x >= kTileDim) return;
-    const float sign = frame_sign(kTileDim, threadIdx.x);
-    all.signs[threadIdx.x] = sign * kFrameNorm, all.flips[threadIdx.x] = sign < 0.0f ? 0x80008000u : 0;
+    const uint32_t c = threadIdx.x;
+    if (c < kTileDim) all.flips[c] = launch.minus[c / 32] >> (c % 32) & 1u ? 0x80008000u : 0;
   }
 
   // `first` is the view at `at`. Returns the one at `after`.
@@ -100,7 +100,7 @@ class TileUnpacking {
   static constexpr float kFrameNorm = 0.08838834764831845f;  // of a frame of 128 channels
   static constexpr float kSmallest = 1.0f / (1 << 24);       // of halves: codes are taken for multiples of it
 
-  // Neighbours mostly have the same codec: what it says is near then.
+  // Neighbours mostly have the same codec: what it says is near then. Its frame is one only where it is to be left.
   TIERKV_DEVICE void take_codec(uint32_t codec) {
     if (codec == codec_) return;
     codec_ = codec, basis_there_ = false;
@@ -110,6 +110,9 @@ class TileUnpacking {
     const auto* const words = reinterpret_cast<const uint32_t*>(kKeys ? &from.key : &from.value);
     for (uint32_t i = threadIdx.x; i < sizeof(quant::SideLayout) / 4; i += kTileThreads)
       reinterpret_cast<uint32_t*>(&all_.side)[i] = words[i];
+    __syncthreads();
+    if (kKeys || launch_.value_frame == 0) return;
+    if (threadIdx.x == 0) all_.side.hadamard = 0;
     __syncthreads();
   }
   // On its way while this one is copied out; of the same codec, which is known already.
@@ -228,8 +231,8 @@ class TileUnpacking {
     }
   }
 
-  // Codes where accumulators have them, as multiples of kSmallest: a half with a code for its bits is that. In a Hadamard frame,
-  // what is left when it is left. kFields: codes of a byte.
+  // Codes where accumulators have them, as multiples of kSmallest: a half with a code for its bits is that. In a Hadamard frame
+  // that is to be left, what is left then. kFields: codes of a byte.
   template <uint32_t kFields>
   TIERKV_DEVICE void take_codes(const quant::SideLayout& side, const uint8_t* bytes, float (&sums)[kTileDim / 8][4]) const {
     uint32_t a[kTileDim / 16][4];  // of run s: rows g, g + 8; then the same of eight channels on
@@ -389,35 +392,15 @@ class TileUnpacking {
       add_to(key_at(row, c + kTileDim / 2), x * by.y + y * by.x);
     }
   }
-  TIERKV_DEVICE void add_better_value(const uint8_t* rows, uint32_t better, uint32_t b, bool frame) {
+  TIERKV_DEVICE void add_better_value(const uint8_t* rows, uint32_t better, uint32_t b, bool leaves) {
     const uint32_t row = better_index(rows, better, b);
     if (row >= kKeyTile) return;
-    float x[4];
+    float x[kTileDim / 32];
 #pragma unroll
-    for (uint32_t k = 0; k < 4; ++k) x[k] = better_value(rows, better, b, lane_ + 32 * k, kTileDim);
-    if (frame) {
+    for (uint32_t k = 0; k < kTileDim / 32; ++k) x[k] = better_value(rows, better, b, lane_ + 32 * k, kTileDim);
+    if (leaves) turn_row(launch_, kTileDim, x, false);
 #pragma unroll
-      for (uint32_t half = 1; half < 32; half *= 2) {
-#pragma unroll
-        for (uint32_t k = 0; k < 4; ++k) {
-          const float other = __shfl_xor_sync(~0u, x[k], half);
-          x[k] = (lane_ & half) != 0 ? other - x[k] : x[k] + other;
-        }
-      }
-#pragma unroll
-      for (uint32_t half = 1; half < 4; half *= 2) {
-#pragma unroll
-        for (uint32_t k = 0; k < 4; ++k) {
-          if ((k & half) != 0) continue;
-          const float a = x[k], c = x[k + half];
-          x[k] = a + c, x[k + half] = a - c;
-        }
-      }
-#pragma unroll
-      for (uint32_t k = 0; k < 4; ++k) x[k] *= all_.signs[lane_ + 32 * k];
-    }
-#pragma unroll
-    for (uint32_t k = 0; k < 4; ++k) add_to(value_at(kTileDim, row, lane_ + 32 * k), x[k]);
+    for (uint32_t k = 0; k < kTileDim / 32; ++k) add_to(value_at(kTileDim, row, lane_ + 32 * k), x[k]);
   }
 
   TIERKV_DEVICE void copy_out(const SideOfView& view) const {

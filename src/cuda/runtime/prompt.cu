@@ -57,8 +57,18 @@ cudaError_t attend(const PromptLaunch& launch, cudaStream_t stream) {
 }
 
 template <int D>
+cudaError_t merge(const PromptLaunch& launch, cudaStream_t stream) {
+  if (launch.tile_count != 0) prompt_merge_kernel<D><<<dim3(launch.tile_count, 16), 256, 0, stream>>>(launch);
+  return cudaGetLastError();
+}
+
+template <int D>
 cudaError_t launch_step(const PromptLaunch& launch, PromptStep step, bool beside, cudaStream_t stream) {
-  return step == PromptStep::unpack ? unpack<D>(launch, beside, stream) : attend<D>(launch, stream);
+  switch (step) {
+    case PromptStep::unpack: return unpack<D>(launch, beside, stream);
+    case PromptStep::attend: return attend<D>(launch, stream);
+    default: return merge<D>(launch, stream);
+  }
 }
 
 }  // namespace
@@ -74,10 +84,6 @@ int prepare_prompt_kernels(bool hopper) {
 
 int launch_prompt(const PromptLaunch& launch, PromptStep step, bool hopper, cudaStream_t stream) {
   const uint32_t dim = prompt_dim(launch.head_dim);
-  if (step == PromptStep::merge) {
-    if (launch.tile_count != 0) prompt_merge_kernel<<<dim3(launch.tile_count, 16), 256, 0, stream>>>(launch);
-    return cudaGetLastError();
-  }
   if (step == PromptStep::attend && hopper && dim <= 128) return launch_prompt_hopper(launch, stream);
   switch (dim) {
     case 64: return launch_step<64>(launch, step, hopper, stream);
