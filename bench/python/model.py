@@ -18,14 +18,9 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tierkv
+from tierkv.hf.cache import cache_folder
 
 NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
-
-
-def cache_folder() -> pathlib.Path:
-    """$TIERKV_CACHE, or tierkv/ in the XDG cache."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return pathlib.Path(os.environ.get("TIERKV_CACHE") or os.path.join(base, "tierkv"))
 
 
 def load(path: pathlib.Path | None = None) -> tuple[Any, Any]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import pathlib
 import subprocess
 import sys
@@ -16,16 +15,16 @@ import pytest
 from conftest import ROOT
 
 from tierkv import program
+from tierkv.hf.cache import cache_folder
 
 BENCH = ROOT / "bench" / "python"
-CACHE = pathlib.Path(os.environ.get("TIERKV_CACHE", pathlib.Path.home() / ".cache" / "tierkv"))
-MODEL = CACHE / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
-TEXT = CACHE / "text" / "wiki.test.raw"
+MODEL = cache_folder() / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+TEXT = cache_folder() / "text" / "wiki.test.raw"
 
 
 def missing() -> str:
     """What a run needs and is not there; empty: nothing."""
-    lacks = [package for package in ("torch", "transformers", "gguf", "accelerate") if importlib.util.find_spec(package) is None]
+    lacks = [package for package in ("gguf", "accelerate") if importlib.util.find_spec(package) is None]
     lacks += [str(path) for path in (BENCH / "real_model.py", MODEL, TEXT) if not path.exists()]
     return ", ".join(lacks)
 

@@ -58,11 +58,15 @@ class Plan:
     """Of a pass with one token for each row: where the results of each layer go, made for all of them at once."""
 
 
-def calibration_path(fingerprint: int) -> pathlib.Path:
-    """Where the tables of a model are, or will be when they have been learned: in $TIERKV_CACHE, by default ~/.cache/tierkv."""
+def cache_folder() -> pathlib.Path:
+    """$TIERKV_CACHE, or tierkv/ in the XDG cache, by default ~/.cache/tierkv."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    folder = pathlib.Path(os.environ.get("TIERKV_CACHE") or os.path.join(base, "tierkv"))
-    return folder / "calibration" / f"hf-{fingerprint:016x}.tkc"
+    return pathlib.Path(os.environ.get("TIERKV_CACHE") or os.path.join(base, "tierkv"))
+
+
+def calibration_path(fingerprint: int) -> pathlib.Path:
+    """Where the tables of a model are, or will be when they have been learned."""
+    return cache_folder() / "calibration" / f"hf-{fingerprint:016x}.tkc"
 
 
 def configure_for(
