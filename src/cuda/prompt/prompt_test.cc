@@ -3,6 +3,7 @@
 #include <cstring>
 #include <set>
 
+#include "attn/cpu_backend.h"
 #include "cuda/device_attention.h"
 #include "cuda/prompt/prompt_check_testing.h"
 #include "cuda/twin_machine_testing.h"
@@ -314,6 +315,31 @@ TEST(PromptTwin, RowsBeyondTheRangeOfHalvesAreTheProcessors) {
   twin()->attend(works, kAlone);
   ASSERT_TRUE(works[0].status.ok()) << works[0].status.message();
   EXPECT_NEAR(out[6], 1e6f / 32, 1e6f / 32 * 1e-2);
+}
+
+// Rows that halves can hold as they are, and not in the frame of the values beside them.
+TEST(PromptTwin, RowsThatTheFrameMakesTooLargeAreTheProcessors) {
+  PromptShape shape;
+  shape.scene.codecs = {"mid2"}, shape.scene.lengths = {128 * 4 + 16}, shape.scene.kv_heads = 1, shape.scene.group = 1;
+  shape.tokens = {20};
+  PromptScene scene(shape, 9);
+  std::vector<attn::AttendWork> works = scene.works();
+  const std::span<const attn::BlockView> views = works[0].heads[0];
+  std::vector<attn::BlockView> list(views.begin(), views.end());
+  attn::BlockView& hot = list.back();
+  std::vector<float> rows(size_t{hot.rows} * 128, 60000.0f);  // out of the frame's signs comes up to √128 times as much
+  for (size_t i = 0; i < rows.size(); ++i) rows[i] *= frame_sign(128, static_cast<uint32_t>(i % 128));
+  std::vector<std::byte> bytes(hot.values.size());
+  ASSERT_TRUE(hot.value_codec->encode(rows.data(), hot.ctx, bytes).ok());
+  hot.values = bytes, hot.sealed = 0;
+  works[0].heads[0] = list;
+  std::vector<float> want(20 * 128), out(want.size());
+  works[0].out = want.data();
+  attn::cpu_backend().attend(works, kAlone);
+  works[0].out = out.data();
+  twin()->attend(works, kAlone);
+  ASSERT_TRUE(works[0].status.ok()) << works[0].status.message();
+  EXPECT_EQ(out, want);  // to the bit: it is the processor's
 }
 
 // Blocks of the processor's memory, which is the twin's.

@@ -120,14 +120,15 @@ class PromptTwin {
       const auto slot_row = [&](uint32_t s) { return size_t{launch_.slots[tile.first_slot + s]} * kQueryTile + r; };
       for (uint32_t s = 0; s < tile.slots; ++s) top = std::max<double>(top, launch_.state_top[slot_row(s)]);
       double sum = sink > -INFINITY ? std::exp2(sink - top) : 0.0;
-      std::vector<float> out(d_);
+      std::vector<double> sums(d_);
       for (uint32_t s = 0; s < tile.slots; ++s) {
         const size_t at = slot_row(s);
         if (launch_.state_top[at] == -INFINITY) continue;
         const double share = std::exp2(launch_.state_top[at] - top);
         sum += share * launch_.state_sum[at];
-        for (uint32_t c = 0; c < d_; ++c) out[c] += static_cast<float>(share * launch_.state_out[at * d_ + c]);
+        for (uint32_t c = 0; c < d_; ++c) sums[c] += share * launch_.state_out[at * d_ + c];
       }
+      std::vector<float> out(sums.begin(), sums.end());
       if (launch_.value_frame) quant::from_frame(quant::Frame::hadamard, out.data(), 1, d_);
       const size_t to = static_cast<size_t>(token) * rows.query_heads + head;
       for (uint32_t c = 0; c < d_; ++c) rows.out[to * d_ + c] = sum > 0.0 ? static_cast<float>(out[c] / sum) : 0.0f;
