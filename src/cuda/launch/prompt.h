@@ -23,7 +23,7 @@ inline constexpr uint32_t kKeyTile = 128, kQueryTile = 128;
 inline constexpr uint32_t kUnpackRows = 16;  // views begin at multiples of so many rows of scratch
 inline constexpr uint32_t kNoPositions = 0xFFFFFFFFu;
 inline constexpr uint32_t kNowhere = 0xFFFFFFFFu;  // attn::kDeadPosition
-inline constexpr uint32_t kMostWords = 8;          // of a bit a channel
+inline constexpr uint32_t kMostWords = 8;          // with a bit for each channel
 
 // Channels of a head in scratch: heads are padded with zeros.
 TIERKV_BOTH uint32_t prompt_dim(uint32_t head_dim) { return head_dim <= 64 ? 64u : head_dim <= 128 ? 128u : 256u; }
@@ -110,7 +110,7 @@ struct PromptLaunch {
   float scale = 1.0f, softcap = 0.0f;
   uint32_t causal = 1, window = 0;
   uint32_t value_frame = 0;         // 1: values of tiles and states are in the Hadamard frame
-  uint32_t minus[kMostWords] = {};  // bit c % 32 of word c / 32: the frame's sign of channel c
+  uint32_t minus[kMostWords] = {};  // bit c % 32 of word c / 32: channel c's sign in the Hadamard frame
   // The first `tile_views` are whole blocks that are unpacked a tile at a time (prompt_unpack_tile.cuh).
   uint32_t view_count = 0, tile_views = 0, item_count = 0, tile_count = 0;
 };

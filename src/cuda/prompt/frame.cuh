@@ -6,7 +6,7 @@
 
 namespace tierkv::cuda {
 
-// `dim` channels, of kEach · 32 at most.
+// `dim`: the launch's channels, kEach · 32 at most; a constant where the caller has one.
 template <uint32_t kEach>
 TIERKV_DEVICE void turn_row(const PromptLaunch& launch, uint32_t dim, float (&x)[kEach], bool enter) {
   const uint32_t lane = lane_now(), run = dim & (~dim + 1u);  // channels that are transformed together
