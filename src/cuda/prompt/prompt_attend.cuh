@@ -5,6 +5,7 @@
 #pragma once
 
 #include "cuda/prompt/frame.cuh"
+#include "cuda/prompt/prompt_queries.cuh"
 #include "cuda/prompt/prompt_rows.cuh"
 
 namespace tierkv::cuda {
@@ -53,7 +54,7 @@ __global__ void __launch_bounds__(kPromptThreads, 1) prompt_kernel(const __grid_
   const uint32_t begin = item.first_key * 2, end = begin + item.keys * 2;
   copy_keys<D>(launch, begin, keys);
   end_fetches();
-  load_queries<D>(launch, tile, all.queries, all.factors, warp, kPromptThreads / 32);
+  load_queries<D, kPromptThreads / 32>(launch, tile, all.queries, all.factors, warp);
   __syncthreads();
   RowPair rows = row_pair(launch, tile, all.factors, row);
   float out[D / 8][4] = {};

@@ -7,6 +7,7 @@
 // tiles are still unpacked.
 #pragma once
 
+#include "cuda/prompt/prompt_queries.cuh"
 #include "cuda/prompt/prompt_rows.cuh"
 #include "cuda/simt/warpgroup.cuh"
 
@@ -52,7 +53,7 @@ class Worker {
       : launch_(launch), item_(item), tile_(tile), all_(all), index_(threadIdx.x / kGroup - 1) {}
 
   TIERKV_DEVICE void run() {
-    load_queries<D>(launch_, tile_, all_.queries, all_.factors, threadIdx.x / 32 - 4, kWorkers / 32);
+    load_queries<D, kWorkers / 32>(launch_, tile_, all_.queries, all_.factors, threadIdx.x / 32 - 4);
     wait_for_previous();
     meet(kQueriesThere, kWorkers);
     const uint32_t first_row = index_ * 64 + threadIdx.x % kGroup / 32 * 16, row = first_row + threadIdx.x % 32 / 4;

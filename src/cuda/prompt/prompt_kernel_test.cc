@@ -88,6 +88,30 @@ TEST(PromptKernels, SumsFollowScoresThatRise) {
   }
 }
 
+TEST(PromptKernels, AnySizeOfQueriesIsServed) {
+  for (const float size : {1e-20f, 1e-6f, 1e6f, 1e20f}) {
+    SCOPED_TRACE(size);
+    PromptShape shape;
+    shape.scene.codecs = {"kivi4"}, shape.scene.lengths = {300}, shape.tokens = {17}, shape.size = size;
+    check(shape, 3);
+  }
+}
+
+// As many at once as a lane wants where they lie so, one by one elsewhere.
+TEST(PromptKernels, QueriesMayLieAnywhere) {
+  for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
+    for (const uint32_t dim : {64u, 80u, 128u, 256u}) {
+      for (const uint32_t gap : {1u, 2u, 8u}) {
+        SCOPED_TRACE(std::to_string(dim) + " channels, " + std::to_string(gap) + " between");
+        PromptShape shape;
+        shape.scene.head_dim = dim, shape.scene.group = 3, shape.scene.kv_heads = 2, shape.scene.codecs = {"kivi4"};
+        shape.scene.lengths = {60}, shape.tokens = {17}, shape.type = type, shape.gap = gap;
+        check(shape, 9);
+      }
+    }
+  }
+}
+
 TEST(PromptKernels, RandomShapesAndRaggedBatches) {
   const std::vector<std::string> names = testing::readable_codecs();
   for (uint32_t seed = 1; seed <= 20; seed += kNth / 2 + 1) {

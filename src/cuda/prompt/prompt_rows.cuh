@@ -1,4 +1,4 @@
-// prompt_rows.cuh — what the kernels for many queries share: queries into shared memory, scores to weights, states of rows.
+// prompt_rows.cuh — what the kernels for many queries share: scores to weights, states of rows.
 //
 // A warp has 16 rows of a query tile; lane (g, t) rows g and g + 8 of them, and of every eight columns 2t and 2t + 1.
 #pragma once
@@ -8,49 +8,6 @@
 #include "cuda/simt/warp.cuh"
 
 namespace tierkv::cuda {
-
-TIERKV_DEVICE float query_value(const PromptRows& rows, int64_t at) {
-  if (rows.type == 0) return __ldg(static_cast<const float*>(rows.queries) + at);
-  return short_value(__ldg(static_cast<const uint16_t*>(rows.queries) + at), rows.type == 2);
-}
-
-// The rows of a tile as halves in the swizzled order of keys, [D / 64][kQueryTile][64], each divided by a power of two of its own;
-// factors[r] is what a product of row r has to be multiplied by to be a score times log2 e. Rows that are not there are zeros. By
-// `warps` warps.
-template <int D>
-TIERKV_DEVICE void load_queries(const PromptLaunch& launch, const QueryTileDesc& tile, uint8_t* out, float* factors, uint32_t warp,
-                                uint32_t warps) {
-  const PromptRows& rows = launch.rows[tile.rows_of];
-  const uint32_t lane = threadIdx.x % 32;
-  for (uint32_t r = warp; r < kQueryTile; r += warps) {
-    const uint32_t flat = tile.first + r, token = flat / launch.group, head = tile.first_head + flat % launch.group;
-    const int64_t at = static_cast<int64_t>(token) * rows.token_stride + static_cast<int64_t>(head) * rows.head_stride;
-    float x[D / 32], most = 0.0f;
-#pragma unroll
-    for (uint32_t k = 0; k < D / 32; ++k) {
-      const uint32_t c = lane + 32 * k;
-      x[k] = r < tile.rows && c < launch.head_dim ? query_value(rows, at + c) : 0.0f;
-      most = fmaxf(most, fabsf(x[k]));
-    }
-#pragma unroll
-    for (uint32_t d = 16; d > 0; d /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, d));
-    // 2^e by its bits, so far from the ends of the range that whatever it is multiplied by here is a normal number.
-    const uint32_t exponent = min(max(__float_as_uint(most) >> 23, 32u), 222u);
-    const float down = __uint_as_float((254u - exponent) << 23);
-    if (lane == 0) factors[r] = launch.scale * kLog2E * __uint_as_float(exponent << 23);
-#pragma unroll
-    for (uint32_t k = 0; k < D / 32; ++k) {
-      *reinterpret_cast<__half*>(out + key_at(r, lane + 32 * k)) = __float2half(x[k] * down);
-    }
-  }
-}
-
-// Address of a lane's row of four matrices of operand A, runs of 128 bytes: 16 runs from `first` on, 16 halves of each from unit
-// `unit` on.
-TIERKV_DEVICE uint32_t operand_a(uint32_t base, uint32_t first, uint32_t unit) {
-  const uint32_t lane = threadIdx.x % 32, run = first + lane % 16;
-  return base + run * 128 + ((unit + lane / 16) ^ (run % 8)) * 16;
-}
 
 // Whether scores of a key tile have to be looked at one by one.
 TIERKV_DEVICE bool needs_mask(const PromptLaunch& launch, const QueryTileDesc& tile, const KeyTileDesc& keys) {

@@ -2,7 +2,10 @@
 // one call, and what double precision over the decoded rows makes of it.
 #pragma once
 
+#include <cstring>
+
 #include "attn/backend.h"
+#include "attn/rows.h"
 #include "base/f16.h"
 #include "cuda/plan/scene_testing.h"
 
@@ -13,6 +16,7 @@ struct PromptShape {
   std::vector<uint32_t> tokens;  // queries of each sequence: its last tokens
   DType type = DType::f32;       // of the queries
   float size = 1.0f;             // of the queries, and 1 / size of the scale
+  uint32_t gap = 0;              // elements between heads; not 0: queries and results are where the twin's device has its memory
 };
 
 class PromptScene {
@@ -43,6 +47,7 @@ class PromptScene {
           x = bf16 ? bf16_to_f32(one.narrow.back()) : f16_to_f32(one.narrow.back());
         }
       }
+      if (shape.gap != 0) spread(one, rows);
       const uint32_t length = shape.scene.lengths[s];
       for (uint32_t q = 0; q < shape.tokens[s]; ++q) one.positions.push_back(length - shape.tokens[s] + q);
       one.out.assign(rows * dim(), NAN), one.lse.assign(rows, NAN);
@@ -61,6 +66,12 @@ class PromptScene {
       for (uint32_t h = 0; h < shape_.scene.kv_heads; ++h) work.heads.emplace_back(views_[s * shape_.scene.kv_heads + h]);
       const void* const rows = shape_.type == DType::f32 ? static_cast<const void*>(one.queries.data()) : one.narrow.data();
       work.queries = RowsView::dense(rows, shape_.type, shape_.tokens[s], query_heads(), dim());
+      if (shape_.gap != 0) {
+        const auto stride = static_cast<ptrdiff_t>(dim() + shape_.gap);
+        work.queries.data = one.wide.data() + shape_.gap * attn::element_bytes(shape_.type),
+        work.queries.place = MemoryPlace::device;
+        work.queries.head_stride = stride, work.queries.token_stride = stride * query_heads();
+      }
       work.positions = one.positions.data(), work.out = one.out.data(), work.lse = one.lse.data();
       work.sink_logits = scene_.sinks(), work.params = shape_.scene.params;
     }
@@ -90,8 +101,19 @@ class PromptScene {
   struct Sequence {
     std::vector<float> queries, out, lse;
     std::vector<uint16_t> narrow;
+    std::vector<std::byte> wide;  // queries with gaps before and between them
     std::vector<uint32_t> positions;
   };
+
+  void spread(Sequence& one, size_t rows) const {
+    const size_t element = attn::element_bytes(shape_.type), bytes = dim() * element, stride = bytes + shape_.gap * element;
+    const auto* const from = shape_.type == DType::f32 ? reinterpret_cast<const std::byte*>(one.queries.data())
+                                                       : reinterpret_cast<const std::byte*>(one.narrow.data());
+    one.wide.resize(rows * stride + shape_.gap * element);
+    for (size_t row = 0; row < rows; ++row) {
+      std::memcpy(one.wide.data() + shape_.gap * element + row * stride, from + row * bytes, bytes);
+    }
+  }
 
   void decode(size_t task, std::vector<float>& keys, std::vector<float>& values, std::vector<uint32_t>& positions) const {
     for (const attn::BlockView& view : views_[task]) {

@@ -121,6 +121,7 @@ inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
 
 template <class T>
 T __ldg(const T* at) {
+  if (reinterpret_cast<uintptr_t>(at) % sizeof(T) != 0) simt::Machine::now().fail("a load at an address that it may not have");
   return *at;
 }
 template <class T>
