@@ -148,8 +148,7 @@ void DeviceAttention::attend_batch(Works& batch, const Executor& run) const {
 void DeviceAttention::again_on_processor(AttendWork& work, const Executor& run) const {
   work.status = land(work);
   if (!work.status.ok()) return;
-  if (work.queries.place == MemoryPlace::host) attend_near(work, run);
-  else on_processor(work, run);
+  on_processor(work, run);
 }
 
 Status DeviceAttention::on_device(const Works& batch, const Executor& run) const {

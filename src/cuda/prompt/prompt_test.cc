@@ -312,8 +312,10 @@ TEST(PromptTwin, RowsBeyondTheRangeOfHalvesAreTheProcessors) {
   works[0].heads = {{&view, 1}};
   works[0].queries = RowsView::f32(queries.data(), 20, 1, 64);
   works[0].positions = positions.data(), works[0].out = out.data(), works[0].params.head_dim = 64;
-  twin()->attend(works, kAlone);
+  const auto device = twin();
+  device->attend(works, kAlone);
   ASSERT_TRUE(works[0].status.ok()) << works[0].status.message();
+  EXPECT_EQ(device->usage().on_processor, 1u);
   EXPECT_NEAR(out[6], 1e6f / 32, 1e6f / 32 * 1e-2);
 }
 
@@ -337,8 +339,10 @@ TEST(PromptTwin, RowsThatTheFrameMakesTooLargeAreTheProcessors) {
   works[0].out = want.data();
   attn::cpu_backend().attend(works, kAlone);
   works[0].out = out.data();
-  twin()->attend(works, kAlone);
+  const auto device = twin();
+  device->attend(works, kAlone);
   ASSERT_TRUE(works[0].status.ok()) << works[0].status.message();
+  EXPECT_EQ(device->usage().on_processor, 1u);
   EXPECT_EQ(out, want);  // to the bit: it is the processor's
 }
 
