@@ -82,6 +82,9 @@ struct QueryTileDesc {
 struct PromptItem {
   uint32_t tile = 0;
   uint32_t first_key = 0, keys = 0;  // tiles of scratch
+  // So many of its key tiles in a row, from one with an odd number on, are seen as a whole by all rows, which have seen others.
+  // Both numbers are of tiles of the item; the second is even.
+  uint32_t first_plain = 1, plain = 0;
   uint32_t slot = 0;
   uint32_t continues = 0;  // an earlier round left a state in the slot
 };
@@ -121,6 +124,11 @@ enum class PromptStep : uint8_t { unpack, attend, merge };
 TIERKV_BOTH bool prompt_sees(const PromptLaunch& launch, uint32_t at, uint32_t position) {
   if (position == kNowhere || (launch.causal && position > at)) return false;
   return launch.window == 0 || static_cast<uint64_t>(position) + launch.window > at;
+}
+
+// Whether scores of a key tile have to be looked at one by one: not every query of the tile sees all of its rows.
+TIERKV_BOTH bool needs_mask(bool causal, uint32_t window, const QueryTileDesc& tile, const KeyTileDesc& keys) {
+  return !keys.whole || (causal && keys.high > tile.low) || (window != 0 && static_cast<uint64_t>(keys.low) + window <= tile.high);
 }
 
 TIERKV_BOTH uint32_t prompt_position(const PromptLaunch& launch, const PromptView& view, uint32_t row) {

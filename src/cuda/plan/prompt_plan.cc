@@ -60,6 +60,7 @@ class Planner {
   struct Piece {
     uint32_t first_tile, tiles;  // of queries
     uint32_t first_key, keys;    // of scratch
+    uint32_t low;                // of the sequence's queries
   };
   struct Run {
     uint32_t tile, first_key, keys;
@@ -123,7 +124,7 @@ class Planner {
     const uint64_t parts = (rows + room - 1) / room;
     const uint64_t most = parts <= 1 ? room : std::min<uint64_t>(room, (rows + parts - 1) / parts + attn::kMaxViewRows);
     const uint32_t tiles = static_cast<uint32_t>(task.positions.size() * input_.group + kQueryTile - 1) / kQueryTile;
-    piece_ = {first_tile_ + head * tiles, tiles, row_ / kKeyTile, 0};
+    piece_ = {first_tile_ + head * tiles, tiles, row_ / kKeyTile, 0, all_.low};
     for (const uint32_t v : seen_) {
       if (rounded(row_, align_of(list.views[v].rows)) + filled(list.views[v].rows) > most) {
         end_piece();
@@ -299,8 +300,38 @@ class Planner {
     return best;
   }
 
+  // Of each key tile of the round: how many there are from it on for which no query of its sequence needs a mask.
+  void find_settled() {
+    settled_.assign(row_ / kKeyTile + 1, 0);
+    for (const Piece& piece : pieces_) {
+      QueryTileDesc all;
+      all.low = piece.low, all.high = std::numeric_limits<uint32_t>::max();
+      for (uint32_t k = piece.first_key + piece.keys; k-- > piece.first_key;) {
+        const bool more = k + 1 < piece.first_key + piece.keys;
+        settled_[k] = masks(all, k) ? 0 : 1 + (more ? settled_[k + 1] : 0);
+      }
+    }
+  }
+  bool masks(const QueryTileDesc& tile, uint32_t key) const {
+    return needs_mask(input_.params.causal, input_.params.window, tile, plan_.key_tiles[first_key_tile_ + key]);
+  }
+  void find_plain(PromptItem& item) const {
+    constexpr uint32_t kMostBefore = 16;  // a window or the sequence begins inside of a few tiles
+    const QueryTileDesc& tile = plan_.tiles[item.tile];
+    // What rows saw of a tile with holes may be too little to tell how large scores are.
+    item.first_plain = plan_.key_tiles[first_key_tile_ + item.first_key].whole ? 1 : 3;
+    for (; item.first_plain < std::min(item.keys, kMostBefore); item.first_plain += 2) {
+      const uint32_t most = item.keys - item.first_plain, first = item.first_key + item.first_plain;
+      uint32_t n = std::min(settled_[first], most);
+      while (n < most && !masks(tile, first + n)) ++n;
+      item.plain = n / 2 * 2;
+      if (item.plain != 0) return;
+    }
+  }
+
   void add_items() {
     const std::vector<Run> all = runs();
+    find_settled();
     for (const Part& part : best_parts(all)) {
       const Run& run = all[part.run];
       std::vector<uint32_t>& slots = slots_[run.tile];
@@ -308,7 +339,8 @@ class Planner {
       while (part.part >= slots.size()) slots.push_back(plan_.slot_count++);
       begun_.resize(plan_.slot_count);
       begun_[slots[part.part]] = true;
-      plan_.items.push_back({run.tile, run.first_key + part.first, part.keys, slots[part.part], continues});
+      plan_.items.push_back({run.tile, run.first_key + part.first, part.keys, 1, 0, slots[part.part], continues});
+      find_plain(plan_.items.back());
     }
   }
 
@@ -324,6 +356,7 @@ class Planner {
   // Of the round at hand.
   std::vector<Piece> pieces_;
   Piece piece_{};
+  std::vector<uint32_t> settled_;
   uint32_t row_ = 0, first_view_ = 0, first_key_tile_ = 0;
 };
 

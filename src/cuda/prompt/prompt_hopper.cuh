@@ -3,8 +3,11 @@
 //
 // Three groups of four warps. One thread of the first has key tiles copied as they lie in scratch, two of each side under way. The
 // other two groups have 64 rows of queries each: while the products of weights and values of a tile are under way they make weights
-// of the next tile's scores, and while one group does that the other's products are issued. Queries are on their way while the last
+// of the next tile's scores. Nothing says whose products come first: chance does as well. Queries are on their way while the last
 // tiles are still unpacked.
+//
+// Power is what limits all this, so every instruction counts (docs/build/cuda.md): most tiles need no mask, and their weights are
+// made by the maxima of earlier ones without a look at how large their own scores are. Sums tell afterwards whether that was right.
 #pragma once
 
 #include "cuda/prompt/prompt_queries.cuh"
@@ -15,7 +18,7 @@ namespace tierkv::cuda::hopper {
 
 inline constexpr uint32_t kGroup = 128, kThreadsAll = 3 * kGroup, kWorkers = 2 * kGroup;
 inline constexpr uint32_t kStages = 2;
-inline constexpr uint32_t kFirstTurn = 2, kQueriesThere = 1;  // barriers by number
+inline constexpr uint32_t kQueriesThere = 1;  // a barrier's number
 
 template <int D>
 struct HopperShared {
@@ -53,72 +56,85 @@ class Worker {
       : launch_(launch), item_(item), tile_(tile), all_(all), index_(threadIdx.x / kGroup - 1) {}
 
   TIERKV_DEVICE void run() {
-    load_queries<D, kWorkers / 32>(launch_, tile_, all_.queries, all_.factors, threadIdx.x / 32 - 4);
-    wait_for_previous();
-    meet(kQueriesThere, kWorkers);
-    const uint32_t first_row = index_ * 64 + threadIdx.x % kGroup / 32 * 16, row = first_row + threadIdx.x % 32 / 4;
-#pragma unroll
-    for (uint32_t k = 0; k < D / 16; ++k) {
-      const uint4 a = load_matrices(operand_a(shared_address(all_.queries) + k / 4 * (kQueryTile * 128), first_row, k % 4 * 2));
-      queries_[k][0] = a.x, queries_[k][1] = a.y, queries_[k][2] = a.z, queries_[k][3] = a.w;
-    }
-    RowPair rows = row_pair(launch_, tile_, all_.factors, row);
-    float out[D / 8][4] = {};
-    float s[kKeyTile / 8][4];
-    uint32_t weights[kKeyTile / 16][4];
-    if (index_ == 1) let_pass(kFirstTurn, kWorkers);
-    const KeyTileDesc first = key_tile(0);
-    KeyTileDesc ahead = key_tile(1);
-    take_turn();
-    score(0, false, s);
-    end_turn(item_.keys == 1);
-    group_wait<0>();
-    group_pin(s);
-    read(all_.keys_read[0]);
-    There next = there(0);
-    weigh<kKeyTile, kCapped>(launch_, rows, s, needs_mask(launch_, tile_, first), positions(0));
-    pack(s, weights);
+    take_queries();
 #pragma unroll 1
-    for (uint32_t j = 1; j < item_.keys; ++j) {
-      take_turn();
-      score(j, next.keys, s);
-      add_values(j - 1, next.values, weights, out);
-      end_turn(j + 1 == item_.keys);
-      const bool masked = needs_mask(launch_, tile_, ahead);
-      ahead = key_tile(j + 1);
-      group_wait<1>();
-      group_pin(s);
-      read(all_.keys_read[j % kStages]);
-      next = there(j);
-      const Shrink shrink = weigh<kKeyTile, kCapped>(launch_, rows, s, masked, positions(j));
-      hold_before_wait(rows);
-      group_wait<0>();
-      group_pin(out);
-      read(all_.values_read[(j - 1) % kStages]);
-      shrink_rows(shrink, out);
-      pack(s, weights);
+    for (uint32_t j = 0; j < item_.keys; ++j) {
+      if (j == item_.first_plain) j = add_plain_tiles();
+      if (j < item_.keys) add_tile<false>(j);
     }
-    add_values(item_.keys - 1, next.values, weights, out);
+    add_values(item_.keys - 1);
     group_wait<0>();
-    group_pin(out);
-    keep_state<D>(launch_, item_, tile_, rows, row, out);
+    group_pin(out_);
+    keep_state<D>(launch_, item_, tile_, rows_, first_row() + threadIdx.x % 32 / 4, out_);
   }
 
  private:
-  // Asked for a tile ahead: what is far is not to be waited for between products and weights. Behind the last one, the last.
-  TIERKV_DEVICE KeyTileDesc key_tile(uint32_t j) const { return launch_.key_tiles[item_.first_key + min(j, item_.keys - 1)]; }
+  TIERKV_DEVICE uint32_t first_row() const { return index_ * 64 + threadIdx.x % kGroup / 32 * 16; }
+  TIERKV_DEVICE void take_queries() {
+    load_queries<D, kWorkers / 32>(launch_, tile_, all_.queries, all_.factors, threadIdx.x / 32 - 4);
+    wait_for_previous();
+    meet(kQueriesThere, kWorkers);
+#pragma unroll
+    for (uint32_t k = 0; k < D / 16; ++k) {
+      const uint4 a = queries_of(k);
+      queries_[k][0] = a.x, queries_[k][1] = a.y, queries_[k][2] = a.z, queries_[k][3] = a.w;
+    }
+    rows_ = row_pair(launch_, tile_, all_.factors, first_row() + threadIdx.x % 32 / 4);
+#pragma unroll
+    for (uint32_t n = 0; n < D / 8; ++n) out_[n][0] = out_[n][1] = out_[n][2] = out_[n][3] = 0.0f;
+  }
+  TIERKV_DEVICE uint4 queries_of(uint32_t k) const {
+    return load_matrices(operand_a(shared_address(all_.queries) + k / 4 * (kQueryTile * 128), first_row(), k % 4 * 2));
+  }
+
+  // Returns the tile behind them. Two at a time, and the first has an odd number: so the compiler knows which buffers they are in.
+  TIERKV_DEVICE uint32_t add_plain_tiles() {
+    const uint32_t end = item_.first_plain / 2 + item_.plain / 2;
+#pragma unroll 1
+    for (uint32_t pair = item_.first_plain / 2; pair < end; ++pair) {
+      add_tile<true>(2 * pair + 1);
+      add_tile<true>(2 * pair + 2);
+    }
+    return 2 * end + 1;
+  }
+
+  // Weights of tile j, and the sums of the values of the one before. kPlain: it is whole, all rows see it, and they have seen
+  // others.
+  template <bool kPlain>
+  TIERKV_DEVICE void add_tile(uint32_t j) {
+    score(j);
+    if (kPlain || j != 0) {
+      add_values(j - 1);
+      group_wait<1>();
+    } else {
+      group_wait<0>();
+    }
+    group_pin(s_);
+    read(all_.keys_read[j % kStages]);
+    ask(j);
+    Shrink shrink{false, {1.0f, 1.0f}};
+    if (!kPlain) {
+      shrink = weigh<kKeyTile, kCapped>(launch_, rows_, s_, masked(j), positions(j));
+      hold_before_wait();
+    } else if (!weigh_by_old_top<kKeyTile, kCapped>(launch_, rows_, s_)) {
+      score_again(j);
+      shrink = weigh<kKeyTile, kCapped>(launch_, rows_, s_, false, nullptr);
+    }
+    group_wait<0>();
+    group_pin(out_);
+    if (kPlain || j != 0) read(all_.values_read[(j - 1) % kStages]);
+    shrink_rows(shrink, out_);
+    pack();
+  }
+
+  TIERKV_DEVICE bool masked(uint32_t j) const { return needs_mask(launch_, tile_, launch_.key_tiles[item_.first_key + j]); }
   TIERKV_DEVICE const uint32_t* positions(uint32_t j) const {
     return launch_.key_positions + static_cast<size_t>(item_.first_key + j) * kKeyTile;
   }
-  // Groups issue their products in turn.
-  TIERKV_DEVICE void take_turn() const { meet(kFirstTurn + index_, kWorkers); }
-  TIERKV_DEVICE void end_turn(bool last) const {
-    if (index_ == 0 || !last) let_pass(kFirstTurn + 1 - index_, kWorkers);
-  }
   // A branch that depends on all weights, and is taken where one is not a number: the compiler would otherwise move the wait for
   // the products that are under way to before the weights, which are to be made meanwhile.
-  TIERKV_DEVICE void hold_before_wait(const RowPair& rows) const {
-    if (__any_sync(~0u, !(rows.sum[0] + rows.sum[1] >= 0.0f))) {
+  TIERKV_DEVICE void hold_before_wait() const {
+    if (__any_sync(~0u, !(rows_.sum[0] + rows_.sum[1] >= 0.0f))) {
       uint32_t* const failed = launch_.failed + launch_.rows[tile_.rows_of].work;
       while (atomicExch(failed, 1u) == 0) {
       }
@@ -129,44 +145,59 @@ class Worker {
     if (threadIdx.x % 32 == 0) barrier_arrive(shared_address(&barrier));
   }
 
-  // Asked while a tile's weights are made: whether the next products, of values of tile j and keys behind it, could begin.
-  struct There {
-    bool keys, values;
-  };
-  TIERKV_DEVICE There there(uint32_t j) const {
-    return {barrier_passed(shared_address(&all_.keys_there[(j + 1) % kStages]), (j + 1) / kStages & 1u),
-            barrier_passed(shared_address(&all_.values_there[j % kStages]), j / kStages & 1u)};
+  // Asked while weights of tile j are made: whether the next products, of its values and the keys behind it, could begin.
+  TIERKV_DEVICE void ask(uint32_t j) {
+    keys_there_ = barrier_passed(shared_address(&all_.keys_there[(j + 1) % kStages]), (j + 1) / kStages & 1u);
+    values_there_ = barrier_passed(shared_address(&all_.values_there[j % kStages]), j / kStages & 1u);
   }
 
-  TIERKV_DEVICE void score(uint32_t j, bool there, float (&s)[kKeyTile / 8][4]) const {
+  TIERKV_DEVICE void score(uint32_t j) {
     const uint32_t stage = j % kStages;
     const uint64_t keys = operand_desc(shared_address(all_.keys[stage]));
-    if (!there) barrier_wait(shared_address(&all_.keys_there[stage]), j / kStages & 1u);
-    group_pin(s);
+    if (!keys_there_) barrier_wait(shared_address(&all_.keys_there[stage]), j / kStages & 1u);
+    group_pin(s_);
     group_begin();
 #pragma unroll
     for (uint32_t k = 0; k < D / 16; ++k) {
-      group_multiply(s, queries_[k], operand_behind(keys, k / 4 * (kKeyTile * 128) + k % 4 * 32), k != 0);
+      group_multiply(s_, queries_[k], operand_behind(keys, k / 4 * (kKeyTile * 128) + k % 4 * 32), k != 0);
     }
     group_commit();
   }
-  TIERKV_DEVICE void add_values(uint32_t j, bool there, const uint32_t (&weights)[kKeyTile / 16][4], float (&out)[D / 8][4]) const {
+  // The same by this warp alone, which has lost them, from keys as they lie in scratch. It takes as long as several tiles, and is
+  // seldom wanted: weights have to be 2^9 times the largest before, or more.
+  TIERKV_DEVICE void score_again(uint32_t j) {
+    const uint8_t* const keys = launch_.scratch + static_cast<size_t>(item_.first_key + j) * key_tile_bytes(D);
+    const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (uint32_t n = 0; n < kKeyTile / 8; ++n) s_[n][0] = s_[n][1] = s_[n][2] = s_[n][3] = 0.0f;
+#pragma unroll 1
+    for (uint32_t k = 0; k < D / 16; ++k) {
+      const uint4 a = queries_of(k);
+      const uint32_t c = 16 * k + 2 * t;
+#pragma unroll
+      for (uint32_t n = 0; n < kKeyTile / 8; ++n) {
+        const uint32_t row = 8 * n + g;
+        multiply(s_[n], a.x, a.y, a.z, a.w, load_word(keys + key_at(row, c)), load_word(keys + key_at(row, c + 8)));
+      }
+    }
+  }
+  TIERKV_DEVICE void add_values(uint32_t j) {
     const uint32_t stage = j % kStages;
     const uint64_t values = operand_desc(shared_address(all_.values[stage]));
-    if (!there) barrier_wait(shared_address(&all_.values_there[stage]), j / kStages & 1u);
-    group_pin(out);
+    if (!values_there_) barrier_wait(shared_address(&all_.values_there[stage]), j / kStages & 1u);
+    group_pin(out_);
     group_begin();
 #pragma unroll
     for (uint32_t k = 0; k < kKeyTile / 16; ++k) {
-      group_multiply(out, weights[k], operand_behind(values, k / 4 * (D * 128) + k % 4 * 32), true);
+      group_multiply(out_, weights_[k], operand_behind(values, k / 4 * (D * 128) + k % 4 * 32), true);
     }
     group_commit();
   }
-  TIERKV_DEVICE static void pack(const float (&s)[kKeyTile / 8][4], uint32_t (&weights)[kKeyTile / 16][4]) {
+  TIERKV_DEVICE void pack() {
 #pragma unroll
     for (int k = 0; k < static_cast<int>(kKeyTile) / 16; ++k) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) weights[k][i] = pack_halves(s[2 * k + i / 2][i % 2 * 2], s[2 * k + i / 2][i % 2 * 2 + 1]);
+      for (int i = 0; i < 4; ++i) weights_[k][i] = pack_halves(s_[2 * k + i / 2][i % 2 * 2], s_[2 * k + i / 2][i % 2 * 2 + 1]);
     }
   }
 
@@ -176,6 +207,11 @@ class Worker {
   HopperShared<D>& all_;
   const uint32_t index_;
   uint32_t queries_[D / 16][4];  // operands: shared memory has enough to do with keys and values
+  RowPair rows_;
+  float s_[kKeyTile / 8][4];            // scores and weights of a tile
+  uint32_t weights_[kKeyTile / 16][4];  // as operands
+  float out_[D / 8][4];
+  bool keys_there_ = false, values_there_ = false;
 };
 
 #endif

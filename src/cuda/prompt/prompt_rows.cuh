@@ -9,10 +9,8 @@
 
 namespace tierkv::cuda {
 
-// Whether scores of a key tile have to be looked at one by one.
 TIERKV_DEVICE bool needs_mask(const PromptLaunch& launch, const QueryTileDesc& tile, const KeyTileDesc& keys) {
-  return !keys.whole || (launch.causal && keys.high > tile.low) ||
-         (launch.window != 0 && static_cast<uint64_t>(keys.low) + launch.window <= tile.high);
+  return needs_mask(launch.causal != 0, launch.window, tile, keys);
 }
 
 // s·tanh, by two instructions of the special function unit: off by 1e-7 of the cap.
@@ -59,13 +57,21 @@ TIERKV_DEVICE Shrink weigh(const PromptLaunch& launch, RowPair& rows, float (&s)
     }
   }
   if (masked) {
+    // Of each row the first position that it sees, and how many it sees from there on: dead ones are beyond all.
+    uint32_t first[2], count[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const uint32_t at = rows.position[r];
+      first[r] = launch.window != 0 && at >= launch.window ? at - launch.window + 1 : 0;
+      count[r] = (launch.causal ? at + 1 : kNowhere) - first[r];
+    }
     const uint32_t t = threadIdx.x % 4;
 #pragma unroll
     for (int n = 0; n < N / 8; ++n) {
       const uint2 at = __ldg(reinterpret_cast<const uint2*>(positions + 8 * n + 2 * t));
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if (!prompt_sees(launch, rows.position[i / 2], i % 2 ? at.y : at.x)) s[n][i] = -INFINITY;
+        if ((i % 2 ? at.y : at.x) - first[i / 2] >= count[i / 2]) s[n][i] = -INFINITY;
       }
     }
   }
@@ -116,6 +122,30 @@ TIERKV_DEVICE Shrink weigh(const PromptLaunch& launch, RowPair& rows, float (&s)
 #pragma unroll
   for (int r = 0; r < 2; ++r) rows.sum[r] += sum[r][0] + sum[r][1];
   return shrink;
+}
+
+// The most that a lane's weights of a tile may add up to by an old maximum: halves end at 65,504.
+inline constexpr float kMostWeights = 32768.0f;
+
+// Scores of N columns that every row sees become weights by the maxima that rows have: without a look at the scores' own. False:
+// weights are too large for that, or a row has no maximum yet. Scores are lost then, sums are as they were.
+template <int N, bool kCapped>
+TIERKV_DEVICE bool weigh_by_old_top(const PromptLaunch& launch, RowPair& rows, float (&s)[N / 8][4]) {
+  const float cap = launch.softcap * kLog2E;
+  float sum[2][2] = {};
+#pragma unroll
+  for (int n = 0; n < N / 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float factor = rows.factor[i / 2], top = rows.top[i / 2];
+      s[n][i] = power2(kCapped ? capped(s[n][i] * factor, cap) - top : fmaf(s[n][i], factor, -top));
+      sum[i / 2][i % 2] += s[n][i];
+    }
+  }
+  const float low = sum[0][0] + sum[0][1], high = sum[1][0] + sum[1][1];
+  if (__any_sync(~0u, !(low + high <= kMostWeights))) return false;
+  rows.sum[0] += low, rows.sum[1] += high;
+  return true;
 }
 
 template <int N>

@@ -122,18 +122,24 @@ TEST(PromptPlan, EveryQueryMeetsEveryRowThatItSeesOnce) {
         const auto* const slots = plan.slots.data() + tile.first_slot;
         EXPECT_EQ(std::count(slots, slots + tile.slots, item.slot), 1);
         const size_t list = size_t{tile.rows_of} * bare.kv_heads + tile.first_head / group;
+        EXPECT_EQ(item.first_plain % 2, 1u);
+        EXPECT_EQ(item.plain % 2, 0u);
+        EXPECT_TRUE(item.plain == 0 || item.first_plain + item.plain <= item.keys);
         for (uint32_t k = item.first_key * kKeyTile; k < (item.first_key + item.keys) * kKeyTile; ++k) {
           ASSERT_EQ(rows[k].list, list);
           const KeyTileDesc& keys = plan.key_tiles[round.first_key_tile + k / kKeyTile];
           const bool live =
               rows[k].row != UINT32_MAX && bare.views[list][rows[k].view].position(rows[k].row) != attn::kDeadPosition;
           EXPECT_TRUE(live || !keys.whole);
+          const bool plain = k / kKeyTile - item.first_key - item.first_plain < item.plain;
+          EXPECT_TRUE(live || !plain);
           if (!live) continue;
           const uint32_t position = bare.views[list][rows[k].view].position(rows[k].row);
           EXPECT_TRUE(keys.low <= position && position <= keys.high);
           for (uint32_t r = 0; r < tile.rows; ++r) {
             const uint32_t at = bare.queries[tile.rows_of][(tile.first + r) / group];
             EXPECT_TRUE(tile.low <= at && at <= tile.high);
+            EXPECT_TRUE(!plain || sees(bare.input.params, at, position));
             if (sees(bare.input.params, at, position)) {
               ++met[list][{tile.first + r, uint64_t{rows[k].view} << 32 | rows[k].row}];
             }
@@ -172,6 +178,37 @@ TEST(PromptPlan, FewQueriesKeepEveryMultiprocessorBusy) {
     for (uint32_t i = 0; i < round.items; ++i) most = std::max(most, plan.items[round.first_item + i].keys);
     EXPECT_GE(round.items, 120u);
     EXPECT_LE(most, 18u);  // of 2,048 tiles
+  }
+}
+
+// Tiles that need no mask are found, as far as they follow one another: of a past in whole blocks nearly all.
+TEST(PromptPlan, WholeTilesOfThePastArePlain) {
+  constexpr uint32_t kBlocks = 300, kTokens = 256;
+  for (const uint32_t window : {0u, 20'000u}) {
+    for (const bool holes : {false, true}) {
+      std::vector<attn::BlockView> views;
+      for (uint32_t at = 0; at < kBlocks * 128; at += 128) {
+        attn::BlockView& view = views.emplace_back();
+        view.rows = 128, view.ctx.first_position = at;
+        if (holes && at == 128 * 150) view.rows = 100;
+      }
+      const std::vector<Placed> placed(views.size());
+      const PromptHead head{views, placed};
+      std::vector<uint32_t> positions(kTokens);
+      for (uint32_t q = 0; q < kTokens; ++q) positions[q] = kBlocks * 128 - kTokens + q;
+      const PromptTask task{{&head, 1}, positions, 0};
+      attn::AttendParams params;
+      params.window = window;
+      const PromptPlan plan = make_prompt_plan({{&task, 1}, params, 1, 2, {}, 2080});
+      ASSERT_EQ(plan.items.size(), 2u);
+      for (const PromptItem& item : plan.items) {
+        // The first one is not; the last two hold tokens that are newer than some queries. A window begins in the first two.
+        const uint32_t tiles = window ? 156 : kBlocks - 2;
+        EXPECT_GE(item.keys, tiles);
+        if (holes) EXPECT_LE(item.plain, 150u);
+        else EXPECT_GE(item.plain, tiles - 4);
+      }
+    }
   }
 }
 

@@ -11,8 +11,10 @@
 
 namespace tierkv::cuda {
 
-// Of an operand in shared memory: rows of 128 bytes along k, in the 128-byte swizzle, eight rows after another.
+// Of an operand in shared memory: rows of 128 bytes along k, in the 128-byte swizzle, eight rows after another. Made anew where it
+// is asked for: kept over a loop it would take registers that are wanted there.
 TIERKV_DEVICE uint64_t operand_desc(uint32_t at) {
+  asm volatile("" : "+r"(at));
   return static_cast<uint64_t>((at & 0x3FFFFu) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
 
