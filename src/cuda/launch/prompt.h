@@ -82,7 +82,7 @@ struct QueryTileDesc {
 struct PromptItem {
   uint32_t tile = 0;
   uint32_t first_key = 0, keys = 0;  // tiles of scratch
-  // So many of its key tiles in a row, from one with an odd number on, are seen as a whole by all rows, which have seen others.
+  // So many of its key tiles in a row, from one with an odd number on, are seen as a whole by all rows; and so is the one before.
   // Both numbers are of tiles of the item; the second is even.
   uint32_t first_plain = 1, plain = 0;
   uint32_t slot = 0;

@@ -315,13 +315,13 @@ class Planner {
   bool masks(const QueryTileDesc& tile, uint32_t key) const {
     return needs_mask(input_.params.causal, input_.params.window, tile, plan_.key_tiles[first_key_tile_ + key]);
   }
+  // Behind a tile that all rows see as a whole too: a few rows say too little of how large scores are.
   void find_plain(PromptItem& item) const {
     constexpr uint32_t kMostBefore = 16;  // a window or the sequence begins inside of a few tiles
     const QueryTileDesc& tile = plan_.tiles[item.tile];
-    // What rows saw of a tile with holes may be too little to tell how large scores are.
-    item.first_plain = plan_.key_tiles[first_key_tile_ + item.first_key].whole ? 1 : 3;
     for (; item.first_plain < std::min(item.keys, kMostBefore); item.first_plain += 2) {
       const uint32_t most = item.keys - item.first_plain, first = item.first_key + item.first_plain;
+      if (masks(tile, first - 1)) continue;
       uint32_t n = std::min(settled_[first], most);
       while (n < most && !masks(tile, first + n)) ++n;
       item.plain = n / 2 * 2;
