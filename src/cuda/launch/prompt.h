@@ -82,8 +82,8 @@ struct QueryTileDesc {
 struct PromptItem {
   uint32_t tile = 0;
   uint32_t first_key = 0, keys = 0;  // tiles of scratch
-  // So many of its key tiles in a row, from one with an odd number on, are seen as a whole by all rows; and so is the one before.
-  // Both numbers are of tiles of the item; the second is even.
+  // Of the item's key tiles: `plain` in a row need no mask, and neither does the one before them. The first of them is an odd one,
+  // and their number is even.
   uint32_t first_plain = 1, plain = 0;
   uint32_t slot = 0;
   uint32_t continues = 0;  // an earlier round left a state in the slot
@@ -119,12 +119,6 @@ struct PromptLaunch {
 };
 
 enum class PromptStep : uint8_t { unpack, attend, merge };
-
-// Whether a query at `at` sees a row at `position`.
-TIERKV_BOTH bool prompt_sees(const PromptLaunch& launch, uint32_t at, uint32_t position) {
-  if (position == kNowhere || (launch.causal && position > at)) return false;
-  return launch.window == 0 || static_cast<uint64_t>(position) + launch.window > at;
-}
 
 // Whether scores of a key tile have to be looked at one by one: not every query of the tile sees all of its rows.
 TIERKV_BOTH bool needs_mask(bool causal, uint32_t window, const QueryTileDesc& tile, const KeyTileDesc& keys) {

@@ -60,7 +60,7 @@ class Planner {
   struct Piece {
     uint32_t first_tile, tiles;  // of queries
     uint32_t first_key, keys;    // of scratch
-    uint32_t low;                // of the sequence's queries
+    Range queries;               // positions of all of the sequence's
   };
   struct Run {
     uint32_t tile, first_key, keys;
@@ -124,7 +124,7 @@ class Planner {
     const uint64_t parts = (rows + room - 1) / room;
     const uint64_t most = parts <= 1 ? room : std::min<uint64_t>(room, (rows + parts - 1) / parts + attn::kMaxViewRows);
     const uint32_t tiles = static_cast<uint32_t>(task.positions.size() * input_.group + kQueryTile - 1) / kQueryTile;
-    piece_ = {first_tile_ + head * tiles, tiles, row_ / kKeyTile, 0, all_.low};
+    piece_ = {first_tile_ + head * tiles, tiles, row_ / kKeyTile, 0, all_};
     for (const uint32_t v : seen_) {
       if (rounded(row_, align_of(list.views[v].rows)) + filled(list.views[v].rows) > most) {
         end_piece();
@@ -302,14 +302,12 @@ class Planner {
 
   // Of each key tile of the round: how many there are from it on for which no query of its sequence needs a mask.
   void find_settled() {
-    settled_.assign(row_ / kKeyTile + 1, 0);
+    settled_.assign(row_ / kKeyTile, 0);
     for (const Piece& piece : pieces_) {
       QueryTileDesc all;
-      all.low = piece.low, all.high = std::numeric_limits<uint32_t>::max();
-      for (uint32_t k = piece.first_key + piece.keys; k-- > piece.first_key;) {
-        const bool more = k + 1 < piece.first_key + piece.keys;
-        settled_[k] = masks(all, k) ? 0 : 1 + (more ? settled_[k + 1] : 0);
-      }
+      all.low = piece.queries.low, all.high = piece.queries.high;
+      uint32_t n = 0;
+      for (uint32_t k = piece.first_key + piece.keys; k-- > piece.first_key;) settled_[k] = n = masks(all, k) ? 0 : n + 1;
     }
   }
   bool masks(const QueryTileDesc& tile, uint32_t key) const {

@@ -3,9 +3,8 @@
 //
 // Rounds:  the KV heads of all sequences one after the other, as many as scratch holds; one that it does not hold alone is cut into
 //          about equal parts. Views that no query of their sequence sees are left out.
-// Frame:   of values and states, plain or Hadamard: whichever fewer rows have to be turned for. Results count, since they are
-// plain. Items:   of every round, each query tile against the run of key tiles from the first to the last that one of its queries
-// sees.
+// Frame:   of values and states, plain or Hadamard: whichever fewer rows have to be turned for; results, which are plain, count.
+// Items:   of every round, each query tile against the run of key tiles from the first to the last that one of its queries sees.
 //          Where these are too few for the device, or too uneven, runs are cut: as finely as shortens the round, and no finer.
 // Errors:  none. Throws std::bad_alloc.
 #pragma once

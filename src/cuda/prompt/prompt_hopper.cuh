@@ -3,7 +3,7 @@
 //
 // Three groups of four warps. One thread of the first has key tiles copied as they lie in scratch, two of each side under way. The
 // other two groups have 64 rows of queries each: while the products of weights and values of a tile are under way they make weights
-// of the next tile's scores. Nothing says whose products come first: chance does as well. Queries are on their way while the last
+// of the next tile's scores. The two take no turns: that was no faster. Queries are on their way while the last
 // tiles are still unpacked.
 //
 // Power is what limits all this, so every instruction counts (docs/build/cuda.md): most tiles need no mask, and their weights are
@@ -163,8 +163,8 @@ class Worker {
     }
     group_commit();
   }
-  // The same by this warp alone, which has lost them, from keys as they lie in scratch. It takes as long as several tiles, and is
-  // seldom wanted: weights have to be 2^9 times the largest before, or more.
+  // Makes scores of tile j again, by a warp that has lost its own, from the keys in scratch. It takes as long as several tiles, and
+  // is seldom wanted: weights have to be 2^9 times the largest before, or more.
   TIERKV_DEVICE void score_again(uint32_t j) {
     const uint8_t* const keys = launch_.scratch + static_cast<size_t>(item_.first_key + j) * key_tile_bytes(D);
     const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;

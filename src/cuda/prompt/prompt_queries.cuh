@@ -3,13 +3,13 @@
 // A thread block has nothing else to do meanwhile: each warp has several rows on their way at a time.
 #pragma once
 
+#include <cfloat>
+
 #include "cuda/decode/common.cuh"
 #include "cuda/launch/prompt.h"
 #include "cuda/simt/warp.cuh"
 
 namespace tierkv::cuda {
-
-inline constexpr float kSmallestNormal = 1.17549435e-38f;
 
 // How queries are asked for: one channel after the other, or floats or shorts as many as a lane wants at once, where they lie so.
 enum class Loads { single, floats, shorts };
@@ -77,7 +77,7 @@ TIERKV_DEVICE void load_rows(const PromptLaunch& launch, const QueryTileDesc& ti
       const uint32_t exponent = min(max(__reduce_max_sync(~0u, __float_as_uint(own)) >> 23, 32u), 222u);
       const float down = __uint_as_float((254u - exponent) << 23);
       // Not 0, which times a score that is masked is not a number.
-      if (lane == 0) factors[r] = fmaxf(launch.scale * kLog2E * __uint_as_float(exponent << 23), kSmallestNormal);
+      if (lane == 0) factors[r] = fmaxf(launch.scale * kLog2E * __uint_as_float(exponent << 23), FLT_MIN);
 #pragma unroll
       for (uint32_t k = 0; k < kEach; k += 2) {
         *reinterpret_cast<uint32_t*>(out + key_at(r, c + k)) = pack_halves(x[i][k] * down, x[i][k + 1] * down);

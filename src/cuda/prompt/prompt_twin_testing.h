@@ -69,6 +69,11 @@ class PromptTwin {
     return short_value(static_cast<const uint16_t*>(rows.queries)[at], static_cast<DType>(rows.type) == DType::bf16);
   }
 
+  bool sees(uint32_t at, uint32_t position) const {
+    if (position == kNowhere || (launch_.causal && position > at)) return false;
+    return launch_.window == 0 || static_cast<uint64_t>(position) + launch_.window > at;
+  }
+
   void attend(const PromptItem& item) const {
     const QueryTileDesc& tile = launch_.tiles[item.tile];
     const PromptRows& rows = launch_.rows[tile.rows_of];
@@ -79,7 +84,7 @@ class PromptTwin {
       for (uint32_t c = 0; c < d_; ++c) q[c] = query(rows, token, head, c);
       double top = -INFINITY, sum = 0.0;
       for (uint32_t k = item.first_key * kKeyTile; k < (item.first_key + item.keys) * kKeyTile; ++k) {
-        if (!prompt_sees(launch_, at, launch_.key_positions[k])) continue;
+        if (!sees(at, launch_.key_positions[k])) continue;
         const auto* const keys = keys_of(k / kKeyTile);
         const auto* const values = values_of(k / kKeyTile);
         double score = 0.0;
